@@ -1,4 +1,6 @@
-"""What Moothall costs and how fast it is, beside others, on a model that costs nothing. `python -m benchmarks --help`."""
+"""What Moothall costs and how fast it is, beside others, on a model that costs nothing. `python -m
+benchmarks --help`.
+"""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
 """The one command: `python -m benchmarks [PART …] [--quick]`, from the repository's root.
 
-Without parts it measures everything (about a quarter of an hour on two cores) and writes docs/benchmarks.md. The rivals' environment
-is made at the first run, from requirements/bench.txt.
+Without parts it measures everything (about a quarter of an hour on two cores) and writes
+docs/benchmarks.md. The rivals' environment is made at the first run, from requirements/bench.txt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from benchmarks import agents, cluster, commands, growth, micro, results, scaling, soak, steps, tools
+from benchmarks import (
+    agents,
+    cluster,
+    commands,
+    growth,
+    micro,
+    results,
+    scaling,
+    soak,
+    steps,
+    tools,
+)
 from benchmarks.contest import RIVALS, contest, streamed
 from benchmarks.lending import transfer
 from benchmarks.machine import NOT_COUNTED
@@ -44,7 +55,9 @@ def _tell(line: str) -> None:
 async def _text(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     names = () if asked.alone else RIVALS
     async with running_stub() as stub:
-        found = await contest(folder, stub, names, rounds=asked.rounds, quick=asked.quick, tell=_tell)
+        found = await contest(
+            folder, stub, names, rounds=asked.rounds, quick=asked.quick, tell=_tell
+        )
         return results.of_contest(found)
 
 
@@ -90,7 +103,9 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         places = [folder / f"k{number}" for number in range(1 if asked.quick else 2)]
         for place in places:
             place.mkdir()
-        found["resumed"] = results.of_resumed([await steps.resumed(place, stub) for place in places])
+        found["resumed"] = results.of_resumed(
+            [await steps.resumed(place, stub) for place in places]
+        )
     return found
 
 
@@ -103,7 +118,10 @@ async def _growth(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 async def _packs(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     stories = 100 if asked.quick else 1430  # of 70 nodes each
-    _tell(f"packs from a graph of {stories} stories" + ("" if asked.neo4j else f"; of Neo4j too where {SERVER} names one"))
+    _tell(
+        f"packs from a graph of {stories} stories"
+        + ("" if asked.neo4j else f"; of Neo4j too where {SERVER} names one")
+    )
     return {"stores": await packs(folder, stories, 20 if asked.quick else 200, asked.neo4j)}
 
 
@@ -169,7 +187,9 @@ ALONE: dict[str, Part] = {"soak": _soak, "cluster": _cluster}
 
 async def _measure(asked: argparse.Namespace) -> int:
     document = results.load()
-    frame = results.frame(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=asked.quick)
+    frame = results.frame(
+        shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]), quick=asked.quick
+    )
     if not frame["counted"]:
         console.print(NOT_COUNTED, style="red")
     chosen = asked.parts or list(PARTS)
@@ -190,22 +210,38 @@ async def _measure(asked: argparse.Namespace) -> int:
 def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"{', '.join((*PARTS, *ALONE))}; all but the last {len(ALONE)} by default"
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"{', '.join((*PARTS, *ALONE))}; all but the last {len(ALONE)} by default",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="short runs, to see that it works; docs/benchmarks.md stays as it is"
+        "--quick",
+        action="store_true",
+        help="short runs, to see that it works; docs/benchmarks.md stays as it is",
     )
     parser.add_argument("--alone", action="store_true", help="without the rivals")
     parser.add_argument("--rounds", type=int, default=3, help="of all contenders; 3 by default")
-    parser.add_argument("--times", type=int, default=1, help="how many times the soak's 1,000 deliberations and 20 with tools")
-    parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=1,
+        help="how many times the soak's 1,000 deliberations and 20 with tools",
+    )
+    parser.add_argument(
+        "--dry", action="store_true", help="write the report beside the results, not into docs/"
+    )
     asked = parser.parse_args()
     asked.neo4j = os.environ.pop(SERVER, "")  # what is measured knows no such setting
     if unknown := set(asked.parts) - {*PARTS, *ALONE}:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}")
+        parser.error(
+            f"unknown part {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *ALONE))}"
+        )
     return uvloop.run(_until_told(asked))
 
 

@@ -1,5 +1,5 @@
-"""The agent service from outside: a tool without a model in a session and without one, what a session that nobody uses costs, and how soon the
-model is left alone by a call that was cancelled.
+"""The agent service from outside: a tool without a model in a session and without one, what a
+session that nobody uses costs, and how soon the model is left alone by a call that was cancelled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ _AT_ONCE = 16
 
 
 async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
-    """Return milliseconds and calls a second of `count` direct tools, of a fresh workspace each, and kilobytes a session of `sessions`."""
+    """Return milliseconds and calls a second of `count` direct tools, of a fresh workspace each,
+    and kilobytes a session of `sessions`.
+    """
     stub: Any = pb_grpc.AgentServiceStub(house.channel)
 
     async def call(query: str, session: str, context: dict[str, Any]) -> None:
         request = pb.ExecuteTaskRequest(
-            query=query, mode=common.EXECUTION_MODE_SIMPLE, metadata=common.TaskMetadata(session_id=session)
+            query=query,
+            mode=common.EXECUTION_MODE_SIMPLE,
+            metadata=common.TaskMetadata(session_id=session),
         )
         request.context.update(context)
         response = await stub.ExecuteTask(request, metadata=house.metadata, timeout=120)
@@ -64,13 +68,17 @@ async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
 
 
 async def cancelled(house: Served, stub: Stub, count: int) -> Times:
-    """Return the seconds from the end of a caller's stream to that of its call of the model, which would go on forever."""
+    """Return the seconds from the end of a caller's stream to that of its call of the model, which
+    would go on forever.
+    """
     calls: Any = pb_grpc.AgentServiceStub(house.channel)
     await stub.set(hold=1)
     seconds = []
     for _ in range(count):
         before = await stub.stats()
-        stream = calls.StreamExecuteTask(pb.ExecuteTaskRequest(query="Say something."), metadata=house.metadata)
+        stream = calls.StreamExecuteTask(
+            pb.ExecuteTaskRequest(query="Say something."), metadata=house.metadata
+        )
         while (await stub.stats())["calls"] == before["calls"]:
             pass
         began = time.perf_counter()

@@ -1,7 +1,8 @@
 """A model of capacity: what a house can take, from what one deliberation asks of each of its parts.
 
-Two ways to the same figure. `bound` is arithmetic: the busiest part, or the callers. `simulate` runs callers through queues, event by
-event, and so knows what waiting costs between the two bounds. A part is a process with one event loop: it does one thing at a time.
+Two ways to the same figure. `bound` is arithmetic: the busiest part, or the callers. `simulate`
+runs callers through queues, event by event, and so knows what waiting costs between the two bounds.
+A part is a process with one event loop: it does one thing at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import simpy
 
 PHASES = 3
 _FIRST, _FOLDING = 0.25, 0.35
-"""Of serve's work: what lies before the first model call, and what it does beside the council; the rest is after it."""
+"""Of serve's work: what lies before the first model call, and what it does beside the council; the
+rest is after it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """CPU milliseconds that one deliberation asks of each part, and how long its `PHASES` model calls in a row take each."""
+    """CPU milliseconds that one deliberation asks of each part, and how long its `PHASES` model
+    calls in a row take each.
+    """
 
     serve_ms: float
     host_ms: float
@@ -47,7 +52,9 @@ class Load:
 
 
 def bound(demand: Demand, fleet: Fleet, at_once: int) -> float:
-    """Return the deliberations a second that can't be passed: the busiest part, or callers who never wait for anybody else."""
+    """Return the deliberations a second that can't be passed: the busiest part, or callers who
+    never wait for anybody else.
+    """
     alone = alone_ms(demand, fleet)
     return min(
         1000 * fleet.serve / demand.serve_ms,
@@ -58,13 +65,24 @@ def bound(demand: Demand, fleet: Fleet, at_once: int) -> float:
 
 
 def alone_ms(demand: Demand, fleet: Fleet) -> float:
-    """Return how long one takes that nobody is in the way of, on the fastest host; serve's folding is beside it."""
+    """Return how long one takes that nobody is in the way of, on the fastest host; serve's folding
+    is beside it.
+    """
     serve = demand.serve_ms * (1 - _FOLDING) / fleet.serve
-    return PHASES * demand.model_ms + serve + demand.host_ms / max(fleet.hosts) + demand.bus_ms / fleet.bus
+    return (
+        PHASES * demand.model_ms
+        + serve
+        + demand.host_ms / max(fleet.hosts)
+        + demand.bus_ms / fleet.bus
+    )
 
 
-def simulate(demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.0, seed: int = 1) -> Load:
-    """Run `at_once` callers, each of whom asks again once answered, for `seconds` of the simulation's time; the first tenth is not counted."""
+def simulate(
+    demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.0, seed: int = 1
+) -> Load:
+    """Run `at_once` callers, each of whom asks again once answered, for `seconds` of the
+    simulation's time; the first tenth is not counted.
+    """
     env = simpy.Environment()
     chance = random.Random(seed)  # noqa: S311 - a simulation
     ended: list[tuple[float, float]] = []
@@ -72,7 +90,9 @@ def simulate(demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.
     hosts = [simpy.Resource(env) for _ in fleet.hosts]
 
     def work(part: simpy.Resource, mean_ms: float, cores: float) -> Generator[Any, Any, None]:
-        """Wait for the part and keep it: as long as a job of this kind takes, give or take a half."""
+        """Wait for the part and keep it: as long as a job of this kind takes, give or take a
+        half.
+        """
         with part.request() as turn:
             yield turn
             yield env.timeout(mean_ms / cores * chance.uniform(0.5, 1.5))
@@ -92,7 +112,10 @@ def simulate(demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.
             yield from work(serve, demand.serve_ms * _FIRST, fleet.serve)
             yield from work(bus, demand.bus_ms / (PHASES + 2), fleet.bus)
             # Whoever has least to do takes the next: hosts pull their work.
-            place = min(range(len(hosts)), key=lambda one: (hosts[one].count + len(hosts[one].queue)) / fleet.hosts[one])
+            place = min(
+                range(len(hosts)),
+                key=lambda one: (hosts[one].count + len(hosts[one].queue)) / fleet.hosts[one],
+            )
             yield from council(place)
             yield from work(serve, demand.serve_ms * (1 - _FIRST - _FOLDING), fleet.serve)
             yield from work(bus, demand.bus_ms / (PHASES + 2), fleet.bus)
@@ -106,5 +129,7 @@ def simulate(demand: Demand, fleet: Fleet, at_once: int, *, seconds: float = 60.
 
 
 def hosts_for(demand: Demand, rate: float, *, busy: float = 0.7) -> float:
-    """Return how many hosts of a whole core each `rate` deliberations a second take, none busier than `busy` of its time."""
+    """Return how many hosts of a whole core each `rate` deliberations a second take, none busier
+    than `busy` of its time.
+    """
     return rate * demand.host_ms / 1000 / busy

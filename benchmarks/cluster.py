@@ -1,12 +1,15 @@
-"""In a cluster: how long a workspace in a Job takes, cold and kept warm; deliberations a second with one pod of hosts and more.
+"""In a cluster: how long a workspace in a Job takes, cold and kept warm; deliberations a second
+with one pod of hosts and more.
 
-`scripts/test-k8s --part benchmark` brings the throw-away cluster and says where it is. On one machine all nodes share its cores: each pod
-of hosts gets a slice of one that is small enough to be what the house waits for, as in `scaling`.
+`scripts/test-k8s --part benchmark` brings the throw-away cluster and says where it is. On one
+machine all nodes share its cores: each pod of hosts gets a slice of one that is small enough to be
+what the house waits for, as in `scaling`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import statistics
 import time
@@ -40,10 +43,16 @@ _SPARE_SECONDS, _FILES_SECONDS = 60.0, 5.0
 _HOSTS = "deployment/moothall-hosts"
 
 
-async def measure(folder: Path, *, opened: int, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Return milliseconds of `opened` workspaces each way, and rates over `seconds` each; the load of the machine beside every figure."""
+async def measure(
+    folder: Path, *, opened: int, seconds: float, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return milliseconds of `opened` workspaces each way, and rates over `seconds` each; the load
+    of the machine beside every figure.
+    """
     if missing := [name for name in _NEEDED if not os.environ.get(name)]:
-        raise SystemExit(f"cluster: {', '.join(missing)} not set; scripts/test-k8s --part benchmark sets them")
+        raise SystemExit(
+            f"cluster: {', '.join(missing)} not set; scripts/test-k8s --part benchmark sets them"
+        )
     await asyncio.to_thread(reached.make_namespaces)
     tell(f"{opened} workspaces in Jobs, cold and kept warm")
     found: dict[str, Any] = {
@@ -58,7 +67,9 @@ async def measure(folder: Path, *, opened: int, seconds: float, tell: Callable[[
 
 
 async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
-    """Open a workspace after another until its first tool can run; where one is kept warm, once that is ready."""
+    """Open a workspace after another until its first tool can run; where one is kept warm, once
+    that is ready.
+    """
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with reached.bus(folder / "bus") as bus:
@@ -77,36 +88,58 @@ async def _ready(folder: Path, count: int, *, warm: int) -> dict[str, float]:
 
 
 async def _spare(wanted: int) -> None:
-    """Wait until there are so many workspaces, each with all its containers ready, and nothing else: no pod that is ending is left.
+    """Wait until there are so many workspaces, each with all its containers ready, and nothing
+    else: no pod that is ending is left.
 
-    What is kept warm then gets its files, which nobody outside sees: some seconds are left for that.
+    What is kept warm then gets its files, which nobody outside sees: some seconds are left for
+    that.
     """
     until = time.monotonic() + _SPARE_SECONDS
     job, ready = "{.metadata.labels.job-name}", "{.status.containerStatuses[*].ready}"
     while True:
-        jobs = sorted((await _found("jobs", "{.metadata.name}")).split())  # a workspace that is closed has no Job from then on
+        jobs = sorted(
+            (await _found("jobs", "{.metadata.name}")).split()
+        )  # a workspace that is closed has no Job from then on
         said = (await _found("pods", f"{job} {ready}")).splitlines()
         pods = [line.split() for line in said]
-        if len(jobs) == wanted and sorted(name for name, *_ in pods) == jobs and not any("false" in pod for pod in pods):
+        if (
+            len(jobs) == wanted
+            and sorted(name for name, *_ in pods) == jobs
+            and not any("false" in pod for pod in pods)
+        ):
             await asyncio.sleep(_FILES_SECONDS if wanted else 0)
             return
         if time.monotonic() > until:
-            raise RuntimeError(f"{wanted} workspaces were to be ready; the Jobs are {jobs}, their pods' containers {said}")
+            raise RuntimeError(
+                f"{wanted} workspaces were to be ready; the Jobs are {jobs}, their pods' "
+                f"containers {said}"
+            )
         await asyncio.sleep(0.2)
 
 
 async def _found(kind: str, path: str) -> str:
     """What each says of itself, a line each."""
-    return await ask("-n", reached.WORKSPACES, "get", kind, "-o", f"jsonpath={{range .items[*]}}{path}{{'\\n'}}{{end}}")
+    return await ask(
+        "-n",
+        reached.WORKSPACES,
+        "get",
+        kind,
+        "-o",
+        f"jsonpath={{range .items[*]}}{path}{{'\\n'}}{{end}}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """Callers of the doors, by the Service and on connections of their own, so that all pods of `api` get some."""
+    """Callers of the doors, by the Service and on connections of their own, so that all pods of
+    `api` get some.
+    """
 
     stubs: tuple[OrchestratorServiceStub, ...]
 
-    async def deliberate(self, request: pb.DeliberateRequest, *, seconds: float = 600) -> pb.DeliberateResponse:
+    async def deliberate(
+        self, request: pb.DeliberateRequest, *, seconds: float = 600
+    ) -> pb.DeliberateResponse:
         """One unary call."""
         stub = self.stubs[time.monotonic_ns() % len(self.stubs)]
         answer: pb.DeliberateResponse = await stub.Deliberate(
@@ -126,10 +159,19 @@ async def _house(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
         "MOOTHALL_LOG__LEVEL": "warning",
     }
     async with stood(home, folder, said):
-        door = (await ask("-n", house.SPACE, "get", "service", "moothall", "-o", "jsonpath={.spec.clusterIP}")).strip()
+        door = (
+            await ask(
+                "-n", house.SPACE, "get", "service", "moothall", "-o", "jsonpath={.spec.clusterIP}"
+            )
+        ).strip()
         authority = grpc.ssl_channel_credentials((home.keys / "ca.crt").read_bytes())
-        options = [("grpc.ssl_target_name_override", f"moothall.{house.SPACE}"), ("grpc.use_local_subchannel_pool", 1)]
-        channels = [grpc.aio.secure_channel(f"{door}:50055", authority, options=options) for _ in range(4)]
+        options = [
+            ("grpc.ssl_target_name_override", f"moothall.{house.SPACE}"),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        channels = [
+            grpc.aio.secure_channel(f"{door}:50055", authority, options=options) for _ in range(4)
+        ]
         try:
             yield _Caller(tuple(OrchestratorServiceStub(channel) for channel in channels))
         finally:
@@ -137,13 +179,31 @@ async def _house(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
                 await channel.close()
 
 
-async def _with_pods(count: int, caller: _Caller, seconds: float, tell: Callable[[str], None]) -> dict[str, float]:
-    """So many pods of hosts with a slice each. They start without one, which would take them minutes."""
+async def _with_pods(
+    count: int, caller: _Caller, seconds: float, tell: Callable[[str], None]
+) -> dict[str, float]:
+    """So many pods of hosts with a slice each. They start without one, which would take them
+    minutes.
+    """
     await ask("-n", house.SPACE, "scale", _HOSTS, f"--replicas={count}")
     await rolled_out(_HOSTS)
-    for pod in (await ask("-n", house.SPACE, "get", "pods", "-l", "app.kubernetes.io/component=hosts", "-o", "name")).split():
-        limit = f'{{"spec":{{"containers":[{{"name":"moothall","resources":{{"limits":{{"cpu":"{_SLICE}"}}}}}}]}}}}'
-        await ask("-n", house.SPACE, "patch", pod, "--subresource=resize", "--type=strategic", "-p", limit)
+    for pod in (
+        await ask(
+            "-n",
+            house.SPACE,
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/component=hosts",
+            "-o",
+            "name",
+        )
+    ).split():
+        limits = {"name": "moothall", "resources": {"limits": {"cpu": _SLICE}}}
+        limit = json.dumps({"spec": {"containers": [limits]}})
+        await ask(
+            "-n", house.SPACE, "patch", pod, "--subresource=resize", "--type=strategic", "-p", limit
+        )
     await _resized(count)
     run = await side_by_side(text_act(caller), _AT_ONCE, seconds, _nothing, generations=1)
     tell(f"{count} pods: {run.rate:.1f} a second, load {_load():.1f}")
@@ -155,7 +215,16 @@ async def _resized(count: int) -> None:
     until = time.monotonic() + _SPARE_SECONDS
     path = "{.items[*].status.containerStatuses[0].resources.limits.cpu}"
     while True:
-        said = await ask("-n", house.SPACE, "get", "pods", "-l", "app.kubernetes.io/component=hosts", "-o", f"jsonpath={path}")
+        said = await ask(
+            "-n",
+            house.SPACE,
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/component=hosts",
+            "-o",
+            f"jsonpath={path}",
+        )
         if said.split() == [_SLICE] * count:
             return
         if time.monotonic() > until:

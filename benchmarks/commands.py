@@ -1,5 +1,6 @@
-"""How long a person waits for a command that needs no Ray, and what an import costs: whole processes, from exec to exit; and how long
-`deliberate` takes to say that its model server cannot be used, or, with one that can, to its first event.
+"""How long a person waits for a command that needs no Ray, and what an import costs: whole
+processes, from exec to exit; and how long `deliberate` takes to say that its model server cannot be
+used, or, with one that can, to its first event.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 )
 
 
-NOBODY, REFUSED, FIRST = "deliberate: nobody listens", "deliberate: the key is refused", "deliberate: its first event"
+NOBODY, REFUSED, FIRST = (
+    "deliberate: nobody listens",
+    "deliberate: the key is refused",
+    "deliberate: its first event",
+)
 _UNUSABLE = 2
 _REFUSAL = b'{"error": {"message": "wrong key"}}'
 _FILES = {
@@ -41,7 +46,9 @@ _FILES = {
 }
 
 
-async def _start(argv: Sequence[str], folder: Path, more: Mapping[str, str], output: int) -> asyncio.subprocess.Process:
+async def _start(
+    argv: Sequence[str], folder: Path, more: Mapping[str, str], output: int
+) -> asyncio.subprocess.Process:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     return await asyncio.create_subprocess_exec(
         *argv,
@@ -61,7 +68,9 @@ async def _seconds(argv: Sequence[str], folder: Path, wanted: int = 0, **more: s
 
 
 async def _to_first_event(argv: Sequence[str], folder: Path, **more: str) -> float | None:
-    """Wall seconds until a council says its first line; the process is ended then. None where it says none."""
+    """Wall seconds until a council says its first line; the process is ended then. None where it
+    says none.
+    """
     began = time.perf_counter()
     process = await _start(argv, folder, more, asyncio.subprocess.PIPE)
     if process.stdout is None:
@@ -77,9 +86,15 @@ async def _to_first_event(argv: Sequence[str], folder: Path, **more: str) -> flo
         await process.communicate()
 
 
-async def _median(argv: Sequence[str], folder: Path, times: int, wanted: int = 0, **more: str) -> float | None:
+async def _median(
+    argv: Sequence[str], folder: Path, times: int, wanted: int = 0, **more: str
+) -> float | None:
     await _seconds(argv, folder, wanted, **more)  # the first one reads the files from the disk
-    found = [seconds for _ in range(times) if (seconds := await _seconds(argv, folder, wanted, **more)) is not None]
+    found = [
+        seconds
+        for _ in range(times)
+        if (seconds := await _seconds(argv, folder, wanted, **more)) is not None
+    ]
     return statistics.median(found) if len(found) == times else None
 
 
@@ -89,7 +104,11 @@ async def _refusing() -> AsyncIterator[str]:
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(_REFUSAL) + _REFUSAL)
+        writer.write(
+            b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            % len(_REFUSAL)
+            + _REFUSAL
+        )
         await writer.drain()
         writer.close()
 
@@ -109,19 +128,27 @@ def _repository(place: Path) -> str:
 
 
 async def _deliberations(folder: Path, times: int) -> dict[str, float | None]:
-    """Seconds until `deliberate` says that its model server cannot be used; and until its first event, where it can."""
+    """Seconds until `deliberate` says that its model server cannot be used; and until its first
+    event, where it can.
+    """
     repo = await asyncio.to_thread(_repository, folder / "sample")
     argv = (sys.executable, "-m", "moothall", "deliberate", "-v", "--repo", repo, "Mend add")
     data = folder / "deliberations"
     async with _refusing() as url:
         refused = await _median(argv, data, times, _UNUSABLE, MOOTHALL_LLM__BASE_URL=url)
-    nobody = await _median(argv, data, times, _UNUSABLE, MOOTHALL_LLM__BASE_URL=url)  # the same port, which nobody has now
+    nobody = await _median(
+        argv, data, times, _UNUSABLE, MOOTHALL_LLM__BASE_URL=url
+    )  # the same port, which nobody has now
     async with running_stub() as stub:
         more = {"MOOTHALL_LLM__BASE_URL": stub.base_url}
         # The first one makes the environment and runs the untouched base.
         found = [await _to_first_event(argv, data, **more) for _ in range(times + 1)][1:]
     first = [seconds for seconds in found if seconds is not None]
-    return {NOBODY: nobody, REFUSED: refused, FIRST: statistics.median(first) if len(first) == times else None}
+    return {
+        NOBODY: nobody,
+        REFUSED: refused,
+        FIRST: statistics.median(first) if len(first) == times else None,
+    }
 
 
 async def commands(folder: Path, times: int) -> dict[str, float]:
@@ -131,6 +158,8 @@ async def commands(folder: Path, times: int) -> dict[str, float]:
         "import moothall": await _median([sys.executable, "-c", "import moothall"], folder, times),
     }
     for command in COMMANDS:
-        found["moothall " + " ".join(command)] = await _median([sys.executable, "-m", "moothall", *command], folder, times)
+        found["moothall " + " ".join(command)] = await _median(
+            [sys.executable, "-m", "moothall", *command], folder, times
+        )
     found |= await _deliberations(folder, times)
     return {name: seconds for name, seconds in found.items() if seconds is not None}

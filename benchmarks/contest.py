@@ -1,4 +1,6 @@
-"""All contenders on the same stub, in turn and in several rounds (A B C A B C …), so that all have the same weather."""
+"""All contenders on the same stub, in turn and in several rounds (A B C A B C …), so that all have
+the same weather.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Runs by contender and case, one a round; what each held in memory at the end; what share of a core each part of Moothall used while
-    the others ran; rivals that were left out, and why.
+    """Runs by contender and case, one a round; what each held in memory at the end; what share of a
+    core each part of Moothall used while the others ran; rivals that were left out, and why.
     """
 
     runs: Mapping[str, Mapping[str, Sequence[Run]]]
@@ -55,12 +57,21 @@ class Contest:
 def cases(*, quick: bool) -> tuple[Case, ...]:
     """The settings, cheapest first."""
     if quick:
-        return Case(0, 1, 5), Case(50, 1, 4), Case(500, 1, 1), Case(50, 64, seconds=2.0, generations=1)
+        return (
+            Case(0, 1, 5),
+            Case(50, 1, 4),
+            Case(500, 1, 1),
+            Case(50, 64, seconds=2.0, generations=1),
+        )
     return Case(0, 1, 20), Case(50, 1, 10), Case(500, 1, 2), Case(50, 64, seconds=6.0)
 
 
-async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, tell: Tell) -> Contest:
-    """Run every case of every contender, round by round. Each has its first deliberations before anything is measured."""
+async def contest(
+    folder: Path, stub: Stub, names: Sequence[str], *, rounds: int, quick: bool, tell: Tell
+) -> Contest:
+    """Run every case of every contender, round by round. Each has its first deliberations before
+    anything is measured.
+    """
     runs: dict[str, dict[str, list[Run]]] = {}
     memory: dict[str, Held] = {}
     idle, waited = Used({}), 0.0
@@ -69,19 +80,28 @@ async def contest(folder: Path, stub: Stub, names: Sequence[str], *, rounds: int
         await stub.set(delay_ms=0, reset=1)
         python = await ensure() if names else Path()
         ready = await _prepare(names, tell)
-        house = await stack.enter_async_context(served(folder / "contest", stub.base_url, GRAPH_LATER))
+        house = await stack.enter_async_context(
+            served(folder / "contest", stub.base_url, GRAPH_LATER)
+        )
         contexts = [rival(python, name, stub.base_url, ready.settings) for name in ready.names]
         rivals = [await stack.enter_async_context(context) for context in contexts]
         await measure(house, stub, Case(0, 1, 3))
         for round_ in range(1, rounds + 1):
             for case in cases(quick=quick):
                 tell(f"round {round_} of {rounds}: {case.name}")
-                runs.setdefault(OURS, {}).setdefault(case.name, []).append(await measure(house, stub, case))
+                runs.setdefault(OURS, {}).setdefault(case.name, []).append(
+                    await measure(house, stub, case)
+                )
                 before, began = house.system.used(), time.perf_counter()
                 for other in rivals:
-                    runs.setdefault(other.name, {}).setdefault(case.name, []).append(await _measure(other, stub, case))
+                    runs.setdefault(other.name, {}).setdefault(case.name, []).append(
+                        await _measure(other, stub, case)
+                    )
                 if rivals:
-                    idle, waited = idle.plus(house.system.used().since(before)), waited + time.perf_counter() - began
+                    idle, waited = (
+                        idle.plus(house.system.used().since(before)),
+                        waited + time.perf_counter() - began,
+                    )
             tell(f"round {round_} of {rounds}: each write synced")
             synced = await _measure_synced(folder / f"synced-{round_}", stub, cases(quick=quick))
             memory[SYNCED] = synced.memory
@@ -135,7 +155,8 @@ async def _measure_synced(folder: Path, stub: Stub, each: Sequence[Case]) -> _Sy
 
 async def _measure(other: Rival, stub: Stub, case: Case) -> Run:
     await stub.set(delay_ms=case.delay_ms, reset=1)
-    # At least a second of everybody's time is left between two contenders: connections close, garbage goes.
+    # At least a second of everybody's time is left between two contenders: connections close,
+    # garbage goes.
     await asyncio.sleep(0.5)
     if case.at_once == 1:
         return await other.run(at_once=1, count=case.count)

@@ -1,4 +1,6 @@
-"""The rivals' environment: made once from their own lock file, beside the product's and never in it."""
+"""The rivals' environment: made once from their own lock file, beside the product's and never in
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ class Missing(Exception):
 
 
 async def ensure() -> Path:
-    """Return the environment's Python; make the environment where it isn't what the lock file says."""
+    """Return the environment's Python; make the environment where it isn't what the lock file
+    says.
+    """
     python, stamp = PLACE / "bin" / "python", PLACE / "locked"
     wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
     if not (stamp.exists() and stamp.read_text(encoding="ascii") == wanted):
         await _run(sys.executable, "-m", "venv", "--clear", str(PLACE))
-        await _run(str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK))
+        await _run(
+            str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(LOCK)
+        )
         stamp.write_text(wanted, encoding="ascii")
     return python
 
@@ -52,7 +58,9 @@ async def ensure_restate(place: Path = PLACE / "restate") -> tuple[Path, str]:
     server = place / "node_modules" / f"{_RESTATE_SERVER}-{system}" / "bin" / "restate-server"
     if not (server.exists() and installed.read_bytes() == lock.read_bytes()):
         if not shutil.which("npm"):
-            raise Missing("its server is an npm package and npm is missing; install Node.js with npm")
+            raise Missing(
+                "its server is an npm package and npm is missing; install Node.js with npm"
+            )
         shutil.copytree(RESTATE, place, dirs_exist_ok=True)
         try:
             options = ("--ignore-scripts", "--no-audit", "--no-fund")
@@ -74,8 +82,13 @@ async def _run(*command: str) -> None:
 
 async def installed(python: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Return the versions that are in the environment."""
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
-    process = await asyncio.create_subprocess_exec(str(python), "-c", code, stdout=asyncio.subprocess.PIPE)
+    code = (
+        f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in "
+        f"{names!r}}}))"
+    )
+    process = await asyncio.create_subprocess_exec(
+        str(python), "-c", code, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await process.communicate()
     return dict(json.loads(out))
 
@@ -99,7 +112,9 @@ class Rival:
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         line = await self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended before it had measured; what it said stands above")
+            raise RuntimeError(
+                f"{self.name} ended before it had measured; what it said stands above"
+            )
         document: dict[str, Any] = json.loads(line)
         return Run.read(document)
 

@@ -1,4 +1,6 @@
-"""How it grows: 10, 100, 1,000 deliberations held at once, each seat waiting for its model; and what one of them costs."""
+"""How it grows: 10, 100, 1,000 deliberations held at once, each seat waiting for its model; and
+what one of them costs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from benchmarks.stub import Stub
 from benchmarks.workload import text_act
 
 SETTINGS = {
-    "MOOTHALL_RAY__SEATS_PER_HOST": "1000",  # deliberations that a host holds at a time; 64 by default
+    # deliberations that a host holds at a time; 64 by default
+    "MOOTHALL_RAY__SEATS_PER_HOST": "1000",
     "MOOTHALL_GRPC__CALLS": "2000",
 }
 _PLACED_SECONDS = 300
@@ -21,7 +24,9 @@ _PLACED_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """`count` deliberations held: seconds until every seat was at its model, memory then, seconds from release to the last answer."""
+    """`count` deliberations held: seconds until every seat was at its model, memory then, seconds
+    from release to the last answer.
+    """
 
     count: int
     placed_seconds: float

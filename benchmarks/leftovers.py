@@ -1,4 +1,6 @@
-"""What a running house holds outside its memory: processes, mounts, consumers, records, refs, files. Taken twice and compared."""
+"""What a running house holds outside its memory: processes, mounts, consumers, records, refs,
+files. Taken twice and compared.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _FOLDERS_THAT_MAY_GROW = {"bus", "audit", "logs", "repos", "graph"}
 
 @dataclass(frozen=True, slots=True)
 class Things:
-    """`must_stay`: counts that two looks at an idle house must agree on. `may_grow`: counts that grow with the work."""
+    """`must_stay`: counts that two looks at an idle house must agree on. `may_grow`: counts that
+    grow with the work.
+    """
 
     must_stay: Mapping[str, int]
     may_grow: Mapping[str, int]
@@ -28,7 +32,9 @@ class Things:
     def left_since(self, before: Things) -> list[str]:
         """What there is more of and must not be."""
         names = sorted({*self.must_stay, *before.must_stay})
-        pairs = ((name, before.must_stay.get(name, 0), self.must_stay.get(name, 0)) for name in names)
+        pairs = (
+            (name, before.must_stay.get(name, 0), self.must_stay.get(name, 0)) for name in names
+        )
         return [f"{name}: {was} before, {now} after" for name, was, now in pairs if now > was]
 
 
@@ -76,7 +82,10 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             kind = path.relative_to(folder).parts[0]
             # What pip put there is made once and counts by its folders.
             if kind not in {"environments", "checkouts"}:
-                yield (kind if len(path.relative_to(folder).parts) > 1 else "the data directory"), path
+                yield (
+                    (kind if len(path.relative_to(folder).parts) > 1 else "the data directory"),
+                    path,
+                )
     for kind in ("environments", "checkouts"):
         for path in (folder / kind).glob("*"):
             yield kind, path
@@ -85,7 +94,13 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 def _cgroups(pids: AbstractSet[int]) -> int:
     """Those that carry the id of a process of the house."""
     root = Path("/sys/fs/cgroup")
-    return len({path.name for pid in pids for path in (*root.glob(f"*/moothall-{pid}-*"), *root.glob(f"moothall-{pid}-*"))})
+    return len(
+        {
+            path.name
+            for pid in pids
+            for path in (*root.glob(f"*/moothall-{pid}-*"), *root.glob(f"moothall-{pid}-*"))
+        }
+    )
 
 
 def _lines(path: str) -> list[str]:
@@ -93,5 +108,10 @@ def _lines(path: str) -> list[str]:
 
 
 def _git(clone: Path, *command: str) -> list[str]:
-    done = subprocess.run(["git", "-C", str(clone), *command], capture_output=True, text=True, check=True)  # noqa: S603, S607
+    done = subprocess.run(  # noqa: S603
+        ["git", "-C", str(clone), *command],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()

@@ -1,4 +1,6 @@
-"""How long a repository takes to a host on another disk, the first time and later, beside a plain `git clone` of the same."""
+"""How long a repository takes to a host on another disk, the first time and later, beside a plain
+`git clone` of the same.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,23 @@ _FILES = 100
 
 
 async def transfer(folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
-    """Return seconds (medians) of the first transfer, of one where all is there, and of one more commit, with `git clone`'s in turn."""
+    """Return seconds (medians) of the first transfer, of one where all is there, and of one more
+    commit, with `git clone`'s in turn.
+    """
     dice = random.Random(7)  # noqa: S311 - bytes that do not compress
     size = megabytes * 1_000_000 // _FILES
-    repo = make_repo(folder / "repo", {f"data/{number}.bin": dice.randbytes(size) for number in range(_FILES)})
+    repo = make_repo(
+        folder / "repo", {f"data/{number}.bin": dice.randbytes(size) for number in range(_FILES)}
+    )
     taken: dict[str, list[float]] = {"first": [], "again": [], "more": [], "clone": []}
     for number in range(rounds):
         found = await _round(folder / str(number), repo)
         for name, seconds in found.items():
             taken[name].append(seconds)
-    return {"megabytes": megabytes, **{name: statistics.median(seconds) for name, seconds in taken.items()}}
+    return {
+        "megabytes": megabytes,
+        **{name: statistics.median(seconds) for name, seconds in taken.items()},
+    }
 
 
 async def _round(folder: Path, repo: Repo) -> dict[str, float]:
@@ -41,16 +50,25 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
     there = settings.model_copy(update={"data_dir": folder / "host"})
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(settings.bus, folder / "bus"))
-        house_bus, host_bus = [await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)]
-        house = await stack.enter_async_context(open_lending(settings, house_bus, trusted_repositories(settings)))
+        house_bus, host_bus = [
+            await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)
+        ]
+        house = await stack.enter_async_context(
+            open_lending(settings, house_bus, trusted_repositories(settings))
+        )
         host = (await stack.enter_async_context(open_hands(there, host_bus))).repositories
         entry = await house.register(str(repo.path))
 
         async def pin() -> RepositoryRef:
-            return RepositoryRef(id=entry.id, ref=(await house.resolve(RepositoryRef(id=entry.id))).sha)
+            return RepositoryRef(
+                id=entry.id, ref=(await house.resolve(RepositoryRef(id=entry.id))).sha
+            )
 
         base = await pin()
-        found = {"first": await _timed(host.resolve(base)), "again": await _timed(host.resolve(base))}
+        found = {
+            "first": await _timed(host.resolve(base)),
+            "again": await _timed(host.resolve(base)),
+        }
         repo.commit({"small.txt": f"{folder}\n"})
         found["more"] = await _timed(host.resolve(await pin()))
         source = house.clone(entry.id).path  # what the host got came from there too: packed by then

@@ -1,4 +1,6 @@
-"""Callers: some at once, each of whom begins again when it has its answer. Needs nothing but the standard library."""
+"""Callers: some at once, each of whom begins again when it has its answer. Needs nothing but the
+standard library.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ Probe = Callable[[], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` deliberations ended in `seconds`, with `at_once` of them under way; `waits` are their own wall seconds.
+    """`count` deliberations ended in `seconds`, with `at_once` of them under way; `waits` are their
+    own wall seconds.
 
     `cpu` is seconds by part of the system; `caller` and `stub` are no parts of it and told apart.
     """
@@ -43,7 +46,11 @@ class Run:
 
     def parts_ms(self) -> dict[str, float]:
         """The same by part."""
-        return {part: value * 1000 / self.count for part, value in self.cpu.items() if part not in {"caller", "stub"}}
+        return {
+            part: value * 1000 / self.count
+            for part, value in self.cpu.items()
+            if part not in {"caller", "stub"}
+        }
 
     def document(self) -> dict[str, Any]:
         """As JSON takes it; `read` reads it again."""
@@ -71,7 +78,9 @@ async def in_turn(act: Act, count: int, probe: Probe) -> Run:
 
 
 async def taking_turns(ways: Sequence[tuple[Act, Probe]], count: int) -> tuple[Run, ...]:
-    """One after the other, each way in its turn, `count` times: what the machine does meanwhile is the same for all."""
+    """One after the other, each way in its turn, `count` times: what the machine does meanwhile is
+    the same for all.
+    """
     found = [[await in_turn(act, 1, probe) for act, probe in ways] for _ in range(count)]
     return tuple(_added(runs) for runs in zip(*found, strict=True))
 
@@ -83,10 +92,14 @@ def _added(runs: Sequence[Run]) -> Run:
     return Run(1, len(waits), sum(run.seconds for run in runs), waits, cpu)
 
 
-async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, generations: int = 2) -> Run:
-    """`at_once` of them under way, measured in the middle: neither the start nor the end is in the figures.
+async def side_by_side(
+    act: Act, at_once: int, seconds: float, probe: Probe, *, generations: int = 2
+) -> Run:
+    """`at_once` of them under way, measured in the middle: neither the start nor the end is in the
+    figures.
 
-    Callers that began together tend to end together: the measuring begins when as many have ended as there are callers,
+    Callers that began together tend to end together: the measuring begins when as many have ended
+    as there are callers,
     and lasts `seconds` and at least `generations` times as many.
     """
     ended: list[tuple[float, float]] = []
@@ -104,7 +117,11 @@ async def side_by_side(act: Act, at_once: int, seconds: float, probe: Probe, *, 
             ended.append((now, now - start))
             if not marks and len(ended) >= at_once:
                 mark()
-            elif marks and len(ended) >= marks[0][0] + generations * at_once and now >= marks[0][1] + seconds:
+            elif (
+                marks
+                and len(ended) >= marks[0][0] + generations * at_once
+                and now >= marks[0][1] + seconds
+            ):
                 enough.set()
 
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,6 @@
-"""What processes use, by the part of the system that they are; and what machine this is. Linux only."""
+"""What processes use, by the part of the system that they are; and what machine this is. Linux
+only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from benchmarks.accounting import CpuGroup, process_seconds
 
 NOT_COUNTED = (
     "CPU of a whole deliberation is not measured: no control group can be made to count it. "
-    "Run as root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes scripts/bench`."
+    "Run as root, or in a delegated group: `systemd-run --user --scope -p Delegate=yes "
+    "scripts/bench`."
 )
 _SERVING = ("serve", "host", "bus", "ray")
 """Parts whose processes live as long as the system. The rest of its group's CPU is `sandbox`."""
@@ -49,7 +52,12 @@ class Used:
 
     def plus(self, more: Used) -> Used:
         """Both together."""
-        return Used({part: self.cpu.get(part, 0.0) + more.cpu.get(part, 0.0) for part in {**self.cpu, **more.cpu}})
+        return Used(
+            {
+                part: self.cpu.get(part, 0.0) + more.cpu.get(part, 0.0)
+                for part in {**self.cpu, **more.cpu}
+            }
+        )
 
     def over(self, seconds: float) -> Used:
         """What was used in a second of so many, as shares of a core."""
@@ -62,7 +70,9 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory in bytes, descriptors and processes by part. PSS divides what processes share among them."""
+    """Memory in bytes, descriptors and processes by part. PSS divides what processes share among
+    them.
+    """
 
     pss: Mapping[str, int]
     rss: Mapping[str, int]
@@ -156,7 +166,10 @@ def build_of(compiler: str, config: Mapping[str, object]) -> str:
     levels = re.findall(r"(?<!\S)-O\w+", flags)
     kind = "debug build" if config.get("Py_DEBUG") else "release build"
     steps = ("PGO", "--enable-optimizations"), ("LTO", "--with-lto")
-    named = [f"{'with' if re.search(f'{flag}(?!=no)', arguments) else 'no'} {step}" for step, flag in steps]
+    named = [
+        f"{'with' if re.search(f'{flag}(?!=no)', arguments) else 'no'} {step}"
+        for step, flag in steps
+    ]
     return ", ".join((compiler.strip(), kind, levels[-1] if levels else "no -O", *named))
 
 

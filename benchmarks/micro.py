@@ -65,7 +65,10 @@ class Times:
 
 @asynccontextmanager
 async def _bus(settings: Settings) -> AsyncIterator[JetStreamBus]:
-    async with embedded_server(settings.bus, settings.data_dir / "bus") as url, open_bus(settings.bus, url) as bus:
+    async with (
+        embedded_server(settings.bus, settings.data_dir / "bus") as url,
+        open_bus(settings.bus, url) as bus,
+    ):
         yield bus
 
 
@@ -75,8 +78,17 @@ def _settings(folder: Path) -> Settings:
 
 def _event(number: int) -> Event:
     """About a kilobyte, as a turn of a seat."""
-    data = {"task_id": "bench", "seat": "agent-dev-001", "turn": number, "thought": "x" * 700, "operations": [], "checks": {}}
-    return new_event(EventType.SEAT_TURN, "bench", data, ordinal=str(number), time=datetime.now(UTC).isoformat())
+    data = {
+        "task_id": "bench",
+        "seat": "agent-dev-001",
+        "turn": number,
+        "thought": "x" * 700,
+        "operations": [],
+        "checks": {},
+    }
+    return new_event(
+        EventType.SEAT_TURN, "bench", data, ordinal=str(number), time=datetime.now(UTC).isoformat()
+    )
 
 
 async def persisted(folder: Path, count: int) -> Times:
@@ -100,20 +112,29 @@ async def prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
 
 
 async def tool_round_trip(folder: Path, count: int) -> Times:
-    """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the bus."""
+    """`files.read` through the gate: schema, grant, limits, audit, sandboxed executor, event on the
+    bus.
+    """
     async with _workspace(folder, count) as (gate, seat, _):
         return await _reads(gate, seat, count, "src/utils.py")
 
 
 async def python_round_trip(folder: Path, count: int) -> Times:
-    """A block of Python that reads a file: to Monty in its sandbox, from there through the gate, and back."""
+    """A block of Python that reads a file: to Monty in its sandbox, from there through the gate,
+    and back.
+    """
     async with _workspace(folder, count) as (gate, seat, hands):
 
         async def through(call: ToolCall) -> ToolResult:
             return await gate.call(seat, call)
 
-        tools = {spec.name: tuple(spec.arguments.model_fields) for spec in gate.list_tools(seat.tenant, seat.grant)}
-        block = CodeBlock("len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant)
+        tools = {
+            spec.name: tuple(spec.arguments.model_fields)
+            for spec in gate.list_tools(seat.tenant, seat.grant)
+        }
+        block = CodeBlock(
+            "len(ws.read('src/utils.py').splitlines())", tools, seat.deadline, seat.tenant
+        )
         run_code = hands.run_code
         if run_code is None:
             raise RuntimeError("runner.enabled is off")
@@ -129,7 +150,9 @@ async def python_round_trip(folder: Path, count: int) -> Times:
 
 
 async def tool_rate(folder: Path, count: int) -> float:
-    """Return tool calls a second through one workspace, as many at once as a seat may have: reads, writes, searches, edits."""
+    """Return tool calls a second through one workspace, as many at once as a seat may have: reads,
+    writes, searches, edits.
+    """
     async with _workspace(folder, count) as (gate, seat, _):
         calls = iter(range(count))
 
@@ -142,7 +165,9 @@ async def tool_rate(folder: Path, count: int) -> float:
                     ("files.list", {"path": "src"}),
                     ("files.append", {"path": name, "content": "y = 2\n"}),
                 )[number % 4]
-                result = await gate.call(seat, ToolCall(f"bench/2.{number}", tool, arguments, seat.deadline))
+                result = await gate.call(
+                    seat, ToolCall(f"bench/2.{number}", tool, arguments, seat.deadline)
+                )
                 if result.status != "success":
                     raise RuntimeError(f"{tool}: {result.status} {result.error}")
 
@@ -166,16 +191,26 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         hands = await stack.enter_async_context(open_hands(settings))
         base = await prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
-        gate = Gate(settings.guard.model_copy(update={"seat_calls": 10 * count + 100}), audit, bus.publish, rules)
+        gate = Gate(
+            settings.guard.model_copy(update={"seat_calls": 10 * count + 100}),
+            audit,
+            bus.publish,
+            rules,
+        )
         workspace = await stack.enter_async_context(hands.workspaces.open(base, "bench"))
         yield gate, gate.with_token(_seat(workspace)), hands
 
 
 async def guard(folder: Path, count: int) -> Times:
-    """What the gate itself costs a call: every step, Rego and the audit on the disk, round a tool that answers at once."""
+    """What the gate itself costs a call: every step, Rego and the audit on the disk, round a tool
+    that answers at once.
+    """
     settings = _settings(folder)
     limits = settings.guard.model_copy(update={"seat_calls": 10 * count + 100})
-    async with AuditLog(settings.data_dir, "bench") as audit, open_rules(settings, MemoryBus()) as rules:
+    async with (
+        AuditLog(settings.data_dir, "bench") as audit,
+        open_rules(settings, MemoryBus()) as rules,
+    ):
         gate = Gate(limits, audit, Facts().publish, rules)
         return await _reads(gate, gate.with_token(_seat(Room())), count, "src/file{}.py")
 
@@ -184,7 +219,9 @@ async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:
     """Time `count` reads, after a few that warm it up. `path` may hold the read's number."""
     seconds = []
     for number in range(count + _WARM):
-        call = ToolCall(f"bench/1.{number}", "files.read", {"path": path.format(number)}, seat.deadline)
+        call = ToolCall(
+            f"bench/1.{number}", "files.read", {"path": path.format(number)}, seat.deadline
+        )
         began = time.perf_counter()
         result = await gate.call(seat, call)
         seconds.append(time.perf_counter() - began)
@@ -209,9 +246,14 @@ def _seat(workspace: Workspace) -> SeatContext:
 
 
 async def workspace_ready(folder: Path, count: int) -> Times:
-    """A fresh sandboxed workspace on a repository of 5,000 files that was prepared before, until its first tool can run."""
+    """A fresh sandboxed workspace on a repository of 5,000 files that was prepared before, until
+    its first tool can run.
+    """
     settings = _settings(folder)
-    files = {f"src/part{number // 100:02}/file{number:04}.py": f"VALUE = {number}\n" * 20 for number in range(_FILES - 1)}
+    files = {
+        f"src/part{number // 100:02}/file{number:04}.py": f"VALUE = {number}\n" * 20
+        for number in range(_FILES - 1)
+    }
     make_repo(folder / "repo", {**files, "Makefile": "test:\n\ttrue\n"})
     seconds: list[float] = []
     async with open_hands(settings) as hands:

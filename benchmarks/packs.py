@@ -1,4 +1,6 @@
-"""How long a pack takes: what the seats of a council are told of their story, from a graph of a hundred thousand nodes."""
+"""How long a pack takes: what the seats of a council are told of their story, from a graph of a
+hundred thousand nodes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def _events(stories: int) -> Iterator[Event]:
     dice = random.Random(7)  # noqa: S311 - words
     for number in range(stories):
         story, tasks = f"story-{number}", [f"task-{number}-{place}" for place in range(_TASKS)]
-        about = {task: f"Let {' '.join(dice.sample(_WORDS, 5))} work as the product owner asks" for task in tasks}
+        about = {
+            task: f"Let {' '.join(dice.sample(_WORDS, 5))} work as the product owner asks"
+            for task in tasks
+        }
         yield from _of_story(story, number, about)
 
 
@@ -68,18 +73,47 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
         when += timedelta(seconds=1)
         return new_event(kind, subject, data, ordinal=f"{story} {when}", time=when.isoformat())
 
-    told = {"title": f"Story {number}", "brief": " ".join(about.values()), "ac": list(about.values()), "repository": "house"}
+    told = {
+        "title": f"Story {number}",
+        "brief": " ".join(about.values()),
+        "ac": list(about.values()),
+        "repository": "house",
+    }
     yield event(EventType.STORY_CREATED, story, story_id=story, **told, rigor_level="L1")
-    for before, after in (("backlog", "draft"), ("draft", "design"), ("design", "build"), ("build", "test")):
+    for before, after in (
+        ("backlog", "draft"),
+        ("draft", "design"),
+        ("design", "build"),
+        ("build", "test"),
+    ):
         yield event(
-            EventType.STORY_TRANSITIONED, story, story_id=story, from_state=before, to_state=after, event="on", actor="ann"
+            EventType.STORY_TRANSITIONED,
+            story,
+            story_id=story,
+            from_state=before,
+            to_state=after,
+            event="on",
+            actor="ann",
         )
-    yield event(EventType.STORY_COMMENTED, story, story_id=story, comment="Mind the old files.", actor="ann")
-    planned = [{"task_id": task, "role": "dev", "description": text, "dependencies": []} for task, text in about.items()]
-    yield event(EventType.PLAN_DERIVED, story, story_id=story, plan_id=f"plan-{number}", tasks=planned)
+    yield event(
+        EventType.STORY_COMMENTED, story, story_id=story, comment="Mind the old files.", actor="ann"
+    )
+    planned = [
+        {"task_id": task, "role": "dev", "description": text, "dependencies": []}
+        for task, text in about.items()
+    ]
+    yield event(
+        EventType.PLAN_DERIVED, story, story_id=story, plan_id=f"plan-{number}", tasks=planned
+    )
     seats = [f"agent-dev-{seat:03d}" for seat in range(1, _SEATS + 1)]
     for task, text in about.items():
-        asked = {"description": text, "role": "dev", "story_id": story, "repository": {"id": "house"}, "seats": seats}
+        asked = {
+            "description": text,
+            "role": "dev",
+            "story_id": story,
+            "repository": {"id": "house"},
+            "seats": seats,
+        }
         yield event(EventType.DELIBERATION_REQUESTED, task, task_id=task, **asked)
         results: list[dict[str, Any]] = []
         for seat in seats:
@@ -88,19 +122,55 @@ def _of_story(story: str, number: int, about: dict[str, str]) -> Iterator[Event]
             yield event(EventType.SEAT_STARTED, task, task_id=task, seat=seat, role="dev")
             for turn in range(2):
                 yield event(
-                    EventType.MODEL_CALLED, task, task_id=task, seat=seat, call_id=f"{task}/{seat}/propose/0.{turn}", answer="x"
+                    EventType.MODEL_CALLED,
+                    task,
+                    task_id=task,
+                    seat=seat,
+                    call_id=f"{task}/{seat}/propose/0.{turn}",
+                    answer="x",
                 )
-            yield event(EventType.SEAT_PROPOSED, task, task_id=task, seat=seat, candidate=seat, proposal=said)
-            of = {"seat": seat, "candidate": seat, "fingerprint": digest(diff)[:16]}
-            yield event(EventType.CHECK_FINISHED, task, task_id=task, **of, evidence={"check": "tests", "verdict": "passed"})
             yield event(
-                EventType.SEAT_REVIEWED, task, task_id=task, **of, review={"comment": "It does what was asked.", "score": 0.8}
+                EventType.SEAT_PROPOSED,
+                task,
+                task_id=task,
+                seat=seat,
+                candidate=seat,
+                proposal=said,
             )
-            results.append({**said, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]})
-        end = {"status": "COMPLETED", "final_state": "committed", "winner_id": seats[0], "results": results, "proven": True}
+            of = {"seat": seat, "candidate": seat, "fingerprint": digest(diff)[:16]}
+            yield event(
+                EventType.CHECK_FINISHED,
+                task,
+                task_id=task,
+                **of,
+                evidence={"check": "tests", "verdict": "passed"},
+            )
+            yield event(
+                EventType.SEAT_REVIEWED,
+                task,
+                task_id=task,
+                **of,
+                review={"comment": "It does what was asked.", "score": 0.8},
+            )
+            results.append(
+                {**said, "rank": len(results) + 1, "reasons": ["proven", "smaller diff"]}
+            )
+        end = {
+            "status": "COMPLETED",
+            "final_state": "committed",
+            "winner_id": seats[0],
+            "results": results,
+            "proven": True,
+        }
         yield event(EventType.DELIBERATION_DECIDED, task, task_id=task, **end)
         yield event(
-            EventType.DECISION_MADE, story, story_id=story, task_id=task, approver="ann", decision="approved", comment="Good."
+            EventType.DECISION_MADE,
+            story,
+            story_id=story,
+            task_id=task,
+            approver="ann",
+            decision="approved",
+            comment="Good.",
         )
 
 
@@ -123,8 +193,12 @@ async def _graphs(folder: Path, named: str) -> AsyncIterator[dict[str, CypherGra
             yield graphs | {"Neo4j": CypherGraph(server)}
 
 
-async def packs(folder: Path, stories: int, count: int, server: str = "") -> dict[str, dict[str, float]]:
-    """Milliseconds of a pack for each store, of `count` of them after some that are not counted; and how many nodes it lies among. `server` as `SERVER` names it."""
+async def packs(
+    folder: Path, stories: int, count: int, server: str = ""
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of a pack for each store, of `count` of them after some that are not counted;
+    and how many nodes it lies among. `server` as `SERVER` names it.
+    """
     found = {}
     async with _graphs(folder, server) as graphs:
         for name, graph in graphs.items():
@@ -138,7 +212,13 @@ async def packs(folder: Path, stories: int, count: int, server: str = "") -> dic
             counts = await graph.counts()
             times = Times(await _timed(Briefings(graph.ask, LimitSettings()), stories, count))
             nodes = sum(counts[label] for label in LABELS)
-            found[name] = {"nodes": nodes, "p50": times.p50, "p95": times.p95, "p99": times.p99, "count": count}
+            found[name] = {
+                "nodes": nodes,
+                "p50": times.p50,
+                "p95": times.p95,
+                "p99": times.p99,
+                "count": count,
+            }
     return found
 
 

@@ -1,4 +1,6 @@
-"""What it costs that many have the board open: each browser loads it anew when something happened on it, as the page's script does."""
+"""What it costs that many have the board open: each browser loads it anew when something happened
+on it, as the page's script does.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,31 @@ from benchmarks.stub import Stub
 _LOADS, _CHANGES = 50, 5
 _AT_ONCE = 16
 _SPREAD, _REST = 0.3, 3.0
-"""Seconds, as in page.js: within which a page is loaded anew, and that it rests after a refusal, up to twice as long."""
+"""Seconds, as in page.js: within which a page is loaded anew, and that it rests after a refusal, up
+to twice as long.
+"""
 _REFUSED = (429, 503)
 
 
 async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str, Any]:
-    """Milliseconds of one load of a board of `stories`; then, with `count` browsers that have it open, from a change to each one's new
-    board, and what that costs `serve`.
+    """Milliseconds of one load of a board of `stories`; then, with `count` browsers that have it
+    open, from a change to each one's new board, and what that costs `serve`.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(
-            served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port), "MOOTHALL_RAY__MODE": "process"})
+            served(
+                folder / "data",
+                stub.base_url,
+                {"MOOTHALL_WEB__PORT": str(port), "MOOTHALL_RAY__MODE": "process"},
+            )
         )
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
         jar = aiohttp.CookieJar(unsafe=True)
-        http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar, connector=connector))
+        http = await stack.enter_async_context(
+            aiohttp.ClientSession(cookie_jar=jar, connector=connector)
+        )
         board = Board(http, f"http://127.0.0.1:{port}", house.token)
         await _fill(board, stories)
         cookie = await sign_in(board)
@@ -49,7 +59,9 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
                 for event in changed:
                     event.clear()
                 before, board.began = house.system.used(), time.perf_counter()
-                await board.post(f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"})
+                await board.post(
+                    f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"}
+                )
                 told = await asyncio.gather(*(_renew(board, event) for event in changed))
                 if number:  # the first opens the connections
                     waits += [seconds for seconds, _ in told]
@@ -92,7 +104,9 @@ async def _load(board: Board) -> float:
 
 
 async def _renew(board: Board, changed: asyncio.Event) -> tuple[float, int]:
-    """Load the board anew once it is heard that it changed; return the seconds since the change, and how often that was refused."""
+    """Load the board anew once it is heard that it changed; return the seconds since the change,
+    and how often that was refused.
+    """
     refused = 0
     await changed.wait()
     await asyncio.sleep(random.random() * _SPREAD)  # noqa: S311 - no secret

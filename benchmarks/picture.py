@@ -1,4 +1,6 @@
-"""A bar chart as SVG, without a drawing library: labels, bars, figures, on light and dark pages alike."""
+"""A bar chart as SVG, without a drawing library: labels, bars, figures, on light and dark pages
+alike.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,24 @@ from xml.sax.saxutils import escape
 _WIDTH, _LABEL, _ROW, _TOP = 760, 250, 34, 48
 
 _STYLE = (
-    "<style>text{font:14px system-ui,sans-serif;fill:#444}.t{font-weight:600;font-size:16px}.b{fill:#9aa7b4}.o{fill:#2f7d5b}"
+    "<style>text{font:14px "
+    "system-ui,sans-serif;fill:#444}.t{font-weight:600;font-size:16px}.b{fill:#9aa7b4}.o{fill:#2f7d5b}"
     "@media(prefers-color-scheme:dark){text{fill:#ccc}.b{fill:#5f6b77}.o{fill:#4cb184}}</style>"
 )
 
 
 def bars(title: str, values: Mapping[str, float], unit: str) -> str:
-    """One bar a value, in the order given; the first one is the longest or not, as the figures say."""
+    """One bar a value, in the order given; the first one is the longest or not, as the figures
+    say.
+    """
     most = max(values.values(), default=1.0) or 1.0
     room = _WIDTH - _LABEL - 90
     height = _TOP + _ROW * len(values) + 12
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" role="img">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+            f'width="{_WIDTH}" height="{height}" role="img">'
+        ),
         f"<title>{escape(title)}</title>",
         _STYLE,
         f'<text class="t" x="8" y="26">{escape(title)}</text>',
@@ -30,7 +38,10 @@ def bars(title: str, values: Mapping[str, float], unit: str) -> str:
         kind = "o" if name == "Moothall" else "b"
         lines += [
             f'<text x="{_LABEL - 10}" y="{top + 18}" text-anchor="end">{escape(name)}</text>',
-            f'<rect class="{kind}" x="{_LABEL}" y="{top + 3}" width="{length:.1f}" height="21" rx="3"/>',
+            (
+                f'<rect class="{kind}" x="{_LABEL}" y="{top + 3}" width="{length:.1f}" height="21" '
+                'rx="3"/>'
+            ),
             f'<text x="{_LABEL + length + 8:.1f}" y="{top + 18}">{value:,.0f}{escape(unit)}</text>',
         ]
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -1,4 +1,6 @@
-"""What it costs that many look at the board while councils run: the same load with and without them, in turn, on one `serve`."""
+"""What it costs that many look at the board while councils run: the same load with and without
+them, in turn, on one `serve`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ class Board:
 
     async def post(self, path: str, document: object) -> Any:
         """Call the JSON API."""
-        headers = {"Authorization": f"Bearer {self.token}", "Idempotency-Key": f"key-{time.monotonic_ns()}"}
+        headers = {
+            "Authorization": f"Bearer {self.token}",
+            "Idempotency-Key": f"key-{time.monotonic_ns()}",
+        }
         async with self.http.post(self.url + path, json=document, headers=headers) as answer:
             if answer.status >= 400:  # noqa: PLR2004 - HTTP's errors begin there
                 raise RuntimeError(await answer.text())
@@ -56,7 +61,9 @@ class Board:
         """Write a story; return its id."""
         return str((await self.post("/api/v1/stories", {**_STORY, **story}))["story_id"])
 
-    async def listen(self, number: int, cookie: str, ready: asyncio.Event, changed: asyncio.Event) -> None:
+    async def listen(
+        self, number: int, cookie: str, ready: asyncio.Event, changed: asyncio.Event
+    ) -> None:
         """Read one browser's stream until cancelled; `changed` is set when something happened."""
         at = self.url.removeprefix("http://")
         host, _, port = at.partition(":")
@@ -81,22 +88,32 @@ class Board:
             self.heard.clear()
             self.said += 1
             self.began = time.perf_counter()
-            await self.post(f"/api/v1/stories/{self.story}/comments", {"comment": f"comment {self.said}"})
+            await self.post(
+                f"/api/v1/stories/{self.story}/comments", {"comment": f"comment {self.said}"}
+            )
             await asyncio.sleep(_EVERY)
             if self.readers:
                 if len(self.heard) != len(self.readers):
-                    raise RuntimeError(f"{len(self.heard)} of {len(self.readers)} readers heard within {_EVERY:g} s")
+                    raise RuntimeError(
+                        f"{len(self.heard)} of {len(self.readers)} readers heard within "
+                        f"{_EVERY:g} s"
+                    )
                 self.waits += [when - self.began for when in self.heard.values()]
 
 
 @asynccontextmanager
-async def listening(board: Board, cookie: str, count: int, changed: Sequence[asyncio.Event] = ()) -> AsyncIterator[None]:
-    """Let so many readers listen, who came in groups; each sets its event when it hears that something `changed`."""
+async def listening(
+    board: Board, cookie: str, count: int, changed: Sequence[asyncio.Event] = ()
+) -> AsyncIterator[None]:
+    """Let so many readers listen, who came in groups; each sets its event when it hears that
+    something `changed`.
+    """
     changed = changed or [asyncio.Event() for _ in range(count)]
     for begin in range(0, count, _CONNECTING):
         group = [asyncio.Event() for _ in range(begin, min(begin + _CONNECTING, count))]
         board.readers += [
-            asyncio.create_task(board.listen(number, cookie, ready, changed[number])) for number, ready in enumerate(group, begin)
+            asyncio.create_task(board.listen(number, cookie, ready, changed[number]))
+            for number, ready in enumerate(group, begin)
         ]
         async with asyncio.timeout(60):
             await asyncio.gather(*(ready.wait() for ready in group))
@@ -112,12 +129,16 @@ async def listening(board: Board, cookie: str, count: int, changed: Sequence[asy
 
 
 async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> dict[str, Any]:
-    """CPU of a deliberation with and without `count` readers, memory of each, and how long a word on the board takes to all of them."""
+    """CPU of a deliberation with and without `count` readers, memory of each, and how long a word
+    on the board takes to all of them.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     await stub.set(delay_ms=_DELAY_MS)
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)}))
+        house = await stack.enter_async_context(
+            served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)})
+        )
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
         board = Board(http, f"http://127.0.0.1:{port}", house.token)
@@ -139,7 +160,11 @@ async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> d
         "kilobytes": kilobytes[0],
         "heard_p50": waits[len(waits) // 2],
         "heard_max": waits[-1],
-        **{f"{name}_{what}": statistics.median(one[what] for one in runs) for name, runs in found.items() for what in runs[0]},
+        **{
+            f"{name}_{what}": statistics.median(one[what] for one in runs)
+            for name, runs in found.items()
+            for what in runs[0]
+        },
     }
 
 
@@ -154,7 +179,9 @@ async def sign_in(board: Board) -> str:
 
 
 async def _loaded(house: Served, board: Board, count: int) -> dict[str, float]:
-    """Run deliberations while something happens on the board; return CPU ms and wall seconds of one."""
+    """Run deliberations while something happens on the board; return CPU ms and wall seconds of
+    one.
+    """
     happening = asyncio.create_task(board.happen())
     try:
         before, began = house.system.used(), time.perf_counter()
@@ -166,4 +193,8 @@ async def _loaded(house: Served, board: Board, count: int) -> dict[str, float]:
     finally:
         happening.cancel()
         await asyncio.gather(happening, return_exceptions=True)
-    return {"cpu": used.total * 1000 / count, "serve": used.cpu["serve"] * 1000 / seconds, "rate": count / seconds}
+    return {
+        "cpu": used.total * 1000 / count,
+        "serve": used.cpu["serve"] * 1000 / seconds,
+        "rate": count / seconds,
+    }

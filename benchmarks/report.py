@@ -1,4 +1,6 @@
-"""docs/benchmarks.md, from the results: what it must reach, what it reached, tables and pictures."""
+"""docs/benchmarks.md, from the results: what it must reach, what it reached, tables and
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         )
         sections.append(_text(document["text"]))
     sections += [
-        write_section(document[name]) for name, write_section in (("tools", _tools), ("growth", _growth)) if name in document
+        write_section(document[name])
+        for name, write_section in (("tools", _tools), ("growth", _growth))
+        if name in document
     ]
     if "steps" in document:
         sections.append(_projected(document["steps"]))
@@ -73,7 +77,9 @@ def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
         "cluster": _cluster,
         "soak": _soak,
     }
-    sections += [write_section(document[name]) for name, write_section in last.items() if name in document]
+    sections += [
+        write_section(document[name]) for name, write_section in last.items() if name in document
+    ]
     sections.append(_how(document))
     path, page = folder / "benchmarks.md", "\n\n".join(part.strip() for part in sections) + "\n"
     if into_docs and path.exists():
@@ -171,7 +177,11 @@ def _frame(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _head(document: Mapping[str, Any]) -> str:
     frame = _frame(document)
     machine = frame.get("machine", {})
-    quick = "\n\n**These are short runs, made to see that everything works: they say nothing.**" if frame.get("quick") else ""
+    quick = (
+        "\n\n**These are short runs, made to see that everything works: they say nothing.**"
+        if frame.get("quick")
+        else ""
+    )
     counted = _COUNTED if frame.get("counted") else NOT_COUNTED
     return f"""# Benchmarks
 
@@ -187,12 +197,20 @@ unary gRPC call a deliberation from another process. {counted}"""
 
 def _reached(document: Mapping[str, Any]) -> str:
     rows = [
-        (target.what, target.must, target.aim or "", figure(target.value) + target.unit, target.verdict)
+        (
+            target.what,
+            target.must,
+            target.aim or "",
+            figure(target.value) + target.unit,
+            target.verdict,
+        )
         for target in targets(document)
     ]
     notes = _NOTES.read_text(encoding="utf-8").strip() if _NOTES.exists() else ""
     return (
-        "## What it must reach\n\n" + table(("", "must", "aim", "measured", "reached"), rows) + (f"\n\n{notes}" if notes else "")
+        "## What it must reach\n\n"
+        + table(("", "must", "aim", "measured", "reached"), rows)
+        + (f"\n\n{notes}" if notes else "")
     )
 
 
@@ -232,10 +250,20 @@ def _text(text: Mapping[str, Any]) -> str:
         delay = float(case.split()[0])
         for name, found in by_name.items():
             over = f"{found['wait'] * 1000 / (text['phases'] * delay):.3f}" if delay else ""
-            alone.append((case, _NAMES.get(name, name), figure(found["wait"] * 1000), over, figure(found["cpu_ms"])))
+            alone.append(
+                (
+                    case,
+                    _NAMES.get(name, name),
+                    figure(found["wait"] * 1000),
+                    over,
+                    figure(found["cpu_ms"]),
+                )
+            )
     own = _crowd(text)[OURS]
     parts = _parts(own["parts_ms"])
-    memory = ", ".join(f"{part} {figure(value)}" for part, value in text["memory"][OURS]["pss"].items())
+    memory = ", ".join(
+        f"{part} {figure(value)}" for part, value in text["memory"][OURS]["pss"].items()
+    )
     rounds = own["rounds"]
     return f"""## Beside others, on the same stub
 
@@ -267,20 +295,28 @@ def _idle(shares: Mapping[str, float]) -> str:
 def _left_out(text: Mapping[str, Any]) -> str:
     """Name the rivals that did not run, and why."""
     reasons = text.get("left_out", {}).items()
-    return " ".join(f"{_plain(name).partition(',')[0]} did not run: {reason}." for name, reason in reasons)
+    return " ".join(
+        f"{_plain(name).partition(',')[0]} did not run: {reason}." for name, reason in reasons
+    )
 
 
 def _parts(parts: Mapping[str, float]) -> str:
     """List parts and their figures. The kernel's two clocks may differ by a hair: never below 0."""
     named = {_PARTS.get(part, part): value for part, value in parts.items()}
-    return ", ".join(f"{part} {figure(value if math.isnan(value) else max(value, 0.0))}" for part, value in named.items())
+    return ", ".join(
+        f"{part} {figure(value if math.isnan(value) else max(value, 0.0))}"
+        for part, value in named.items()
+    )
 
 
 def _tools(found: Mapping[str, Any]) -> str:
     alone, together = found["alone"], found["together"]
     own = alone["wait"] - found["critical"]
     ways = {"one at a time": alone, f"{together['at_once']} at once": together}
-    rows = [(name, figure(run["wait"]), figure(run["cpu_ms"] / 1000), figure(run["rate"])) for name, run in ways.items()]
+    rows = [
+        (name, figure(run["wait"]), figure(run["cpu_ms"] / 1000), figure(run["rate"]))
+        for name, run in ways.items()
+    ]
     parts = _parts({part: value / 1000 for part, value in alone["parts_ms"].items()})
     return f"""## With tools
 
@@ -308,7 +344,15 @@ def _growth(found: Mapping[str, Any]) -> str:
         )
         for step in found["steps"]
     ]
-    head = ("held at once", "memory, MB", "KB a seat", "all placed, s", "ms each", "all ended, s", "a second")
+    head = (
+        "held at once",
+        "memory, MB",
+        "KB a seat",
+        "all placed, s",
+        "ms each",
+        "all ended, s",
+        "a second",
+    )
     return f"""## How it grows
 
 The stub holds every answer until all seats of all deliberations wait for theirs, one connection each; then it answers at once and
@@ -367,8 +411,10 @@ A stream that its client cancels: {figure(ended["p50"])} ms later (p99 {figure(e
 
 def _commands(found: Mapping[str, Any]) -> str:
     rows = [(f"`{name}`", f"{seconds:.2f}") for name, seconds in found.items() if name != "frame"]
-    return f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files; of `deliberate` with a \
+    return (
+        f"## Commands that need no Ray\n\nWhole processes, from start to exit, median, warm files; of `deliberate` with a \
 model server that works until its first event.\n\n{table(('', 's'), rows)}"
+    )
 
 
 def _lending(found: Mapping[str, Any]) -> str:
@@ -432,7 +478,13 @@ def _cluster(found: Mapping[str, Any]) -> str:
     ]
     one = found["pods"][0]["rate"]
     pods = [
-        (row["count"], figure(row["rate"]), f"{row['rate'] / one:.2f}", figure(row["wait"] * 1000), figure(row["load"]))
+        (
+            row["count"],
+            figure(row["rate"]),
+            f"{row['rate'] / one:.2f}",
+            figure(row["wait"] * 1000),
+            figure(row["load"]),
+        )
         for row in found["pods"]
     ]
     return f"""## In a cluster
@@ -455,7 +507,11 @@ def _soak(found: Mapping[str, Any]) -> str:
         (part, figure(values[0]), figure(values[-1]), f"{found['grew_kb'].get(part, 0):+.1f}")
         for part, values in found["memory"].items()
     ]
-    grown = [(name, f"{was:,}", f"{now:,}") for name, (was, now) in sorted(found["grown"].items()) if now != was]
+    grown = [
+        (name, f"{was:,}", f"{now:,}")
+        for name, (was, now) in sorted(found["grown"].items())
+        if now != was
+    ]
     stayed = ", ".join(f"{name} {value:,}" for name, value in sorted(found["stayed"].items()))
     problems = "\n".join(f"- {line}" for line in found["problems"]) or "Nothing was left behind."
     return f"""## A long day
@@ -477,9 +533,16 @@ What must not grow, after: {stayed}.
 def _how(document: Mapping[str, Any]) -> str:
     frame = _frame(document)
     ours = ", ".join(f"{name} {version}" for name, version in frame.get("versions", {}).items())
-    theirs = ", ".join(f"{name} {version}" for name, version in document.get("text", {}).get("versions", {}).items())
+    theirs = ", ".join(
+        f"{name} {version}"
+        for name, version in document.get("text", {}).get("versions", {}).items()
+    )
     commands = sorted(
-        {f"`{part['frame']['command']}` ({part['frame']['date']})" for part in document.values() if "frame" in part}
+        {
+            f"`{part['frame']['command']}` ({part['frame']['date']})"
+            for part in document.values()
+            if "frame" in part
+        }
     )
     return f"""## How to run it
 

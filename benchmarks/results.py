@@ -1,4 +1,6 @@
-"""What was measured, as a JSON document: each part by itself, so that one part can be measured again."""
+"""What was measured, as a JSON document: each part by itself, so that one part can be measured
+again.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,16 @@ def of_run(run: Run) -> dict[str, Any]:
 
 def of_held(held: Held) -> dict[str, Any]:
     """Memory in megabytes by part."""
-    return {"pss": {part: value / 1e6 for part, value in held.pss.items()}, "processes": sum(held.processes.values())}
+    return {
+        "pss": {part: value / 1e6 for part, value in held.pss.items()},
+        "processes": sum(held.processes.values()),
+    }
 
 
 def of_contest(found: Contest) -> dict[str, Any]:
-    """Medians over the rounds, and what each rival is to Moothall in the same round, median of those."""
+    """Medians over the rounds, and what each rival is to Moothall in the same round, median of
+    those.
+    """
     cases: dict[str, Any] = {}
     for name, by_case in found.runs.items():
         for case, runs in by_case.items():
@@ -75,8 +82,12 @@ def of_contest(found: Contest) -> dict[str, Any]:
             cases.setdefault(case, {})[name] = {
                 **_medians([of_run(run) for run in runs]),
                 "rounds": len(runs),
-                "faster": statistics.median(our.rate / run.rate for our, run in zip(own, runs, strict=True)),
-                "cheaper": _ratio([(run.cpu_ms, our.cpu_ms) for our, run in zip(own, runs, strict=True)]),
+                "faster": statistics.median(
+                    our.rate / run.rate for our, run in zip(own, runs, strict=True)
+                ),
+                "cheaper": _ratio(
+                    [(run.cpu_ms, our.cpu_ms) for our, run in zip(own, runs, strict=True)]
+                ),
             }
     return {
         "cases": cases,
@@ -95,8 +106,15 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _medians(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    plain = {key: statistics.median(item[key] for item in rounds) for key in rounds[0] if key != "parts_ms"}
-    parts = {part: statistics.median(item["parts_ms"].get(part, 0.0) for item in rounds) for part in rounds[0]["parts_ms"]}
+    plain = {
+        key: statistics.median(item[key] for item in rounds)
+        for key in rounds[0]
+        if key != "parts_ms"
+    }
+    parts = {
+        part: statistics.median(item["parts_ms"].get(part, 0.0) for item in rounds)
+        for part in rounds[0]["parts_ms"]
+    }
     return {**plain, "parts_ms": parts}
 
 
@@ -114,7 +132,12 @@ def of_tools(found: Worked) -> dict[str, Any]:
 def of_growth(idle: Held, grown: Sequence[Grown]) -> dict[str, Any]:
     """Memory of the idle house, and each step."""
     steps = [
-        {"count": item.count, "placed": item.placed_seconds, "finish": item.finish_seconds, **of_held(item.held)}
+        {
+            "count": item.count,
+            "placed": item.placed_seconds,
+            "finish": item.finish_seconds,
+            **of_held(item.held),
+        }
         for item in grown
     ]
     return {"idle": of_held(idle), "steps": steps}

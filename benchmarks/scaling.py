@@ -1,4 +1,6 @@
-"""docs/scaling.md: the constants of the model of capacity, measured; what it says beside what really came; what a day takes."""
+"""docs/scaling.md: the constants of the model of capacity, measured; what it says beside what
+really came; what a day takes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from benchmarks.stub import running_stub
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DELAY_MS = 50
 _HOST, _SERVE, _BUS = 0.2, 0.6, 0.4
-"""Cores: so little for a host that it is what the house waits for, and all of two nodes fits into one machine of two cores."""
+"""Cores: so little for a host that it is what the house waits for, and all of two nodes fits into
+one machine of two cores.
+"""
 _CROWDS = (64, 16, 4)
 _TURNS = 3
 """Of each house with each crowd, so that what else the machine does is the same for both."""
@@ -32,28 +36,43 @@ _WITH_TOOLS = "the same with tools and tests, on hosts' machines"
 
 
 async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Take the constants from the first crowd on one node; hold the model against the others and against two nodes. Both houses stand, and take turns
-    of `seconds` in all with each crowd.
+    """Take the constants from the first crowd on one node; hold the model against the others and
+    against two nodes. Both houses stand, and take turns of `seconds` in all with each crowd.
     """
     if not may_slice():
-        raise SystemExit("scaling: parts get slices of a core by control groups, which needs root and a writable /sys/fs/cgroup")
+        raise SystemExit(
+            "scaling: parts get slices of a core by control groups, which needs root and a "
+            "writable /sys/fs/cgroup"
+        )
     fleets = {nodes: Fleet((_HOST,) * nodes, serve=_SERVE, bus=_BUS) for nodes in (1, 2)}
     runs: dict[tuple[int, int], list[Run]] = {}
     async with running_stub() as stub, AsyncExitStack() as stack:
         houses = {}
         for nodes, fleet in fleets.items():
-            houses[nodes] = await stack.enter_async_context(spread(folder / str(nodes), stub, fleet))
+            houses[nodes] = await stack.enter_async_context(
+                spread(folder / str(nodes), stub, fleet)
+            )
             await crowd(houses[nodes], stub, delay_ms=0, at_once=8, seconds=2)
         for turn in range(1, _TURNS + 1):
             for at_once in _CROWDS:
                 for nodes, house in houses.items():
-                    run = await crowd(house, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS)
+                    run = await crowd(
+                        house, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS
+                    )
                     runs.setdefault((nodes, at_once), []).append(run)
-                    tell(f"turn {turn} of {_TURNS}, {nodes} nodes, {at_once} at once: {run.rate:.1f} a second")
+                    tell(
+                        f"turn {turn} of {_TURNS}, {nodes} nodes, {at_once} at once: "
+                        f"{run.rate:.1f} a second"
+                    )
     demand = _middle([demand_of(run, _DELAY_MS) for run in runs[1, _CROWDS[0]]])
     rows = []
-    for (nodes, at_once), told in sorted(runs.items(), key=lambda found: (found[0][0], -found[0][1])):
-        expected, rate = simulate(demand, fleets[nodes], at_once), statistics.median(run.rate for run in told)
+    for (nodes, at_once), told in sorted(
+        runs.items(), key=lambda found: (found[0][0], -found[0][1])
+    ):
+        expected, rate = (
+            simulate(demand, fleets[nodes], at_once),
+            statistics.median(run.rate for run in told),
+        )
         rows.append(
             {
                 "nodes": nodes,
@@ -71,7 +90,12 @@ async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) 
 
 def _middle(found: Sequence[Demand]) -> Demand:
     """Return the median of each part."""
-    return Demand(**{name: statistics.median(asdict(each)[name] for each in found) for name in asdict(found[0])})
+    return Demand(
+        **{
+            name: statistics.median(asdict(each)[name] for each in found)
+            for name in asdict(found[0])
+        }
+    )
 
 
 def write(document: Mapping[str, Any], *, into_docs: bool) -> Path:
@@ -141,17 +165,31 @@ def _day(document: Mapping[str, Any], demand: Demand) -> str:
     rows = [
         (
             "serve, without the graph",
-            f"{rate * demand.serve_ms / 1000:.2f} of a core; one process takes {1000 / demand.serve_ms:,.0f} a second",
+            (
+                f"{rate * demand.serve_ms / 1000:.2f} of a core; one process takes "
+                f"{1000 / demand.serve_ms:,.0f} a second"
+            ),
         ),
-        ("the graph behind it", f"{rate * graph / 1000:.2f} of a core" if graph else "not measured"),
+        (
+            "the graph behind it",
+            f"{rate * graph / 1000:.2f} of a core" if graph else "not measured",
+        ),
         (
             "hosts",
-            f"{rate * demand.host_ms / 1000:.2f} cores: {hosts_for(demand, rate, busy=_BUSY):.2f} hosts at {_BUSY:.0%} of their time",
+            (
+                f"{rate * demand.host_ms / 1000:.2f} cores: "
+                f"{hosts_for(demand, rate, busy=_BUSY):.2f} "
+                f"hosts at {_BUSY:.0%} of their time"
+            ),
         ),
         ("bus", f"{rate * demand.bus_ms / 1000:.2f} of a core"),
         (
             "model servers",
-            f"{rate * 9 * _TOKENS:,.0f} tokens a second: {rate * 9 * _TOKENS / _SERVER_TOKENS:,.0f} servers that write {_SERVER_TOKENS:,} each",
+            (
+                f"{rate * 9 * _TOKENS:,.0f} tokens a second: "
+                f"{rate * 9 * _TOKENS / _SERVER_TOKENS:,.0f} servers that write {_SERVER_TOKENS:,} "
+                "each"
+            ),
         ),
     ]
     if "tools" in document:
@@ -173,7 +211,9 @@ def cores_with_tools(document: Mapping[str, Any]) -> str:
     runs = [document["tools"][name]["cpu_ms"] / 1000 for name in ("alone", "together")]
     if any(math.isnan(seconds) for seconds in runs):
         return "not measured"
-    return " to ".join(dict.fromkeys(f"{_RATE * seconds:,.0f}" for seconds in sorted(runs))) + " cores"
+    return (
+        " to ".join(dict.fromkeys(f"{_RATE * seconds:,.0f}" for seconds in sorted(runs))) + " cores"
+    )
 
 
 def _graph_ms(document: Mapping[str, Any]) -> float:

@@ -1,4 +1,5 @@
-"""What telemetry costs where it is off, and where it is on: microseconds a span and a figure, on one core.
+"""What telemetry costs where it is off, and where it is on: microseconds a span and a figure, on
+one core.
 
 `python benchmarks/seam.py`
 """
@@ -20,7 +21,9 @@ _CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def _span() -> None:
-    with telemetry.span("chat", {"gen_ai.operation.name": "chat", "moothall.seat": "agent-dev-001"}, kind="client") as span:
+    with telemetry.span(
+        "chat", {"gen_ai.operation.name": "chat", "moothall.seat": "agent-dev-001"}, kind="client"
+    ) as span:
         span.set({"gen_ai.usage.input_tokens": 1000, "gen_ai.usage.output_tokens": 100})
 
 
@@ -40,16 +43,22 @@ async def _main() -> None:
         _measure("a span, exporter off, a caller's trace", _span)
     _measure("a counter", lambda: TOOL_CALLS.add("files.read", "success"))
     _measure("a histogram, timed", _timed)
-    _measure("a cause", lambda: cause_of(EventType.SEAT_TURN, "task-1", "agent-dev-001/propose/0.1", {}))
+    _measure(
+        "a cause", lambda: cause_of(EventType.SEAT_TURN, "task-1", "agent-dev-001/propose/0.1", {})
+    )
     try:
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
         from moothall.telemetry.recording import recording
     except ImportError:
         return
-    async with recording(TraceSettings(queue_spans=100), "benchmark", exporter=InMemorySpanExporter()):
+    async with recording(
+        TraceSettings(queue_spans=100), "benchmark", exporter=InMemorySpanExporter()
+    ):
         _measure("a span, recorded", _span)
-    async with recording(TraceSettings(queue_spans=100, sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()):
+    async with recording(
+        TraceSettings(queue_spans=100, sample_ratio=0), "benchmark", exporter=InMemorySpanExporter()
+    ):
         _measure("a span, exporter on, not sampled", _span)
 
 

@@ -1,4 +1,6 @@
-"""Moothall as its users run it: `moothall serve` as a process, and a client of its gRPC door in this one."""
+"""Moothall as its users run it: `moothall serve` as a process, and a client of its gRPC door in
+this one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SEATS, CALLS = 3, 9
 GRAPH_LATER = {"MOOTHALL_GRAPH__BATCH": "1", "MOOTHALL_GRAPH__PACE_SECONDS": "86400"}
 """Puts the graph's projection off, which follows behind the answers: it is told apart."""
 TASK = (
-    "Design the queue between our order page and the warehouse: what happens when it is full, when a worker dies, "
+    "Design the queue between our order page and the warehouse: what happens when it is full, "
+    "when a worker dies, "
     "and what an operator watches."
 )
 
@@ -40,7 +43,9 @@ class Served:
     stub: OrchestratorServiceStub
     token: str
 
-    async def deliberate(self, request: pb.DeliberateRequest, *, seconds: float = 600) -> pb.DeliberateResponse:
+    async def deliberate(
+        self, request: pb.DeliberateRequest, *, seconds: float = 600
+    ) -> pb.DeliberateResponse:
         """One unary call."""
         return await self.stub.Deliberate(request, metadata=self.metadata, timeout=seconds)
 
@@ -51,7 +56,9 @@ class Served:
 
 
 def text_request() -> pb.DeliberateRequest:
-    """Three seats propose, each reviews another's proposal, all revise: nine calls, and the budget ends it there."""
+    """Three seats propose, each reviews another's proposal, all revise: nine calls, and the budget
+    ends it there.
+    """
     return pb.DeliberateRequest(
         task_description=TASK,
         role="dev",
@@ -63,8 +70,12 @@ def text_request() -> pb.DeliberateRequest:
 
 
 @asynccontextmanager
-async def served(data_dir: Path, base_url: str, settings: Mapping[str, str] | None = None) -> AsyncIterator[Served]:
-    """Start `moothall serve` on `data_dir` and end it with the context; `settings` are more environment variables."""
+async def served(
+    data_dir: Path, base_url: str, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Served]:
+    """Start `moothall serve` on `data_dir` and end it with the context; `settings` are more
+    environment variables.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     ours = {
         "MOOTHALL_DATA_DIR": str(data_dir),

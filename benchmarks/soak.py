@@ -1,4 +1,6 @@
-"""A long day in minutes: many deliberations on one house. Does memory grow, is anything left behind?"""
+"""A long day in minutes: many deliberations on one house. Does memory grow, is anything left
+behind?
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _WARM = 0.2  # share of the text deliberations that nothing is said of
 _SETTLE_SECONDS = 60
 _GRAPH = {"MOOTHALL_GRAPH__KEEP": "50"}  # full after the warming up, so that it is flat too
 ALLOWED_KB = {"bus": 40.0}
-"""Kilobytes that a deliberation may add to a part's memory for good. The bus remembers the ids of an hour's messages, about 100
-bytes each and fifty a deliberation, and the subjects of its log.
+"""Kilobytes that a deliberation may add to a part's memory for good. The bus remembers the ids of
+an hour's messages, about 100 bytes each and fifty a deliberation, and the subjects of its log.
 """
 _ALLOWED_KB = 6.0
 _ALLOWED_FILES = 10
@@ -29,7 +31,9 @@ _ALLOWED_FILES = 10
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """`memory` is PSS in bytes by part after each chunk; `grew` what a deliberation added in kilobytes, by a line through them."""
+    """`memory` is PSS in bytes by part after each chunk; `grew` what a deliberation added in
+    kilobytes, by a line through them.
+    """
 
     text: int
     with_tools: int
@@ -42,12 +46,17 @@ class Soaked:
 
     def document(self) -> dict[str, Any]:
         """As JSON takes it."""
-        grown = {name: (self.before.may_grow.get(name, 0), now) for name, now in self.after.may_grow.items()}
+        grown = {
+            name: (self.before.may_grow.get(name, 0), now)
+            for name, now in self.after.may_grow.items()
+        }
         return {
             "text": self.text,
             "with_tools": self.with_tools,
             "at_once": self.at_once,
-            "memory": {part: [value / 1e6 for value in values] for part, values in self.memory.items()},
+            "memory": {
+                part: [value / 1e6 for value in values] for part, values in self.memory.items()
+            },
             "grew_kb": dict(self.grew),
             "stayed": dict(self.after.must_stay),
             "grown": grown,
@@ -55,8 +64,12 @@ class Soaked:
         }
 
 
-async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: Callable[[str], None]) -> Soaked:
-    """Run them and compare. The house is looked at idle, before and after, once it has done a few of each kind."""
+async def soak(
+    folder: Path, *, text: int, with_tools: int, at_once: int, tell: Callable[[str], None]
+) -> Soaked:
+    """Run them and compare. The house is looked at idle, before and after, once it has done a few
+    of each kind.
+    """
     async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as house:
         tell("soak: warming up")
         await stub.set(delay_ms=20)
@@ -75,7 +88,10 @@ async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: 
         await many(tools, with_tools, 4)
         after = await _settled(house, before)
     # The first looks are the least settled: the line is drawn through the second half.
-    grew = {part: slope(values[len(values) // 2 :]) / (text / _CHUNKS) / 1024 for part, values in memory.items()}
+    grew = {
+        part: slope(values[len(values) // 2 :]) / (text / _CHUNKS) / 1024
+        for part, values in memory.items()
+    }
     return Soaked(
         text,
         with_tools,
@@ -89,7 +105,9 @@ async def soak(folder: Path, *, text: int, with_tools: int, at_once: int, tell: 
 
 
 async def _settled(house: Served, before: Things | None = None) -> Things:
-    """Look until two looks agree, or for as long as something is there that was not before: both take seconds, not minutes."""
+    """Look until two looks agree, or for as long as something is there that was not before: both
+    take seconds, not minutes.
+    """
     last = await look(house)
     for _ in range(_SETTLE_SECONDS):
         await asyncio.sleep(1)
@@ -113,7 +131,8 @@ def slope(values: Sequence[int]) -> float:
 
 
 def _grown(grew: Mapping[str, float], text: int) -> list[str]:
-    # A short run says nothing of memory: what one garbage collection more or less does is larger than all of it.
+    # A short run says nothing of memory: what one garbage collection more or less does is larger
+    # than all of it.
     if text < 1000:  # noqa: PLR2004
         return []
     return [
@@ -124,5 +143,13 @@ def _grown(grew: Mapping[str, float], text: int) -> list[str]:
 
 
 def _files(before: Things, after: Things) -> list[str]:
-    opened = ((name, before.may_grow.get(name, 0), now) for name, now in after.may_grow.items() if name.startswith("open files"))
-    return [f"{name}: {was} before, {now} after" for name, was, now in opened if now > was + _ALLOWED_FILES]
+    opened = (
+        (name, before.may_grow.get(name, 0), now)
+        for name, now in after.may_grow.items()
+        if name.startswith("open files")
+    )
+    return [
+        f"{name}: {was} before, {now} after"
+        for name, was, now in opened
+        if now > was + _ALLOWED_FILES
+    ]

@@ -1,7 +1,9 @@
-"""The house spread over nodes, each part with a slice of a core of its own, so that one machine stands in for several.
+"""The house spread over nodes, each part with a slice of a core of its own, so that one machine
+stands in for several.
 
-Serve, the bus and a host on each node of a Ray cluster may use what their control group says, and no more: hosts that are small
-enough are what a house waits for, and one more of them is seen in its rate. Needs root and a kernel with the cpu controller.
+Serve, the bus and a host on each node of a Ray cluster may use what their control group says, and
+no more: hosts that are small enough are what a house waits for, and one more of them is seen in its
+rate. Needs root and a kernel with the cpu controller.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ class Spread:
     def used(self) -> dict[str, float]:
         """CPU seconds by part so far."""
         return {
-            part: sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+            part: sum(
+                times.user + times.system
+                for times in (process.cpu_times() for process in processes)
+            )
             for part, processes in self.parts.items()
         }
 
@@ -89,7 +94,10 @@ class Spread:
 async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread]:
     """Serve over as many nodes as the fleet has hosts, each part in its slice."""
     others = _buses()
-    async with embedded_server(BusSettings(), folder / "bus") as bus_url, _nodes(len(fleet.hosts)) as (address, cluster):
+    async with (
+        embedded_server(BusSettings(), folder / "bus") as bus_url,
+        _nodes(len(fleet.hosts)) as (address, cluster),
+    ):
         settings = {
             **GRAPH_LATER,
             "MOOTHALL_RAY__WAIT_SECONDS": "60",  # a host on each node, though they come one by one
@@ -104,7 +112,10 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
             bus = [process for process in _buses() if process not in others]
             serve = psutil.Process(house.system.root)
             if len(hosts) != len(fleet.hosts) or len(bus) != 1:
-                raise RuntimeError(f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and {len(bus)}")
+                raise RuntimeError(
+                    f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and "
+                    f"{len(bus)}"
+                )
             with ExitStack() as slices:
                 for number, (process, cores) in enumerate(zip(hosts, fleet.hosts, strict=True)):
                     slices.enter_context(sliced(f"host-{number}", process.pid, cores))
@@ -114,7 +125,11 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
 
 
 def _buses() -> list[psutil.Process]:
-    return [process for process in psutil.Process().children(recursive=True) if part_of(process) == "bus"]
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if part_of(process) == "bus"
+    ]
 
 
 @asynccontextmanager
@@ -122,7 +137,12 @@ async def _nodes(count: int) -> AsyncIterator[tuple[str, int]]:
     """Yield the address of a Ray cluster of so many nodes, and the process above all of it."""
     folder = tempfile.mkdtemp(prefix="mhb-", dir="/tmp")  # a socket's path must be short
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(_CLUSTER), folder, str(count), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        str(_CLUSTER),
+        folder,
+        str(count),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     if process.stdin is None or process.stdout is None:
         raise AssertionError("asked for pipes")
@@ -138,7 +158,9 @@ async def _nodes(count: int) -> AsyncIterator[tuple[str, int]]:
 
 
 async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, seconds: float) -> Run:
-    """Measure so many callers at once. They end in waves, and the figures begin and end anywhere in one, so there must be many."""
+    """Measure so many callers at once. They end in waves, and the figures begin and end anywhere in
+    one, so there must be many.
+    """
     await stub.set(delay_ms=delay_ms, reset=1)
     return await side_by_side(text_act(over.house), at_once, seconds, over.used, generations=_WAVES)
 
@@ -146,4 +168,6 @@ async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, second
 def demand_of(run: Run, delay_ms: int) -> Demand:
     """Return what one deliberation asked of each part in a run."""
     parts = run.parts_ms()
-    return Demand(serve_ms=parts["serve"], host_ms=parts["host"], bus_ms=parts["bus"], model_ms=delay_ms)
+    return Demand(
+        serve_ms=parts["serve"], host_ms=parts["host"], bus_ms=parts["bus"], model_ms=delay_ms
+    )

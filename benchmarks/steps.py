@@ -1,4 +1,6 @@
-"""Steps of the served house that are seen from outside: a council placed, and work taken up after a kill -9 of everything."""
+"""Steps of the served house that are seen from outside: a council placed, and work taken up after a
+kill -9 of everything.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _TURNS = 3
 
 
 async def placed(house: Served, stub: Stub, count: int) -> Times:
-    """From the request on the log until the last of three seats has started, by the log's own times."""
+    """From the request on the log until the last of three seats has started, by the log's own
+    times.
+    """
     await stub.set(delay_ms=0)
     seconds = []
     for _ in range(count):
@@ -41,14 +45,18 @@ async def placed(house: Served, stub: Stub, count: int) -> Times:
 
 async def _event_times(house: Served) -> list[tuple[str, datetime]]:
     updates = house.stub.StreamDeliberation(text_request(), metadata=house.metadata, timeout=120)
-    return [(update.event.type, datetime.fromisoformat(update.event.time)) async for update in updates]
+    return [
+        (update.event.type, datetime.fromisoformat(update.event.time)) async for update in updates
+    ]
 
 
 async def projected(folder: Path, stub: Stub, count: int) -> dict[str, float]:
-    """With and without the graph: CPU milliseconds and kilobytes of a deliberation, seconds that the graph took after the answers. Medians of
-    three turns, in which two houses take `count` each, one after the other: a machine is not as fast in one minute as in the next.
+    """With and without the graph: CPU milliseconds and kilobytes of a deliberation, seconds that
+    the graph took after the answers. Medians of three turns, in which two houses take `count` each,
+    one after the other: a machine is not as fast in one minute as in the next.
 
-    What a house uses while nothing happens is taken off: with the graph the measurement lasts longer.
+    What a house uses while nothing happens is taken off: with the graph the measurement lasts
+    longer.
     """
     await stub.set(delay_ms=0)
     turns: dict[str, list[float]] = defaultdict(list)
@@ -76,7 +84,9 @@ async def projected(folder: Path, stub: Stub, count: int) -> dict[str, float]:
             turns[f"{name}_seconds"].append(answered - began)
             turns[f"{name}_behind"].append(time.perf_counter() - answered - _QUIET_SECONDS)
         for name, house in houses.items():
-            turns[f"{name}_kb"].append((house.system.held().pss["serve"] - memory[name]) / 1024 / count / _TURNS)
+            turns[f"{name}_kb"].append(
+                (house.system.held().pss["serve"] - memory[name]) / 1024 / count / _TURNS
+            )
     return {name: median(values) for name, values in turns.items()}
 
 
@@ -91,9 +101,11 @@ async def _quiet(house: Served) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Seconds from ready to the first new model call, how long the house was away, and how many calls came after.
+    """Seconds from ready to the first new model call, how long the house was away, and how many
+    calls came after.
 
-    Three proposals were recorded: three reviews and three revisions are left, so that more than six calls are too many.
+    Three proposals were recorded: three reviews and three revisions are left, so that more than six
+    calls are too many.
     """
 
     seconds: float
@@ -102,11 +114,15 @@ class Resumed:
 
 
 async def resumed(folder: Path, stub: Stub) -> Resumed:
-    """Kill every process of the house with -9 while a deliberation's reviews are under way; start it again; watch it go on."""
+    """Kill every process of the house with -9 while a deliberation's reviews are under way; start
+    it again; watch it go on.
+    """
     await stub.set(delay_ms=_DELAY_MS, reset=1)
     data, scratch = folder / "data", folder / "t"
     scratch.mkdir()
-    settings = {"TMPDIR": str(scratch)}  # what Ray leaves there when it is killed goes with the folder
+    settings = {
+        "TMPDIR": str(scratch)
+    }  # what Ray leaves there when it is killed goes with the folder
     async with served(data, stub.base_url, settings) as house:
         submitted = await house.stub.SubmitDeliberation(text_request(), metadata=house.metadata)
         while (await stub.stats())["by_schema"].get("review", 0) < SEATS:  # noqa: ASYNC110 - another process is looked at

@@ -1,12 +1,15 @@
-"""A model server that is no bottleneck: a process of its own, HTTP/1.1 by hand on uvloop, answers cut to size beforehand.
+"""A model server that is no bottleneck: a process of its own, HTTP/1.1 by hand on uvloop, answers
+cut to size beforehand.
 
     async with running_stub() as stub:
         await stub.set(delay_ms=50)
         ... stub.base_url ...
         print(await stub.stats())
 
-It speaks as much of `/v1/chat/completions` as clients need: whole answers and streams. Which answer is asked for it
-sees by the name of the reply schema and by the tools in the prompt; prompts are not parsed beyond that.
+It speaks as much of `/v1/chat/completions` as clients need: whole answers and streams. Which answer
+is asked for it
+sees by the name of the reply schema and by the tools in the prompt; prompts are not parsed beyond
+that.
 No two answers about text are the same, so that there is always something to review.
 """
 
@@ -34,16 +37,22 @@ _STREAM = re.compile(rb'"stream": ?true')
 _LENGTH = re.compile(rb"\r\ncontent-length: ?(\d+)", re.IGNORECASE)
 _CALL = re.compile(rb"\r\nx-request-id: ?([^\r]+)", re.IGNORECASE)
 _PROSE = (
-    "The queue is bounded and its bound is a setting: a full one answers at once with a status that callers know, so that they "
-    "slow down before anything is lost. Each worker takes one item, writes down what came of it, and only then says that it is "
-    "done; an item whose worker vanished comes again after half a minute. What was done twice is told by its key and dropped. "
-    "Three figures are watched: the age of the oldest item, the share of repeats and the time of an item from end to end."
+    "The queue is bounded and its bound is a setting: a full one answers at once with a status "
+    "that callers know, so that they "
+    "slow down before anything is lost. Each worker takes one item, writes down what came of it, "
+    "and only then says that it is "
+    "done; an item whose worker vanished comes again after half a minute. What was done twice is "
+    "told by its key and dropped. "
+    "Three figures are watched: the age of the oldest item, the share of repeats and the time of "
+    "an item from end to end."
 )
 
 
 @dataclass(slots=True)
 class Behaviour:
-    """What the server does next. `pieces` is in how many chunks a streamed answer comes, spread over its delay."""
+    """What the server does next. `pieces` is in how many chunks a streamed answer comes, spread
+    over its delay.
+    """
 
     delay: float = 0.0
     pieces: int = 1
@@ -60,13 +69,27 @@ class Behaviour:
 def _turn(call_id: bytes) -> str:
     """A seat with tools: looks, gets it wrong, mends it."""
     step = call_id.rpartition(b".")[2]
-    seat = call_id.split(b"/")[1].decode() if b"/" in call_id else "nobody"  # no two patches alike: nobody is stopped early
+    seat = (
+        call_id.split(b"/")[1].decode() if b"/" in call_id else "nobody"
+    )  # no two patches alike: nobody is stopped early
     if step == b"1":
-        return json.dumps({"thought": "look first", "actions": [{"tool": "files.read", "args": {"path": "src/utils.py"}}]})
+        return json.dumps(
+            {
+                "thought": "look first",
+                "actions": [{"tool": "files.read", "args": {"path": "src/utils.py"}}],
+            }
+        )
     if step == b"2":
         act = {"tool": "files.append", "args": {"path": "src/utils.py", "content": WRONG}}
     else:
-        act = {"tool": "files.edit", "args": {"path": "src/utils.py", "old": WRONG.strip(), "new": f"{SOLVED.strip()}  # {seat}"}}
+        act = {
+            "tool": "files.edit",
+            "args": {
+                "path": "src/utils.py",
+                "old": WRONG.strip(),
+                "new": f"{SOLVED.strip()}  # {seat}",
+            },
+        }
     return json.dumps({"thought": "do it", "actions": [act]})
 
 
@@ -77,10 +100,15 @@ def _answer(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
         case b"turn":
             return json.dumps({"thought": "written", "finish": f"Design {number}. {_PROSE}"})
         case b"review":
-            comment = "It says what happens when the queue is full; it does not say who watches the figures."
+            comment = (
+                "It says what happens when the queue is full; it does not say who watches the "
+                "figures."
+            )
             return json.dumps({"comment": comment, "met": [], "unmet": [1], "score": number % 11})
         case b"approaches":
-            return json.dumps({"approaches": [f"the plain way number {i} of doing it" for i in range(1, 4)]})
+            return json.dumps(
+                {"approaches": [f"the plain way number {i} of doing it" for i in range(1, 4)]}
+            )
         case b"probe":
             return '{"wet": true}'
     return f"Design {number}. {_PROSE}"
@@ -89,7 +117,12 @@ def _answer(number: int, schema: bytes, body: bytes, call_id: bytes) -> str:
 def _usage(body: bytes, text: str) -> dict[str, Any]:
     prompt, said = len(body) // 4 + 1, len(text) // 4 + 1
     details = {"cached_tokens": prompt // 2}
-    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said, "prompt_tokens_details": details}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": said,
+        "total_tokens": prompt + said,
+        "prompt_tokens_details": details,
+    }
 
 
 def _event(data: dict[str, Any]) -> bytes:
@@ -158,9 +191,22 @@ class Connection(asyncio.Protocol):
         if _STREAM.search(body):
             self._stream(body, text)
         else:
-            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            whole = {"id": f"chat-{told.calls}", "object": "chat.completion", "created": 0, "model": "stub"}
-            self._later(told.delay, self._end, self._whole({**whole, "choices": [choice], "usage": _usage(body, text)}))
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop",
+            }
+            whole = {
+                "id": f"chat-{told.calls}",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "stub",
+            }
+            self._later(
+                told.delay,
+                self._end,
+                self._whole({**whole, "choices": [choice], "usage": _usage(body, text)}),
+            )
 
     def _stream(self, body: bytes, text: str) -> None:
         told = self._behaviour
@@ -169,8 +215,18 @@ class Connection(asyncio.Protocol):
             choice = {"index": 0, "delta": {"content": piece}, "finish_reason": finish}
             return _event({"object": "chat.completion.chunk", "model": "stub", "choices": [choice]})
 
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-        usage = _event({"object": "chat.completion.chunk", "model": "stub", "choices": [], "usage": _usage(body, text)})
+        head = (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+            b"\r\n"
+        )
+        usage = _event(
+            {
+                "object": "chat.completion.chunk",
+                "model": "stub",
+                "choices": [],
+                "usage": _usage(body, text),
+            }
+        )
         last = delta("", "stop") + usage + b"data: [DONE]\n\n"
         if told.pieces <= 1:
             self._later(told.delay, self._end, head + _chunk(delta(text) + last) + b"0\r\n\r\n")
@@ -196,7 +252,10 @@ class Connection(asyncio.Protocol):
 
     def _whole(self, document: dict[str, Any]) -> bytes:
         data = json.dumps(document, separators=(",", ":")).encode()
-        return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data)
+        return (
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+            % (len(data), data)
+        )
 
     def _json(self, document: dict[str, Any]) -> None:
         self._write(self._whole(document))
@@ -253,7 +312,9 @@ class Stub:
         return times.user + times.system
 
     async def set(self, **told: float) -> dict[str, Any]:
-        """Change `delay_ms`, `pieces` or `hold` (0, 1), or `reset` the counters; return the counters."""
+        """Change `delay_ms`, `pieces` or `hold` (0, 1), or `reset` the counters; return the
+        counters.
+        """
         asked = "&".join(f"{name}={value:g}" for name, value in told.items())
         return await self._get(f"set?{asked}")
 
@@ -268,9 +329,16 @@ class Stub:
 
 @asynccontextmanager
 async def running_stub(host: str = "127.0.0.1") -> AsyncIterator[Stub]:
-    """Start the server on a free port of an address of this machine, as a process of its own; it ends with the context."""
+    """Start the server on a free port of an address of this machine, as a process of its own; it
+    ends with the context.
+    """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.stub", host, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "benchmarks.stub",
+        host,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     if process.stdin is None or process.stdout is None:
         raise AssertionError("asked for pipes")

@@ -48,8 +48,12 @@ def _over(delay: int) -> _Read:
 
 
 def _idle(d: Mapping[str, Any]) -> float:
-    """Percent of a core that the house uses while it has nothing to do, beside Ray's own processes."""
-    return 100.0 * sum(float(share) for part, share in d["text"]["idle_cpu"].items() if part != "ray")
+    """Percent of a core that the house uses while it has nothing to do, beside Ray's own
+    processes.
+    """
+    return 100.0 * sum(
+        float(share) for part, share in d["text"]["idle_cpu"].items() if part != "ray"
+    )
 
 
 def _seat(d: Mapping[str, Any]) -> float:
@@ -75,24 +79,89 @@ def _scaled(d: Mapping[str, Any]) -> float:
 
 
 def _slowest(d: Mapping[str, Any]) -> float:
-    return max(float(seconds) for name, seconds in d["commands"].items() if name.startswith("moothall "))
+    return max(
+        float(seconds) for name, seconds in d["commands"].items() if name.startswith("moothall ")
+    )
 
 
 _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
-    ("deliberations a second, 64 at once, 50 ms", "≥ 150", "≥ 400", lambda d: float(_case(50, 64)(d)["rate"]), "", 1),
-    ("CPU of one over all processes, 64 at once", "≤ 10 ms", "≤ 2.5 ms", lambda d: float(_case(50, 64)(d)["cpu_ms"]), " ms", -1),
+    (
+        "deliberations a second, 64 at once, 50 ms",
+        "≥ 150",
+        "≥ 400",
+        lambda d: float(_case(50, 64)(d)["rate"]),
+        "",
+        1,
+    ),
+    (
+        "CPU of one over all processes, 64 at once",
+        "≤ 10 ms",
+        "≤ 2.5 ms",
+        lambda d: float(_case(50, 64)(d)["cpu_ms"]),
+        " ms",
+        -1,
+    ),
     ("wall over critical path, 500 ms", "≤ 1.02", "≤ 1.005", _over(500), "", -1),
     ("wall over critical path, 50 ms", "≤ 1.10", "≤ 1.03", _over(50), "", -1),
     ("idle, beside Ray's own, of a core", "", "≤ 1 %", _idle, " %", -1),
     ("a seat that waits for its model", "≤ 100 KB", "", _seat, " KB", -1),
-    ("a council placed, p50", "≤ 20 ms", "", lambda d: float(d["steps"]["placed"]["p50"]), " ms", -1),
-    ("guard of a tool call, p50", "≤ 1 ms", "", lambda d: float(d["steps"]["guard"]["p50"]), " ms", -1),
+    (
+        "a council placed, p50",
+        "≤ 20 ms",
+        "",
+        lambda d: float(d["steps"]["placed"]["p50"]),
+        " ms",
+        -1,
+    ),
+    (
+        "guard of a tool call, p50",
+        "≤ 1 ms",
+        "",
+        lambda d: float(d["steps"]["guard"]["p50"]),
+        " ms",
+        -1,
+    ),
     ("tool round trip, p50", "≤ 2 ms", "", lambda d: float(d["steps"]["tool"]["p50"]), " ms", -1),
-    ("block of Python that calls a tool, p50", "≤ 5 ms", "", lambda d: float(d["steps"]["python"]["p50"]), " ms", -1),
-    ("tool calls a second, one workspace", "≥ 200", "", lambda d: float(d["steps"]["tools_a_second"]), "", 1),
-    ("workspace ready, 5,000 files, p50", "≤ 100 ms", "", lambda d: float(d["steps"]["workspace"]["p50"]), " ms", -1),
-    ("event persisted, p50", "≤ 0.5 ms", "", lambda d: float(d["steps"]["persisted"]["p50"]), " ms", -1),
-    ("event persisted, p99", "≤ 5 ms", "", lambda d: float(d["steps"]["persisted"]["p99"]), " ms", -1),
+    (
+        "block of Python that calls a tool, p50",
+        "≤ 5 ms",
+        "",
+        lambda d: float(d["steps"]["python"]["p50"]),
+        " ms",
+        -1,
+    ),
+    (
+        "tool calls a second, one workspace",
+        "≥ 200",
+        "",
+        lambda d: float(d["steps"]["tools_a_second"]),
+        "",
+        1,
+    ),
+    (
+        "workspace ready, 5,000 files, p50",
+        "≤ 100 ms",
+        "",
+        lambda d: float(d["steps"]["workspace"]["p50"]),
+        " ms",
+        -1,
+    ),
+    (
+        "event persisted, p50",
+        "≤ 0.5 ms",
+        "",
+        lambda d: float(d["steps"]["persisted"]["p50"]),
+        " ms",
+        -1,
+    ),
+    (
+        "event persisted, p99",
+        "≤ 5 ms",
+        "",
+        lambda d: float(d["steps"]["persisted"]["p99"]),
+        " ms",
+        -1,
+    ),
     (
         "resume after kill -9 of everything, from being ready",
         "≤ 1 s",
@@ -102,15 +171,57 @@ _LINES: tuple[tuple[str, str, str, _Read, str, int], ...] = (
         -1,
     ),
     ("the graph behind a deliberation, CPU", "≤ 5 ms", "", _graph, " ms", -1),
-    ("a pack, 100,000 nodes, embedded, p95", "≤ 100 ms", "", lambda d: float(d["packs"]["stores"]["embedded"]["p95"]), " ms", -1),
-    ("a pack, 100,000 nodes, Neo4j, p95", "≤ 100 ms", "", lambda d: float(d["packs"]["stores"]["Neo4j"]["p95"]), " ms", -1),
+    (
+        "a pack, 100,000 nodes, embedded, p95",
+        "≤ 100 ms",
+        "",
+        lambda d: float(d["packs"]["stores"]["embedded"]["p95"]),
+        " ms",
+        -1,
+    ),
+    (
+        "a pack, 100,000 nodes, Neo4j, p95",
+        "≤ 100 ms",
+        "",
+        lambda d: float(d["packs"]["stores"]["Neo4j"]["p95"]),
+        " ms",
+        -1,
+    ),
     ("answers in 64 pieces over whole ones, CPU", "≤ 1.5", "", _pieces, "", -1),
     ("the model of capacity, off by at most", "≤ 20 %", "", _scaled, " %", -1),
-    ("`import moothall`", "≤ 0.2 s", "", lambda d: float(d["commands"]["import moothall"]), " s", -1),
+    (
+        "`import moothall`",
+        "≤ 0.2 s",
+        "",
+        lambda d: float(d["commands"]["import moothall"]),
+        " s",
+        -1,
+    ),
     ("the slowest command that needs no Ray", "≤ 0.5 s", "", _slowest, " s", -1),
-    ("a model server that is away, said after", "≤ 1 s", "", lambda d: float(d["commands"][NOBODY]), " s", -1),
-    ("a key that is refused, said after", "≤ 1 s", "", lambda d: float(d["commands"][REFUSED]), " s", -1),
-    ("first event of `deliberate` with a remote model", "≤ 2 s", "", lambda d: float(d["commands"][FIRST]), " s", -1),
+    (
+        "a model server that is away, said after",
+        "≤ 1 s",
+        "",
+        lambda d: float(d["commands"][NOBODY]),
+        " s",
+        -1,
+    ),
+    (
+        "a key that is refused, said after",
+        "≤ 1 s",
+        "",
+        lambda d: float(d["commands"][REFUSED]),
+        " s",
+        -1,
+    ),
+    (
+        "first event of `deliberate` with a remote model",
+        "≤ 2 s",
+        "",
+        lambda d: float(d["commands"][FIRST]),
+        " s",
+        -1,
+    ),
 )
 
 

@@ -1,7 +1,9 @@
-"""With tools: three seats, three turns each, on a small repository in sandboxes, with tests after each change and a re-check.
+"""With tools: three seats, three turns each, on a small repository in sandboxes, with tests after
+each change and a re-check.
 
-Each seat looks (turn 1), writes a wrong answer and sees its test fail (turn 2), mends it and sees it pass (turn 3); every
-candidate is then tested again on a clean checkout. One behind the other lie three model calls and three runs of the tests.
+Each seat looks (turn 1), writes a wrong answer and sees its test fail (turn 2), mends it and sees
+it pass (turn 3); every candidate is then tested again on a clean checkout. One behind the other lie
+three model calls and three runs of the tests.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ TEST_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What came of it. `bare_tests`: seconds that one run of the repository's tests takes outside."""
+    """What came of it. `bare_tests`: seconds that one run of the repository's tests takes
+    outside.
+    """
 
     alone: Run
     together: Run
@@ -54,18 +58,26 @@ async def repository(house: Served, path: Path) -> common_pb2.Repository:
 def tools_act(house: Served, named: common_pb2.Repository) -> Act:
     """One deliberation with tools; raises `Wrong` unless it has a proven winner on a branch."""
     request = pb.DeliberateRequest(
-        task_description="Add hello_world() function to src/utils.py", role="dev", num_agents=3, protocol="vote", repository=named
+        task_description="Add hello_world() function to src/utils.py",
+        role="dev",
+        num_agents=3,
+        protocol="vote",
+        repository=named,
     )
 
     async def act() -> None:
         response = await house.deliberate(request, seconds=300)
         if not (response.winner_id and response.proven and response.branch):
-            raise Wrong(f"no proven winner on a branch: {response.error_message} {response.results}"[:800])
+            raise Wrong(
+                f"no proven winner on a branch: {response.error_message} {response.results}"[:800]
+            )
 
     return act
 
 
-async def work(house: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50) -> Worked:
+async def work(
+    house: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50
+) -> Worked:
     """Run it one at a time, then `at_once` side by side."""
     await stub.set(delay_ms=delay_ms)
     act, probe = tools_act(house, await repository(house, folder / "sample")), _probe(house, stub)
@@ -84,13 +96,20 @@ def _probe(house: Served, stub: Stub) -> Probe:
 
 
 async def _bare_tests(house: Served, path: Path) -> float:
-    """Median seconds of the same tests in the environment that was prepared for them, without sandbox and without us."""
+    """Median seconds of the same tests in the environment that was prepared for them, without
+    sandbox and without us.
+    """
     python = next((house.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable))
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(
-            *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
             cwd=path,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

@@ -20,7 +20,9 @@ PHASES = 3
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One setting: the stub's delay and how many deliberations are under way. `count` is for one at a time."""
+    """One setting: the stub's delay and how many deliberations are under way. `count` is for one at
+    a time.
+    """
 
     delay_ms: int
     at_once: int
@@ -41,7 +43,9 @@ class Wrong(Exception):
 class Doors(Protocol):
     """Whoever answers calls."""
 
-    async def deliberate(self, request: pb.DeliberateRequest, *, seconds: float = 600) -> pb.DeliberateResponse:
+    async def deliberate(
+        self, request: pb.DeliberateRequest, *, seconds: float = 600
+    ) -> pb.DeliberateResponse:
         """One unary call."""
 
 
@@ -54,14 +58,19 @@ def text_act(house: Doors, *, seconds: float = 120) -> Act:
             response = await house.deliberate(request, seconds=seconds)
         except grpc.aio.AioRpcError as error:
             raise Wrong(f"{error.code().name}: {error.details()}") from error
-        if not response.winner_id or len({result.proposal.author_id for result in response.results}) != PHASES:
+        if (
+            not response.winner_id
+            or len({result.proposal.author_id for result in response.results}) != PHASES
+        ):
             raise Wrong(f"no winner among three: {response.error_message or response}"[:500])
 
     return act
 
 
 async def measure(house: Served, stub: Stub, case: Case) -> Run:
-    """Run one case and count the CPU of every process; raises `Wrong` where the calls were not nine each."""
+    """Run one case and count the CPU of every process; raises `Wrong` where the calls were not nine
+    each.
+    """
     await stub.set(delay_ms=case.delay_ms, reset=1)
 
     def probe() -> Mapping[str, float]:

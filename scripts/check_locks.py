@@ -1,4 +1,6 @@
-"""Every requirement that pyproject.toml names is pinned in the lock that has to hold it, inside its range."""
+"""Every requirement that pyproject.toml names is pinned in the lock that has to hold it, inside its
+range.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,15 @@ ROOT = Path(__file__).parent.parent
 
 def pinned(lock: Path) -> dict[str, str]:
     """Return name → version of a lock file."""
-    lines = (line.split(";")[0].strip(" \\") for line in lock.read_text(encoding="utf-8").splitlines() if "==" in line)
-    return {canonicalize_name(name): version.strip() for name, version in (line.split("==") for line in lines)}
+    lines = (
+        line.split(";")[0].strip(" \\")
+        for line in lock.read_text(encoding="utf-8").splitlines()
+        if "==" in line
+    )
+    return {
+        canonicalize_name(name): version.strip()
+        for name, version in (line.split("==") for line in lines)
+    }
 
 
 def problems(lock: Path, wanted: list[str]) -> list[str]:

@@ -1,6 +1,8 @@
-"""Write deploy/grafana/moothall.json: one panel for what belongs together. Run it after changing a figure.
+"""Write deploy/grafana/moothall.json: one panel for what belongs together. Run it after changing a
+figure.
 
-Every figure of `moothall.telemetry.metrics` has to be in a panel; a test compares the two, and this with the file.
+Every figure of `moothall.telemetry.metrics` has to be in a panel; a test compares the two, and this
+with the file.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ _P = '{process=~"$process"}'
 
 def rate(name: str, by: str = "") -> str:
     """Events a second, over what Grafana takes for the rate's window."""
-    return f"sum by ({by}) (rate({name}{_P}[$__rate_interval]))" if by else f"sum(rate({name}{_P}[$__rate_interval]))"
+    return (
+        f"sum by ({by}) (rate({name}{_P}[$__rate_interval]))"
+        if by
+        else f"sum(rate({name}{_P}[$__rate_interval]))"
+    )
 
 
 def quantile(name: str, share: float, by: str = "") -> str:
     """A quantile of a histogram."""
     labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({share}, sum by ({labels}) (rate({name}_bucket{_P}[$__rate_interval])))"
+    return (
+        f"histogram_quantile({share}, sum by ({labels}) "
+        f"(rate({name}_bucket{_P}[$__rate_interval])))"
+    )
 
 
 def times(name: str, by: str = "") -> list[tuple[str, str]]:
@@ -36,11 +45,25 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
     (
         "Deliberations",
         [
-            ("Requested", "ops", [(rate("moothall_deliberations_requested_total", "role, protocol"), "{{role}} {{protocol}}")]),
+            (
+                "Requested",
+                "ops",
+                [
+                    (
+                        rate("moothall_deliberations_requested_total", "role, protocol"),
+                        "{{role}} {{protocol}}",
+                    )
+                ],
+            ),
             (
                 "Decided",
                 "ops",
-                [(rate("moothall_deliberations_decided_total", "status, final_state"), "{{status}} {{final_state}}")],
+                [
+                    (
+                        rate("moothall_deliberations_decided_total", "status, final_state"),
+                        "{{status}} {{final_state}}",
+                    )
+                ],
             ),
             ("How long they take", "s", times("moothall_deliberation_seconds", "status")),
             (
@@ -51,7 +74,11 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"sum(moothall_collector_under_way{_P})", "undecided in the collector"),
                 ],
             ),
-            ("How seats end", "ops", [(rate("moothall_seats_finished_total", "status"), "{{status}}")]),
+            (
+                "How seats end",
+                "ops",
+                [(rate("moothall_seats_finished_total", "status"), "{{status}}")],
+            ),
             (
                 "Deciding and delivering",
                 "s",
@@ -66,9 +93,17 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
     (
         "Models",
         [
-            ("Calls by outcome", "ops", [(rate("moothall_model_calls_total", "model, outcome"), "{{model}} {{outcome}}")]),
+            (
+                "Calls by outcome",
+                "ops",
+                [(rate("moothall_model_calls_total", "model, outcome"), "{{model}} {{outcome}}")],
+            ),
             ("Latency", "s", times("moothall_model_call_seconds", "model")),
-            ("Tokens", "short", [(rate("moothall_model_tokens_total", "model, kind"), "{{model}} {{kind}}")]),
+            (
+                "Tokens",
+                "short",
+                [(rate("moothall_model_tokens_total", "model, kind"), "{{model}} {{kind}}")],
+            ),
             (
                 "Waiting, repeated, replayed",
                 "short",
@@ -78,44 +113,84 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (rate("moothall_model_calls_replayed_total"), "replayed a second"),
                 ],
             ),
-            ("Model servers that answer", "percentunit", [(f"min by (model) (moothall_model_up{_P})", "{{model}}")]),
-            ("Cost an hour", "currencyUSD", [(f"3600 * {rate('moothall_model_cost_dollars_total', 'model')}", "{{model}}")]),
-            ("Refused by a budget", "ops", [(rate("moothall_budget_refusals_total", "of"), "{{of}}")]),
+            (
+                "Model servers that answer",
+                "percentunit",
+                [(f"min by (model) (moothall_model_up{_P})", "{{model}}")],
+            ),
+            (
+                "Cost an hour",
+                "currencyUSD",
+                [(f"3600 * {rate('moothall_model_cost_dollars_total', 'model')}", "{{model}}")],
+            ),
+            (
+                "Refused by a budget",
+                "ops",
+                [(rate("moothall_budget_refusals_total", "of"), "{{of}}")],
+            ),
         ],
     ),
     (
         "Tools, checks, walls",
         [
-            ("Tool calls by outcome", "ops", [(rate("moothall_tool_calls_total", "tool, status"), "{{tool}} {{status}}")]),
+            (
+                "Tool calls by outcome",
+                "ops",
+                [(rate("moothall_tool_calls_total", "tool, status"), "{{tool}} {{status}}")],
+            ),
             (
                 "Tool latency and calls in flight",
                 "s",
                 [
                     *times("moothall_tool_call_seconds", "tool"),
-                    (f"sum by (tool) (moothall_tool_calls_in_flight{_P})", "{{tool}} in flight (calls)"),
+                    (
+                        f"sum by (tool) (moothall_tool_calls_in_flight{_P})",
+                        "{{tool}} in flight (calls)",
+                    ),
                 ],
             ),
-            ("Processors used by tools", "short", [(rate("moothall_tool_cpu_seconds_total", "tool"), "{{tool}}")]),
-            ("Memory used by tools, p95", "bytes", [(quantile("moothall_tool_memory_bytes", 0.95, "tool"), "{{tool}}")]),
+            (
+                "Processors used by tools",
+                "short",
+                [(rate("moothall_tool_cpu_seconds_total", "tool"), "{{tool}}")],
+            ),
+            (
+                "Memory used by tools, p95",
+                "bytes",
+                [(quantile("moothall_tool_memory_bytes", 0.95, "tool"), "{{tool}}")],
+            ),
             (
                 "Policy decisions, and alerts of the guard",
                 "short",
                 [
-                    (rate("moothall_policy_decisions_total", "tool, decision"), "{{tool}} {{decision}} a second"),
+                    (
+                        rate("moothall_policy_decisions_total", "tool, decision"),
+                        "{{tool}} {{decision}} a second",
+                    ),
                     (rate("moothall_guard_alerts_total", "kind"), "alert: {{kind}} a second"),
-                    (rate("moothall_wasm_limits_total", "tool, limit"), "{{tool}} over {{limit}} a second"),
+                    (
+                        rate("moothall_wasm_limits_total", "tool, limit"),
+                        "{{tool}} over {{limit}} a second",
+                    ),
                 ],
             ),
             (
                 "Checks on clean checkouts",
                 "short",
                 [
-                    (rate("moothall_checks_total", "check, verdict"), "{{check}} {{verdict}} a second"),
+                    (
+                        rate("moothall_checks_total", "check, verdict"),
+                        "{{check}} {{verdict}} a second",
+                    ),
                     (quantile("moothall_check_seconds", 0.95, "check"), "{{check}} p95 seconds"),
                     (quantile("moothall_slot_wait_seconds", 0.95), "wait for a slot p95 seconds"),
                 ],
             ),
-            ("Sandbox walls (1 holds, 0 is missing)", "short", [(f"min by (layer) (moothall_sandbox_layer{_P})", "{{layer}}")]),
+            (
+                "Sandbox walls (1 holds, 0 is missing)",
+                "short",
+                [(f"min by (layer) (moothall_sandbox_layer{_P})", "{{layer}}")],
+            ),
         ],
     ),
     (
@@ -126,8 +201,14 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                 "Consumers behind",
                 "short",
                 [
-                    (f"max by (durable) (moothall_bus_lag_messages{_P})", "{{durable}} not given yet"),
-                    (f"max by (durable) (moothall_bus_unacked_messages{_P})", "{{durable}} not answered yet"),
+                    (
+                        f"max by (durable) (moothall_bus_lag_messages{_P})",
+                        "{{durable}} not given yet",
+                    ),
+                    (
+                        f"max by (durable) (moothall_bus_unacked_messages{_P})",
+                        "{{durable}} not answered yet",
+                    ),
                 ],
             ),
             (
@@ -138,13 +219,21 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (rate("moothall_bus_dead_letters_total", "durable"), "{{durable}} dead"),
                 ],
             ),
-            ("Stored", "bytes", [(f"max by (stream) (moothall_bus_stored_bytes{_P})", "{{stream}}")]),
+            (
+                "Stored",
+                "bytes",
+                [(f"max by (stream) (moothall_bus_stored_bytes{_P})", "{{stream}}")],
+            ),
         ],
     ),
     (
         "Callers and processes",
         [
-            ("gRPC calls", "ops", [(rate("moothall_grpc_calls_total", "method, code"), "{{method}} {{code}}")]),
+            (
+                "gRPC calls",
+                "ops",
+                [(rate("moothall_grpc_calls_total", "method, code"), "{{method}} {{code}}")],
+            ),
             (
                 "gRPC latency and calls in flight",
                 "s",
@@ -153,7 +242,11 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"sum(moothall_grpc_calls_in_flight{_P})", "in flight (calls)"),
                 ],
             ),
-            ("HTTP requests", "ops", [(rate("moothall_http_requests_total", "route, status"), "{{route}} {{status}}")]),
+            (
+                "HTTP requests",
+                "ops",
+                [(rate("moothall_http_requests_total", "route, status"), "{{route}} {{status}}")],
+            ),
             (
                 "HTTP latency and requests in flight",
                 "s",
@@ -162,14 +255,25 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"sum(moothall_http_requests_in_flight{_P})", "in flight (requests)"),
                 ],
             ),
-            ("Processors used by processes", "short", [(rate("moothall_process_cpu_seconds_total", "process"), "{{process}}")]),
-            ("Memory of processes", "bytes", [(f"moothall_process_resident_memory_bytes{_P}", "{{process}}")]),
+            (
+                "Processors used by processes",
+                "short",
+                [(rate("moothall_process_cpu_seconds_total", "process"), "{{process}}")],
+            ),
+            (
+                "Memory of processes",
+                "bytes",
+                [(f"moothall_process_resident_memory_bytes{_P}", "{{process}}")],
+            ),
             (
                 "Files, complaints",
                 "short",
                 [
                     (f"moothall_process_open_files{_P}", "{{process}} open files"),
-                    (rate("moothall_trace_complaints_total", "process"), "{{process}} tracing complaints a second"),
+                    (
+                        rate("moothall_trace_complaints_total", "process"),
+                        "{{process}} tracing complaints a second",
+                    ),
                 ],
             ),
             (
@@ -179,7 +283,10 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
                     (f"time() - moothall_process_start_time_seconds{_P}", "{{process}}"),
                     (f"moothall_build_info{_P}", "{{process}} {{version}} on Python {{python}}"),
                     (f"moothall_host_info{_P}", "{{process}} on {{node}}"),
-                    (f"time() - (moothall_host_oldest_start_time_seconds{_P} > 0)", "{{host}} holds its oldest"),
+                    (
+                        f"time() - (moothall_host_oldest_start_time_seconds{_P} > 0)",
+                        "{{host}} holds its oldest",
+                    ),
                 ],
             ),
         ],
@@ -187,7 +294,9 @@ ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
 ]
 
 
-def panel(number: int, title: str, unit: str, queries: list[tuple[str, str]], at: tuple[int, int]) -> dict[str, Any]:
+def panel(
+    number: int, title: str, unit: str, queries: list[tuple[str, str]], at: tuple[int, int]
+) -> dict[str, Any]:
     """Return a time series panel, a third of the page wide."""
     source = {"type": "prometheus", "uid": "${source}"}
     return {
@@ -197,9 +306,17 @@ def panel(number: int, title: str, unit: str, queries: list[tuple[str, str]], at
         "datasource": source,
         "gridPos": {"x": at[0], "y": at[1], "w": 8, "h": 8},
         "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom"},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
         "targets": [
-            {"refId": chr(ord("A") + place), "datasource": source, "expr": query, "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + place),
+                "datasource": source,
+                "expr": query,
+                "legendFormat": legend,
+            }
             for place, (query, legend) in enumerate(queries)
         ],
     }
@@ -221,7 +338,15 @@ def dashboard() -> dict[str, Any]:
             }
         )
         for place, (title, unit, queries) in enumerate(content):
-            panels.append(panel(len(panels) + 1, title, unit, queries, (8 * (place % 3), y + 1 + 8 * (place // 3))))
+            panels.append(
+                panel(
+                    len(panels) + 1,
+                    title,
+                    unit,
+                    queries,
+                    (8 * (place % 3), y + 1 + 8 * (place // 3)),
+                )
+            )
         y += 1 + 8 * -(-len(content) // 3)
     return {
         "uid": "moothall",
@@ -235,13 +360,21 @@ def dashboard() -> dict[str, Any]:
         "timezone": "browser",
         "templating": {
             "list": [
-                {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
+                {
+                    "name": "source",
+                    "label": "Prometheus",
+                    "type": "datasource",
+                    "query": "prometheus",
+                },
                 {
                     "name": "process",
                     "label": "Process",
                     "type": "query",
                     "datasource": {"type": "prometheus", "uid": "${source}"},
-                    "query": {"query": "label_values(moothall_build_info, process)", "refId": "process"},
+                    "query": {
+                        "query": "label_values(moothall_build_info, process)",
+                        "refId": "process",
+                    },
                     "refresh": 2,
                     "multi": True,
                     "includeAll": True,
@@ -261,6 +394,10 @@ def text() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if FILE.read_text(encoding="utf-8") == text() else f"{FILE} is not what scripts/dashboard.py writes; run it")
+        sys.exit(
+            0
+            if FILE.read_text(encoding="utf-8") == text()
+            else f"{FILE} is not what scripts/dashboard.py writes; run it"
+        )
     FILE.parent.mkdir(parents=True, exist_ok=True)
     FILE.write_text(text(), encoding="utf-8")

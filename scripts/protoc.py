@@ -1,4 +1,5 @@
-"""Generate `moothall.pb` (messages, gRPC stubs, types) from `protos/`. Generated code is not committed.
+"""Generate `moothall.pb` (messages, gRPC stubs, types) from `protos/`. Generated code is not
+committed.
 
 Use: `python scripts/protoc.py`, with grpcio-tools and mypy-protobuf installed. The wheel build runs
 it too, by `hatch_build.py`.
@@ -22,7 +23,11 @@ PACKAGE = "moothall.pb"
 
 def _plugin(name: str) -> str:
     """Return the path of a protoc plugin: beside this Python, else on the PATH."""
-    places = (sysconfig.get_path("scripts"), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    places = (
+        sysconfig.get_path("scripts"),
+        str(Path(sys.executable).parent),
+        os.environ.get("PATH", os.defpath),
+    )
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
         raise SystemExit(f"{name} is missing: install mypy-protobuf beside {sys.executable}")
@@ -37,11 +42,18 @@ def _rewritten(source: str, packages: set[str]) -> str:
     """
     ours = "|".join(sorted(packages))
     source = re.sub(r"^ *@_abc_\d+\.abstractmethod\n", "", source, flags=re.MULTILINE)
-    return re.sub(rf"^(\s*)from ((?:{ours})\.[\w.]+) import ", rf"\1from {PACKAGE}.\2 import ", source, flags=re.MULTILINE)
+    return re.sub(
+        rf"^(\s*)from ((?:{ours})\.[\w.]+) import ",
+        rf"\1from {PACKAGE}.\2 import ",
+        source,
+        flags=re.MULTILINE,
+    )
 
 
 def generate(root: Path = ROOT) -> Path:
-    """Generate everything anew and return the package's folder; raises `SystemExit` when protoc fails."""
+    """Generate everything anew and return the package's folder; raises `SystemExit` when protoc
+    fails.
+    """
     protos = root / "protos"
     target = root / "src" / Path(*PACKAGE.split("."))
     files = sorted(protos.rglob("*.proto"))
@@ -61,7 +73,10 @@ def generate(root: Path = ROOT) -> Path:
         ]
         if protoc.main(["protoc", *arguments]) != 0:
             raise SystemExit("protoc failed; what is wrong stands above")
-        sources = {file.relative_to(out): _rewritten(file.read_text(encoding="utf-8"), packages) for file in out.rglob("*.py*")}
+        sources = {
+            file.relative_to(out): _rewritten(file.read_text(encoding="utf-8"), packages)
+            for file in out.rglob("*.py*")
+        }
     for folder in {parent for file in sources for parent in file.parents}:
         sources[folder / "__init__.py"] = '"""Generated from protos/."""\n'
     for name, source in sources.items():

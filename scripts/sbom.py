@@ -1,4 +1,5 @@
-"""Writes what an image holds as CycloneDX 1.6, out of its OCI archive: Debian's packages, Python's, and the base's own Python.
+"""Writes what an image holds as CycloneDX 1.6, out of its OCI archive: Debian's packages, Python's,
+and the base's own Python.
 
 scripts/sbom.py ARCHIVE > SBOM.json     (scripts/images --save does it for each image)
 """
@@ -19,7 +20,11 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-_DPKG, _PYTHON, _RELEASE = "var/lib/dpkg/status", ".dist-info/METADATA", ("etc/os-release", "usr/lib/os-release")
+_DPKG, _PYTHON, _RELEASE = (
+    "var/lib/dpkg/status",
+    ".dist-info/METADATA",
+    ("etc/os-release", "usr/lib/os-release"),
+)
 
 
 def wanted(name: str) -> bool:
@@ -37,11 +42,21 @@ def files(archive: tarfile.TarFile, layers: Iterable[str]) -> dict[str, str]:
                 name = posixpath.normpath(member.name).lstrip("/")
                 folder, last = posixpath.split(name)
                 if last == ".wh..wh..opq":
-                    found = {path: text for path, text in found.items() if not path.startswith(f"{folder}/")}
+                    found = {
+                        path: text
+                        for path, text in found.items()
+                        if not path.startswith(f"{folder}/")
+                    }
                 elif last.startswith(".wh."):
                     gone = posixpath.join(folder, last.removeprefix(".wh."))
-                    found = {path: text for path, text in found.items() if path != gone and not path.startswith(f"{gone}/")}
-                elif wanted(name) and (file := tar.extractfile(member) if member.isfile() else None):
+                    found = {
+                        path: text
+                        for path, text in found.items()
+                        if path != gone and not path.startswith(f"{gone}/")
+                    }
+                elif wanted(name) and (
+                    file := tar.extractfile(member) if member.isfile() else None
+                ):
                     added[name] = file.read().decode("utf-8", errors="replace")
         found |= added
     return found
@@ -50,23 +65,41 @@ def files(archive: tarfile.TarFile, layers: Iterable[str]) -> dict[str, str]:
 def components(said: Mapping[str, str], python: str | None) -> Iterator[Component]:
     """Yield the packages that the files name."""
     release = next((said[name] for name in _RELEASE if name in said), "")
-    distribution = next((line[3:].strip('"') for line in release.splitlines() if line.startswith("ID=")), "debian")
+    distribution = next(
+        (line[3:].strip('"') for line in release.splitlines() if line.startswith("ID=")), "debian"
+    )
     for paragraph in said.get(_DPKG, "").split("\n\n"):
         fields = HeaderParser().parsestr(paragraph)
         if fields["Status"] == "install ok installed":
-            url = PackageURL("deb", distribution, fields["Package"], fields["Version"], {"arch": fields["Architecture"]})
+            url = PackageURL(
+                "deb",
+                distribution,
+                fields["Package"],
+                fields["Version"],
+                {"arch": fields["Architecture"]},
+            )
             yield component(url)
     for name, text in said.items():
         if name.endswith(_PYTHON):
             fields = HeaderParser().parsestr(text)
-            yield component(PackageURL("pypi", None, fields["Name"].lower().replace("_", "-"), fields["Version"]))
+            yield component(
+                PackageURL(
+                    "pypi", None, fields["Name"].lower().replace("_", "-"), fields["Version"]
+                )
+            )
     if python:
         yield component(PackageURL("generic", None, "python", python))
 
 
 def component(url: PackageURL) -> Component:
     """Return a package as a component."""
-    return Component(name=url.name, version=url.version, type=ComponentType.LIBRARY, purl=url, bom_ref=url.to_string())
+    return Component(
+        name=url.name,
+        version=url.version,
+        type=ComponentType.LIBRARY,
+        purl=url,
+        bom_ref=url.to_string(),
+    )
 
 
 def sbom(path: Path) -> str:
@@ -77,21 +110,34 @@ def sbom(path: Path) -> str:
             config = _json(archive, manifest["config"]["digest"])
             said = files(archive, [layer["digest"] for layer in manifest["layers"]])
     except (OSError, KeyError, ValueError, tarfile.TarError) as error:
-        raise SystemExit(f"{path} is no OCI archive of one image (docker save of Docker 25, podman, buildah): {error}") from error
+        raise SystemExit(
+            f"{path} is no OCI archive of one image (docker save of Docker 25, podman, buildah): "
+            f"{error}"
+        ) from error
     variables = dict(each.split("=", 1) for each in config["config"].get("Env", ()))
-    bom = Bom(components={each.bom_ref.value: each for each in components(said, variables.get("PYTHON_VERSION"))}.values())
+    bom = Bom(
+        components={
+            each.bom_ref.value: each for each in components(said, variables.get("PYTHON_VERSION"))
+        }.values()
+    )
     about = named.get("annotations", {})
     name = about.get("io.containerd.image.name", path.stem)
-    bom.metadata.component = Component(name=name, version=named["digest"], type=ComponentType.CONTAINER)
+    bom.metadata.component = Component(
+        name=name, version=named["digest"], type=ComponentType.CONTAINER
+    )
     return JsonV1Dot6(bom).output_as_string(indent=1)
 
 
 def image(archive: tarfile.TarFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entry that names the image, and its manifest: the one that is no attestation, where there is an index between."""
+    """Return the entry that names the image, and its manifest: the one that is no attestation,
+    where there is an index between.
+    """
     (named,) = _json(archive, "index.json")["manifests"]
     found = _json(archive, named["digest"])
     while "manifests" in found:
-        (entry,) = [each for each in found["manifests"] if each.get("platform", {}).get("os") != "unknown"]
+        (entry,) = [
+            each for each in found["manifests"] if each.get("platform", {}).get("os") != "unknown"
+        ]
         found = _json(archive, entry["digest"])
     return named, found
 

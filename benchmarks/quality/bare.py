@@ -15,9 +15,14 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAX_TOKENS = 512
 
 
-async def sample(model: ChatModel, problem: Problem, temperature: float, seed: int) -> tuple[str, Usage]:
+async def sample(
+    model: ChatModel, problem: Problem, temperature: float, seed: int
+) -> tuple[str, Usage]:
     """Return one solution, as a whole file, and what it took."""
-    asked = f"Complete this Python function. Reply with the whole function and nothing else.\n\n```python\n{problem.prompt}```"
+    asked = (
+        "Complete this Python function. Reply with the whole function and nothing else.\n\n"
+        f"```python\n{problem.prompt}```"
+    )
     reply = await model.chat(
         ChatRequest(
             call_id=f"bare/{problem.name}/propose/{seed}",
@@ -32,7 +37,9 @@ async def sample(model: ChatModel, problem: Problem, temperature: float, seed: i
 
 
 def solution(problem: Problem, said: str) -> str:
-    """Return the file that the reply means: what the prompt holds, then its code, whose definition is the later one."""
+    """Return the file that the reply means: what the prompt holds, then its code, whose definition
+    is the later one.
+    """
     blocks = _FENCED.findall(said) or [said]
     code = next((block for block in blocks if f"def {problem.name}" in block), blocks[0])
     return f"{problem.prompt}\n\n{code.strip(chr(10))}\n"

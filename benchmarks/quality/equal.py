@@ -1,4 +1,6 @@
-"""Protocols at equal tokens: each has the same budget for each problem, and spends of it what it needs."""
+"""Protocols at equal tokens: each has the same budget for each problem, and spends of it what it
+needs.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,11 @@ def named(way: str, tokens: int) -> str:
     return f"{way}@{tokens}"
 
 
-async def best_of_n(model: ChatModel, judge: Judge, problem: Problem, *, tokens: int, seed: int) -> dict[str, Any]:
-    """Take samples of the bare model until one holds all that can be seen, or another might go over the budget; return the best by what can
-    be seen, as a row.
+async def best_of_n(
+    model: ChatModel, judge: Judge, problem: Problem, *, tokens: int, seed: int
+) -> dict[str, Any]:
+    """Take samples of the bare model until one holds all that can be seen, or another might go over
+    the budget; return the best by what can be seen, as a row.
     """
     used, best, largest, began = Usage(), ("", Judgement(-1, 0, 0, 0)), 0, time.monotonic()
     for number in range(_MOST_SAMPLES):
@@ -63,11 +67,18 @@ async def best_of_n(model: ChatModel, judge: Judge, problem: Problem, *, tokens:
             best = text, judgement
         if judgement.seen == judgement.seen_all:
             break
-    return {"solution": best[0], "usage": dump(used), "seconds": time.monotonic() - began, **asdict(best[1])}
+    return {
+        "solution": best[0],
+        "usage": dump(used),
+        "seconds": time.monotonic() - began,
+        **asdict(best[1]),
+    }
 
 
 def section(rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem]) -> list[str]:
-    """Return the part of the page about protocols, a table for each budget that was tried; nothing where none was."""
+    """Return the part of the page about protocols, a table for each budget that was tried; nothing
+    where none was.
+    """
     drawn = {problem.id for problem in problems}
     budgets: dict[int, dict[str, dict[str, Mapping[str, Any]]]] = {}
     for row in rows:
@@ -99,9 +110,21 @@ def _table(tokens: int, found: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
         )
         for name in tried
     ]
-    is_default = "the default" if leads == DEFAULT_PROTOCOL else f"the default is {DEFAULT_PROTOCOL}"
+    is_default = (
+        "the default" if leads == DEFAULT_PROTOCOL else f"the default is {DEFAULT_PROTOCOL}"
+    )
     return [
         f"At most {tokens:,} tokens a problem, on the {len(common)} that all were asked:",
-        table(("way", "solved", "tokens a problem", "tokens a solved problem", "calls a problem", "seconds a problem"), lines),
+        table(
+            (
+                "way",
+                "solved",
+                "tokens a problem",
+                "tokens a solved problem",
+                "calls a problem",
+                "seconds a problem",
+            ),
+            lines,
+        ),
         f"Most are solved, with the fewest tokens among equals, by {leads}; {is_default}.",
     ]

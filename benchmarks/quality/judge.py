@@ -47,7 +47,9 @@ class Judge:
         await asyncio.to_thread(make, place, problem.judged(solution))
         registered = await self.repositories.register(str(place))
         try:
-            prepared = await self.repositories.prepare(await self.repositories.resolve(RepositoryRef(id=registered.id)))
+            prepared = await self.repositories.prepare(
+                await self.repositories.resolve(RepositoryRef(id=registered.id))
+            )
             cases = prepared.runs["tests"].cases
         except RepositoryError:
             cases = {}

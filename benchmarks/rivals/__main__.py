@@ -1,4 +1,5 @@
-"""A rival as a process of its own: says `ready`, then runs what it is told, a JSON object a line, and answers with a line each.
+"""A rival as a process of its own: says `ready`, then runs what it is told, a JSON object a line,
+and answers with a line each.
 
 {"at_once": 1, "count": 10}     one after the other
 {"at_once": 64, "seconds": 8, "generations": 2}   side by side, measured in the middle
@@ -52,7 +53,9 @@ async def _serve(name: str, url: str) -> None:
             if asked["at_once"] == 1:
                 run = await in_turn(act, asked["count"], _cpu)
             else:
-                run = await side_by_side(act, asked["at_once"], asked["seconds"], _cpu, generations=asked["generations"])
+                run = await side_by_side(
+                    act, asked["at_once"], asked["seconds"], _cpu, generations=asked["generations"]
+                )
             print(json.dumps(run.document()), flush=True)
 
 

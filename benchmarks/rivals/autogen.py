@@ -1,4 +1,6 @@
-"""AutoGen core: seats and a chair as routed agents of one runtime, direct messages, its OpenAI client."""
+"""AutoGen core: seats and a chair as routed agents of one runtime, direct messages, its OpenAI
+client.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from autogen_core import AgentId, MessageContext, RoutedAgent, SingleThreadedAgentRuntime, message_handler
+from autogen_core import (
+    AgentId,
+    MessageContext,
+    RoutedAgent,
+    SingleThreadedAgentRuntime,
+    message_handler,
+)
 from autogen_core.models import ChatCompletionClient, SystemMessage, UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
@@ -56,7 +64,9 @@ class Seat(RoutedAgent):
         self._client = client
 
     async def _ask(self, text: str) -> Said:
-        done = await self._client.create([SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")])
+        done = await self._client.create(
+            [SystemMessage(content=words.SYSTEM), UserMessage(content=text, source="user")]
+        )
         return Said(str(done.content))
 
     @message_handler
@@ -89,13 +99,21 @@ class Chair(RoutedAgent):
         """Run one deliberation."""
         del message, ctx
         proposals = await self._all({seat: Propose(seat) for seat in words.SEATS})
-        judged = await self._all({seat: Judge(proposals[words.reviewed_by(seat)]) for seat in words.SEATS})
+        judged = await self._all(
+            {seat: Judge(proposals[words.reviewed_by(seat)]) for seat in words.SEATS}
+        )
         reviews = {words.reviewed_by(seat): said for seat, said in judged.items()}
-        revised = await self._all({seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS})
+        revised = await self._all(
+            {seat: Revise(proposals[seat], reviews[seat]) for seat in words.SEATS}
+        )
         return Said(max(revised.values()))
 
-    async def _all(self, asked: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]) -> dict[int, str]:
-        said = await asyncio.gather(*(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in asked.items()))
+    async def _all(
+        self, asked: dict[int, Propose] | dict[int, Judge] | dict[int, Revise]
+    ) -> dict[int, str]:
+        said = await asyncio.gather(
+            *(self.send_message(ask, AgentId("seat", str(seat))) for seat, ask in asked.items())
+        )
         return {seat: item.text for seat, item in zip(asked, said, strict=True)}
 
 

@@ -1,4 +1,6 @@
-"""LangGraph: a node a seat and phase, fan-out by edges, each deliberation a thread, with or without its SQLite checkpointer."""
+"""LangGraph: a node a seat and phase, fan-out by edges, each deliberation a thread, with or without
+its SQLite checkpointer.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ def _compiled(model: ChatOpenAI, saver: AsyncSqliteSaver | None) -> Any:
 
     def revising(seat: int) -> Any:
         async def node(state: State) -> dict[str, Any]:
-            return {"revised": {seat: await ask(words.revise(state["proposals"][seat], state["reviews"][seat]))}}
+            return {
+                "revised": {
+                    seat: await ask(words.revise(state["proposals"][seat], state["reviews"][seat]))
+                }
+            }
 
         return node
 
@@ -65,17 +71,22 @@ def _compiled(model: ChatOpenAI, saver: AsyncSqliteSaver | None) -> Any:
     return graph.compile(checkpointer=saver)
 
 
-async def _opened(url: str, stack: AsyncExitStack, *, durable: bool) -> Callable[[], Awaitable[str]]:
+async def _opened(
+    url: str, stack: AsyncExitStack, *, durable: bool
+) -> Callable[[], Awaitable[str]]:
     saver = None
     if durable:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mh-rival-"))
-        saver = await stack.enter_async_context(AsyncSqliteSaver.from_conn_string(str(Path(folder) / "checkpoints.sqlite")))
+        saver = await stack.enter_async_context(
+            AsyncSqliteSaver.from_conn_string(str(Path(folder) / "checkpoints.sqlite"))
+        )
     graph = _compiled(ChatOpenAI(model=words.MODEL, base_url=url, api_key=words.KEY), saver)
     threads = itertools.count()
 
     async def deliberate() -> str:
         state = await graph.ainvoke(
-            {"proposals": {}, "reviews": {}, "revised": {}}, {"configurable": {"thread_id": str(next(threads))}}
+            {"proposals": {}, "reviews": {}, "revised": {}},
+            {"configurable": {"thread_id": str(next(threads))}},
         )
         return str(max(state["revised"].values()))
 

@@ -1,4 +1,6 @@
-"""No framework at all: three gathers. With aiohttp it is what the machine can do; with the OpenAI SDK what its client costs."""
+"""No framework at all: three gathers. With aiohttp it is what the machine can do; with the OpenAI
+SDK what its client costs.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,18 @@ Ask = Callable[[str], Awaitable[str]]
 
 
 async def _deliberate(ask: Ask) -> str:
-    proposals = dict(zip(words.SEATS, await asyncio.gather(*(ask(words.propose(seat)) for seat in words.SEATS)), strict=True))
+    proposals = dict(
+        zip(
+            words.SEATS,
+            await asyncio.gather(*(ask(words.propose(seat)) for seat in words.SEATS)),
+            strict=True,
+        )
+    )
     asked = (ask(words.review(proposals[words.reviewed_by(seat)])) for seat in words.SEATS)
-    reviews = {words.reviewed_by(seat): said for seat, said in zip(words.SEATS, await asyncio.gather(*asked), strict=True)}
+    reviews = {
+        words.reviewed_by(seat): said
+        for seat, said in zip(words.SEATS, await asyncio.gather(*asked), strict=True)
+    }
     revised = (ask(words.revise(proposals[seat], reviews[seat])) for seat in words.SEATS)
     return max(await asyncio.gather(*revised))
 

@@ -1,4 +1,6 @@
-"""Restate: a server that journals each step to its disk, and a service that it calls over HTTP/2."""
+"""Restate: a server that journals each step to its disk, and a service that it calls over
+HTTP/2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Convert the weights of the embedded model from GGUF to a folder that vLLM loads. Run in vLLM's own environment.
+"""Convert the weights of the embedded model from GGUF to a folder that vLLM loads. Run in vLLM's
+own environment.
 
     python scripts/vllm/convert_model.py FILE.gguf FOLDER
 
@@ -53,7 +54,9 @@ def main() -> None:
         return reader.fields[f"qwen2.{key}"].contents()
 
     tensors = {
-        rename(tensor.name): torch.tensor(dequantize(tensor.data, tensor.tensor_type)).to(torch.bfloat16)
+        rename(tensor.name): torch.tensor(dequantize(tensor.data, tensor.tensor_type)).to(
+            torch.bfloat16
+        )
         for tensor in reader.tensors
         if tensor.name != "output.weight"  # tied to the embeddings
     }
@@ -77,15 +80,21 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(folder)
-    GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])).save_pretrained(folder)
+    GenerationConfig(
+        eos_token_id=tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    ).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spell_calls(folder / "tokenizer.json")
 
 
 def spell_calls(file: Path) -> None:
-    """Let the tags of tool calls be ordinary text: the small model follows the prompt in that, but was never taught the two tokens."""
+    """Let the tags of tool calls be ordinary text: the small model follows the prompt in that, but
+    was never taught the two tokens.
+    """
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if "tool_call" not in token["content"]]
+    tokenizer["added_tokens"] = [
+        token for token in tokenizer["added_tokens"] if "tool_call" not in token["content"]
+    ]
     file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 

@@ -1,10 +1,13 @@
-"""Lets PyTorch's wheel from PyPI run without its 5 GB of CUDA. Run in vLLM's own environment, once after installing.
+"""Lets PyTorch's wheel from PyPI run without its 5 GB of CUDA. Run in vLLM's own environment, once
+after installing.
 
     python scripts/vllm/cuda_stand_ins.py
 
-That wheel is linked against CUDA's libraries and does not load where they are missing, although nothing calls them on a
-machine without a GPU; PyTorch's CPU wheel is not on PyPI. So each missing library gets a stand-in beside PyTorch's own:
-the functions that PyTorch looks for, all of which answer 100, CUDA's code for "no device". Needs gcc and readelf.
+That wheel is linked against CUDA's libraries and does not load where they are missing, although
+nothing calls them on a machine without a GPU; PyTorch's CPU wheel is not on PyPI. So each missing
+library gets a stand-in beside PyTorch's own:
+the functions that PyTorch looks for, all of which answer 100, CUDA's code for "no device". Needs
+gcc and readelf.
 """
 
 from __future__ import annotations
@@ -30,13 +33,23 @@ def wanted(folder: Path) -> dict[str, dict[str, set[str]]]:
     for own in folder.glob("lib*.so*"):
         if re.match(f"lib{_CUDA}", own.name):
             continue  # a stand-in of an earlier run
-        read = subprocess.run(["readelf", "-dW", "--dyn-syms", own], capture_output=True, text=True, check=True)  # noqa: S603, S607 - our own path
+        read = subprocess.run(  # noqa: S603 - our own path
+            ["readelf", "-dW", "--dyn-syms", own],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         libraries |= {name: {} for name in _NEEDED.findall(read.stdout)}
         for name, version in _FUNCTION.findall(read.stdout):
             functions[version].add(name)
     for version, names in functions.items():
-        # A version is named after its library, but for NVSHMEM's; a function without one may stand in any library.
-        home = version if version in libraries else next(name for name in libraries if (version or "nccl").lower() in name)
+        # A version is named after its library, but for NVSHMEM's; a function without one may stand
+        # in any library.
+        home = (
+            version
+            if version in libraries
+            else next(name for name in libraries if (version or "nccl").lower() in name)
+        )
         libraries[home].setdefault(version, set()).update(names)
     return libraries
 
@@ -46,7 +59,18 @@ def build(library: Path, functions: dict[str, set[str]], scratch: Path) -> None:
     source, versions = scratch / "stand_in.c", scratch / "versions.map"
     names = sorted(name for group in functions.values() for name in group)
     source.write_text("\n".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}" for name in names))
-    command = ["gcc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", f"-Wl,-soname,{library.name}", source, "-o", library]
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-w",
+        "-fno-builtin",
+        f"-Wl,-soname,{library.name}",
+        source,
+        "-o",
+        library,
+    ]
     if named := [version for version in functions if version]:
         versions.write_text("\n".join(f"{version} {{ global: *; }};" for version in named))
         command.append(f"-Wl,--version-script={versions}")
@@ -59,7 +83,10 @@ def main() -> int:
     with TemporaryDirectory() as scratch:
         for name, functions in wanted(folder).items():
             build(folder / name, functions, Path(scratch))
-    trial = "import torch; assert not torch.cuda.is_available(); assert float(torch.ones(3) @ torch.ones(3)) == 3"
+    trial = (
+        "import torch; assert not torch.cuda.is_available(); assert float(torch.ones(3) @ "
+        "torch.ones(3)) == 3"
+    )
     return subprocess.run([sys.executable, "-c", trial], check=False).returncode  # noqa: S603 - our own words
 
 

@@ -1,4 +1,6 @@
-"""Print where the weights of the embedded model lie; fetch them if they are not here. Run in Moothall's own environment."""
+"""Print where the weights of the embedded model lie; fetch them if they are not here. Run in
+Moothall's own environment.
+"""
 
 import asyncio
 

@@ -1,10 +1,13 @@
-"""Makes a tiny Llama with random weights, its tokenizer and a chat template. Run in vLLM's own environment.
+"""Makes a tiny Llama with random weights, its tokenizer and a chat template. Run in vLLM's own
+environment.
 
     python scripts/vllm/make_model.py FOLDER
 
-It says nothing sensible; everything else about it is real: vLLM loads it like any other model. The tokenizer is trained
-on this repository's own text, so that prompts about code take as many tokens as with a real one (about 3 characters each).
-Of all the tokens, those that begin with a double quote are made more likely: strings in constrained replies then come to
+It says nothing sensible; everything else about it is real: vLLM loads it like any other model. The
+tokenizer is trained
+on this repository's own text, so that prompts about code take as many tokens as with a real one
+(about 3 characters each). Of all the tokens, those that begin with a double quote are made more
+likely: strings in constrained replies then come to
 an end within their limits, and a whole deliberation can be held with it.
 """
 
@@ -23,7 +26,8 @@ INITIAL_SPREAD = 0.02
 OUTPUT_SPREAD = 0.5  # wide enough that sampling is no coin toss among all tokens
 SPECIAL = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
 CHAT = (
-    "{{ '<|begin|>' }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{{ '<|begin|>' }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] "
+    "}}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -39,21 +43,35 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("src/moothall/*/*.py"), *ROOT.glob("tests/unit/**/*.py")])
+    texts = sorted(
+        [
+            *ROOT.glob("docs/*.md"),
+            *ROOT.glob("src/moothall/*/*.py"),
+            *ROOT.glob("tests/unit/**/*.py"),
+        ]
+    )
     raw.train([str(path) for path in texts], trainer)
     begin, end, *_ = SPECIAL
-    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=begin, eos_token=end, pad_token=end, chat_template=CHAT)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw, bos_token=begin, eos_token=end, pad_token=end, chat_template=CHAT
+    )
 
 
 def favour(model: LlamaForCausalLM, tokens: list[int], bias: float) -> None:
     """Add about `bias` to the logits of `tokens`, whatever came before.
 
-    Every embedding has the same large first component, and random layers hardly change it: a column of the output matrix
+    Every embedding has the same large first component, and random layers hardly change it: a column
+    of the output matrix
     is then as good as the bias that this architecture lacks.
     """
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1.0
-        rms = float((1 + (model.config.hidden_size - 1) * INITIAL_SPREAD**2) / model.config.hidden_size) ** 0.5
+        rms = (
+            float(
+                (1 + (model.config.hidden_size - 1) * INITIAL_SPREAD**2) / model.config.hidden_size
+            )
+            ** 0.5
+        )
         model.lm_head.weight.normal_(std=OUTPUT_SPREAD)
         model.lm_head.weight[:, 0] = 0.0
         model.lm_head.weight[tokens, 0] = bias * rms
@@ -78,7 +96,11 @@ def main() -> None:
         initializer_range=INITIAL_SPREAD,
     )
     model = LlamaForCausalLM(config)
-    favour(model, [number for token, number in tokenizer.get_vocab().items() if token.startswith('"')], bias=6.0)
+    favour(
+        model,
+        [number for token, number in tokenizer.get_vocab().items() if token.startswith('"')],
+        bias=6.0,
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -9,7 +9,9 @@ from moothall import cli
 
 
 def main() -> None:
-    """Run the command line. A short command is mostly imports, which leave no garbage to look for, neither meanwhile nor at the end."""
+    """Run the command line. A short command is mostly imports, which leave no garbage to look for,
+    neither meanwhile nor at the end.
+    """
     gc.disable()  # until the command's own work begins: `cli.run.result_of`
     atexit.register(gc.freeze)
     cli.main()

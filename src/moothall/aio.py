@@ -1,10 +1,18 @@
-"""Running something beside a block of code, one source for all who listen to it, the time that is left, and what groups of errors hold."""
+"""Running something beside a block of code, one source for all who listen to it, the time that is
+left, and what groups of errors hold.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import Context, ContextVar
 from datetime import UTC, datetime
 from typing import Any, Generic, Self, TypeVar
@@ -62,7 +70,10 @@ class TimeLimit:
         """Pause the clock."""
         self._waiting += 1
         if self._waiting == 1 and not self.expired:
-            self._since, self._when = asyncio.get_running_loop().time(), self._timeout.when() or self._last
+            self._since, self._when = (
+                asyncio.get_running_loop().time(),
+                self._timeout.when() or self._last,
+            )
             self._timeout.reschedule(self._last)
 
     def go_on(self) -> None:
@@ -152,7 +163,8 @@ def say_if_slow(tell: Callable[[str], None], what: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[asyncio.Future[T]]:
-    """Enter `part` in a task of its own and yield a future of its value, so that several can start at once.
+    """Enter `part` in a task of its own and yield a future of its value, so that several can start
+    at once.
 
     The task is also the one that leaves it, as task groups inside demand.
     """
@@ -179,7 +191,8 @@ async def start_beside(part: AbstractAsyncContextManager[T]) -> AsyncIterator[as
             if not value.done():
                 holder.cancel()
             elif not value.cancelled():
-                value.exception()  # whoever awaited it has heard; where nobody did, another part failed first
+                # whoever awaited it has heard; where nobody did, another part failed first
+                value.exception()
 
 
 async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[T]) -> T:
@@ -187,8 +200,12 @@ async def enter_beside(stack: AsyncExitStack, part: AbstractAsyncContextManager[
     return await (await stack.enter_async_context(start_beside(part)))
 
 
-async def merge(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int) -> AsyncGenerator[T, None]:
-    """Yield what all of them bring, as it comes, until `lead` ends; at most so many items wait to be taken. Raises what any raises."""
+async def merge(
+    lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None], most: int
+) -> AsyncGenerator[T, None]:
+    """Yield what all of them bring, as it comes, until `lead` ends; at most so many items wait to
+    be taken. Raises what any raises.
+    """
     queue: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue(most)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
@@ -217,7 +234,9 @@ async def merge(lead: AsyncGenerator[T, None], *others: AsyncGenerator[T, None],
 
 
 async def whole_body(readexactly: Callable[[int], Awaitable[bytes]], most: int) -> bytes | None:
-    """Return all that a stream has until its end, in however many pieces it comes; None where that is more than `most` bytes."""
+    """Return all that a stream has until its end, in however many pieces it comes; None where that
+    is more than `most` bytes.
+    """
     try:
         await readexactly(most + 1)
     except asyncio.IncompleteReadError as ended:
@@ -236,7 +255,9 @@ class _Ear(Generic[T]):
 
 
 class Fan(Generic[T]):
-    """One source for all who listen to the same. It runs while anybody does; who is slow gets more at a time, and holds nobody up."""
+    """One source for all who listen to the same. It runs while anybody does; who is slow gets more
+    at a time, and holds nobody up.
+    """
 
     def __init__(self, source: Callable[[], AsyncGenerator[T, None]]) -> None:
         self._source = source
@@ -250,11 +271,15 @@ class Fan(Generic[T]):
         return len(self._ears)
 
     async def listen(self) -> AsyncGenerator[list[T], None]:
-        """Yield what came since the last step, the latest that there was before first of all, until the source ends. Raises what it does."""
+        """Yield what came since the last step, the latest that there was before first of all, until
+        the source ends. Raises what it does.
+        """
         ear = _Ear(list(self._latest))
         self._ears.add(ear)
         if self._running is None:
-            self._running = asyncio.create_task(self._run(), context=Context())  # it is nobody's of those who listen
+            self._running = asyncio.create_task(
+                self._run(), context=Context()
+            )  # it is nobody's of those who listen
         try:
             while True:
                 items, ear.items = ear.items, []

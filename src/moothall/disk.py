@@ -1,4 +1,6 @@
-"""Files that processes share: locks, which the kernel lets go when their holder ends, however it ends; and texts for their owner alone."""
+"""Files that processes share: locks, which the kernel lets go when their holder ends, however it
+ends; and texts for their owner alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def try_lock(descriptor: int) -> bool:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, which is made where it is not there. Yields False where another holds it."""
+    """Hold the lock of a file, which is made where it is not there. Yields False where another
+    holds it.
+    """
     descriptor = _open(path)
     try:
         yield try_lock(descriptor)
@@ -49,9 +53,15 @@ def _open(path: Path) -> int:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a text that only its owner can read, in one step: whoever reads finds the one before it or all of this one."""
+    """Write a text that only its owner can read, in one step: whoever reads finds the one before it
+    or all of this one.
+    """
     fresh = path.with_suffix(".new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8") as file:
+    with os.fdopen(
+        os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600),
+        "w",
+        encoding="utf-8",
+    ) as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(text)
     fresh.replace(path)

@@ -91,13 +91,17 @@ class GraphUnavailable(Temporary):
 
 
 class PolicyUnavailable(Temporary):
-    """The policy engine gave no answer, or none that is one: what it should decide does not happen."""
+    """The policy engine gave no answer, or none that is one: what it should decide does not
+    happen.
+    """
 
     code = "POLICY_UNAVAILABLE"
 
 
 class Superseded(Temporary):
-    """Another has taken this work up: whoever had it says no more about it, not even that it is done."""
+    """Another has taken this work up: whoever had it says no more about it, not even that it is
+    done.
+    """
 
     code = "SUPERSEDED"
 
@@ -187,7 +191,9 @@ class RepositoryError(Permanent):
 
 
 class NothingToJudge(RepositoryError):
-    """A required check of a repository judges nothing on its untouched base, so that nobody could win."""
+    """A required check of a repository judges nothing on its untouched base, so that nobody could
+    win.
+    """
 
 
 class PatchRefused(Permanent):
@@ -197,7 +203,9 @@ class PatchRefused(Permanent):
 
 
 class MergeConflict(PatchRefused):
-    """Two changes that were to be brought together disagree; the message names the files and shows what disagrees."""
+    """Two changes that were to be brought together disagree; the message names the files and shows
+    what disagrees.
+    """
 
     code = "MERGE_CONFLICT"
 
@@ -221,7 +229,9 @@ class ModelReplyInvalid(Permanent):
 
 
 class ContextOverflow(ModelReplyInvalid):
-    """The conversation is longer than the model's window; `window` is what the server said of it in tokens, 0 for nothing."""
+    """The conversation is longer than the model's window; `window` is what the server said of it in
+    tokens, 0 for nothing.
+    """
 
     code = "CONTEXT_OVERFLOW"
 
@@ -237,7 +247,9 @@ class ConfigurationError(Permanent):
 
 
 class WrongField(NamedTuple):
-    """A field that is not what it has to be: where it is, pydantic's name of the fault, and a sentence without its value."""
+    """A field that is not what it has to be: where it is, pydantic's name of the fault, and a
+    sentence without its value.
+    """
 
     place: tuple[str | int, ...]
     fault: str
@@ -247,4 +259,7 @@ class WrongField(NamedTuple):
 def wrong_fields(error: ValidationError) -> list[WrongField]:
     """Return the fields that are wrong, in the order in which they were found."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [WrongField(item["loc"], item["type"], item["msg"].removeprefix("Value error, ")) for item in found]
+    return [
+        WrongField(item["loc"], item["type"], item["msg"].removeprefix("Value error, "))
+        for item in found
+    ]

@@ -23,7 +23,9 @@ def mark_close_on_exec() -> None:
                 os.set_inheritable(int(name), False)
 
 
-async def start_process(*argv: str, pass_fds: Sequence[int] = (), **options: Any) -> asyncio.subprocess.Process:
+async def start_process(
+    *argv: str, pass_fds: Sequence[int] = (), **options: Any
+) -> asyncio.subprocess.Process:
     """Start a child that inherits only its standard streams and `pass_fds`.
 
     `options` are those of `asyncio.create_subprocess_exec`, which also names the errors.

@@ -1,6 +1,8 @@
-"""Machines for a test: each a network and mount namespace, with a folder that is its own, joined by a bridge.
+"""Machines for a test: each a network and mount namespace, with a folder that is its own, joined by
+a bridge.
 
-Needs root, and a network namespace of the test's own: the bridge and what listens on it are then nobody else's to reach.
+Needs root, and a network namespace of the test's own: the bridge and what listens on it are then
+nobody else's to reach.
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ _RAY = {
 
 def missing() -> str:
     """Return what is missing for such machines, '' where nothing is."""
-    if lacking := [name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None]:
+    if lacking := [
+        name for name in ("ip", "unshare", "nsenter", "mount") if shutil.which(name) is None
+    ]:
         return f"the programs {', '.join(lacking)} (iproute2, util-linux)"
     if os.geteuid():
         return "root"
-    devices = [line.partition(":")[0].strip() for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]]
+    devices = [
+        line.partition(":")[0].strip()
+        for line in Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    ]
     if devices != ["lo"]:
         return "a network namespace of the test's own: scripts/test-nodes runs it in one"
     return ""
@@ -89,19 +96,47 @@ async def bridge() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def machine(number: int, folder: Path) -> AsyncIterator[Machine]:
-    """Yield a machine that has an empty `folder` of its own in the place of ours. Needs `bridge`."""
-    ready = f"mount -t tmpfs -o mode=0755 tmpfs {folder} && mkdir {folder}/ray && echo ready && exec cat"
+    """Yield a machine that has an empty `folder` of its own in the place of ours. Needs
+    `bridge`.
+    """
+    ready = (
+        f"mount -t tmpfs -o mode=0755 tmpfs {folder} && mkdir {folder}/ray && echo ready && exec "
+        "cat"
+    )
     process = await asyncio.create_subprocess_exec(
-        *("unshare", "--net", "--mount", "sh", "-c", ready), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        "unshare",
+        "--net",
+        "--mount",
+        "sh",
+        "-c",
+        ready,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         assert await process.stdout.readline() == b"ready\n"
         one = Machine(f"10.77.0.{number + 1}", psutil.Process(process.pid))
-        await run("ip", "link", "add", f"mh{number}", "type", "veth", "peer", "name", "e0", "netns", str(process.pid))
+        await run(
+            "ip",
+            "link",
+            "add",
+            f"mh{number}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "e0",
+            "netns",
+            str(process.pid),
+        )
         await run("ip", "link", "set", f"mh{number}", "master", "mh", "up")
-        for command in (("addr", "add", f"{one.ip}/24", "dev", "e0"), ("link", "set", "e0", "up"), ("link", "set", "lo", "up")):
+        for command in (
+            ("addr", "add", f"{one.ip}/24", "dev", "e0"),
+            ("link", "set", "e0", "up"),
+            ("link", "set", "lo", "up"),
+        ):
             await run(*one.entering("ip", *command))
         yield one
     finally:
@@ -135,7 +170,10 @@ class Node:
 async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> AsyncIterator[Node]:
     """Run a Ray node until the context ends; yields once it has joined."""
     process = await asyncio.create_subprocess_exec(
-        *command, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command,
+        env=dict(environment),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     assert process.stdout is not None
     said = b""
@@ -163,19 +201,38 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
 
 @asynccontextmanager
 async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
-    """Yield the address of a Ray whose head, beside the house, offers no processor, and a node on each machine."""
+    """Yield the address of a Ray whose head, beside the house, offers no processor, and a node on
+    each machine.
+    """
     address = f"{HOUSE}:6379"
     environment = {**os.environ, **_RAY, **TOKEN, "RAY_TMPDIR": str(folder)}
-    (folder / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
-    start = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
+    (
+        folder / "ray"
+    ).mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    start = (
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    )
     memory = "--object-store-memory=80000000"
     head = (*start, memory, "--head", "--port=6379", f"--node-ip-address={HOUSE}", "--num-cpus=0")
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(node((*head, "--include-dashboard=false", f"--temp-dir={folder}"), environment))
+        await stack.enter_async_context(
+            node((*head, "--include-dashboard=false", f"--temp-dir={folder}"), environment)
+        )
         joined = [
             await stack.enter_async_context(
                 node(
-                    one.entering(*start, memory, f"--address={address}", f"--node-ip-address={one.ip}", "--num-cpus=1"),
+                    one.entering(
+                        *start,
+                        memory,
+                        f"--address={address}",
+                        f"--node-ip-address={one.ip}",
+                        "--num-cpus=1",
+                    ),
                     environment,
                 )
             )

@@ -26,12 +26,19 @@ _NODE = {"num_cpus": 1, "object_store_memory": 80_000_000, "node_ip_address": "1
 def main(folder: str, nodes: str = "2") -> None:
     """Serve until the input ends. All files of Ray's lie below `folder`."""
     os.environ["RAY_TMPDIR"] = folder
-    (Path(folder) / "ray").mkdir()  # where it says to others on this machine that it is there, and expects a folder
+    (
+        Path(folder) / "ray"
+    ).mkdir()  # where it says to others on this machine that it is there, and expects a folder
     cluster = Cluster(
-        initialize_head=True, connect=False, head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder}
+        initialize_head=True,
+        connect=False,
+        head_node_args={**_NODE, "include_dashboard": False, "temp_dir": folder},
     )
     try:
-        members = [cluster.head_node, *(cluster.add_node(wait=True, **_NODE) for _ in range(int(nodes) - 1))]
+        members = [
+            cluster.head_node,
+            *(cluster.add_node(wait=True, **_NODE) for _ in range(int(nodes) - 1)),
+        ]
         raylet = members[-1].all_processes["raylet"][0].process.pid
         sys.stdout.write(json.dumps({"address": cluster.address, "raylet": raylet}) + "\n")
         sys.stdout.flush()

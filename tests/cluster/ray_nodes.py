@@ -23,7 +23,9 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 
 
 @asynccontextmanager
-async def ray_nodes(count: int, environment: Mapping[str, str] = TOKEN) -> AsyncIterator[tuple[str, psutil.Process]]:
+async def ray_nodes(
+    count: int, environment: Mapping[str, str] = TOKEN
+) -> AsyncIterator[tuple[str, psutil.Process]]:
     """Yield the cluster's address and the raylet of its last node."""
     async with growing_nodes(count, environment) as (address, raylet, _):
         yield address, raylet
@@ -52,9 +54,14 @@ async def growing_nodes(
             while not (line := await process.stdout.readline()).startswith(b"{"):
                 assert line, "the cluster did not start"
         told = json.loads(line)
-        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray for that.
+        # Beside its sessions Ray writes where it is; a machine that never ran it has no /tmp/ray
+        # for that.
         assert (folder / "ray" / "ray_current_cluster").is_file()
-        yield told["address"], psutil.Process(told["raylet"]), functools.partial(process.stdin.write, b"add\n")
+        yield (
+            told["address"],
+            psutil.Process(told["raylet"]),
+            functools.partial(process.stdin.write, b"add\n"),
+        )
     finally:
         below = descendants(process.pid)
         process.stdin.close()

@@ -45,11 +45,20 @@ async def serving(command: Command) -> AsyncIterator[int]:
 
 
 async def until_begun(model: ScriptedModel, count: int, *data_dirs: Path) -> None:
-    """Wait until the seats of so many deliberations have asked the model; else fail with what hosts on these data directories logged."""
+    """Wait until the seats of so many deliberations have asked the model; else fail with what hosts
+    on these data directories logged.
+    """
     try:
         async with asyncio.timeout(240):
             while (
-                len({request.call_id.partition("/")[0] for request in model.requests if "/propose/" in request.call_id}) < count
+                len(
+                    {
+                        request.call_id.partition("/")[0]
+                        for request in model.requests
+                        if "/propose/" in request.call_id
+                    }
+                )
+                < count
             ):
                 await asyncio.sleep(0.05)
     except TimeoutError:

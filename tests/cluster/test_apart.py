@@ -1,4 +1,6 @@
-"""Two hosts that share nothing but the bus and the model, one of them killed: the other ends the work, and the branch is as on one machine."""
+"""Two hosts that share nothing but the bus and the model, one of them killed: the other ends the
+work, and the branch is as on one machine.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ FILES = {
     "src/utils.py": "def add(a, b):\n    return a + b\n",
     "tests/__init__.py": "",
     "tests/test_utils.py": TESTS,
-    ".moothall.toml": 'setup = ["/env/bin/python --version"]\n[checks]\ntests = "python3 -m unittest -v"\n',
+    ".moothall.toml": (
+        'setup = ["/env/bin/python --version"]\n[checks]\ntests = "python3 -m unittest -v"\n'
+    ),
 }
 
 
@@ -72,8 +76,12 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         model = await stack.enter_async_context(scripted_model(scripted(slowly)))
         bus_url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         await stack.enter_async_context(apart.bridge())
-        machines = [await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)]
-        bus_there, model_there = [await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)]
+        machines = [
+            await stack.enter_async_context(apart.machine(number, folder)) for number in (1, 2)
+        ]
+        bus_there, model_there = [
+            await stack.enter_async_context(apart.relay(url)) for url in (bus_url, model.base_url)
+        ]
         address, nodes = await stack.enter_async_context(apart.nodes(folder, machines))
         data = folder / "data"
         extra = {
@@ -87,18 +95,27 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         }
         command = Command(data, model_there, extra)
         async with serving(command) as port, asyncio.TaskGroup() as group:
-            for one in machines:  # nothing of the house is within reach, but for the bus and the model
+            for (
+                one
+            ) in machines:  # nothing of the house is within reach, but for the bus and the model
                 assert not one.sees(repo.path).exists()
                 assert not one.sees(data / "token").exists()
-                assert not any([await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)])
+                assert not any(
+                    [await one.reaches(host, port) for host in ("127.0.0.1", apart.HOUSE)]
+                )
             ask = ("deliberate", "--repo", str(repo.path), "--json", "--task-id")
-            asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
+            asked = [
+                group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
+            ]
             await until_begun(model, 2, data, *(one.sees(data) for one in machines))
             for one in machines:
                 assert len(list(one.sees(data / "repos").glob("far-*.git"))) == 1
             fleet = (await command("fleet", "--json")).document["hosts"]
             assert {host["node"] for host in fleet} == {one.ip for one in machines}
-            assert sorted(held["task_id"] for host in fleet for held in host["holds"]) == ["one", "two"]
+            assert sorted(held["task_id"] for host in fleet for held in host["holds"]) == [
+                "one",
+                "two",
+            ]
             nodes[1].kill()
         for done in (task.result() for task in asked):
             assert done.code == 0, done.err
@@ -111,9 +128,15 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         records = int(verified.out.strip().splitlines()[-1].split()[0])
         assert records > 0  # all of them come from the stream
         # As on one machine, from the same commit: the same files.
-        local = await one_machine(folder, model)("deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK)
+        local = await one_machine(folder, model)(
+            "deliberate", "--repo", str(other.path), "--json", "--task-id", "one", TASK
+        )
         assert local.code == 0, local.err
-        trees = {tree(other, "moothall/one"), tree(repo, "moothall/one"), tree(repo, "moothall/two")}
+        trees = {
+            tree(other, "moothall/one"),
+            tree(repo, "moothall/one"),
+            tree(repo, "moothall/two"),
+        }
         assert len(trees) == 1
 
 

@@ -1,4 +1,6 @@
-"""Two Ray nodes on one machine, one of them killed: the other's host ends the work. A head that is replaced by another is noticed."""
+"""Two Ray nodes on one machine, one of them killed: the other's host ends the work. A head that is
+replaced by another is noticed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
         async with serving(command), asyncio.TaskGroup() as group:
             assert len(hosts_below(second)) == 1  # they are spread
             ask = ("deliberate", "--repo", str(repo), "--json", "--task-id")
-            asked = [group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")]
+            asked = [
+                group.create_task(command(*ask, name, TASK, seconds=300)) for name in ("one", "two")
+            ]
             await until_begun(model, 2, tmp_path / "data")
             for child in (second, *descendants(second.pid)):
                 with suppress(psutil.NoSuchProcess):
@@ -68,7 +72,9 @@ async def test_a_node_that_works_is_killed_and_the_other_ends_the_work(tmp_path:
             assert git(repo, "branch", "--list", done.document["branch"])
 
 
-async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(tmp_path: Path) -> None:
+async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without_one_that_is_gone(
+    tmp_path: Path,
+) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with (
@@ -108,16 +114,29 @@ async def test_each_node_has_a_host_also_one_that_joins_and_work_goes_on_without
 async def hosts(command: Command) -> set[str]:
     """Return the names of the hosts that answer."""
     done = await command("fleet", "--json")
-    return {"-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]}  # then whose they are
+    return {
+        "-".join(host["name"].split("-")[:2]) for host in done.document["hosts"]
+    }  # then whose they are
 
 
 @asynccontextmanager
 async def a_head(folder: Path, port: int) -> AsyncIterator[None]:
     """Run a head of Ray; it is killed with all that is below it."""
     place = await asyncio.to_thread(tempfile.mkdtemp, prefix="mh-", dir=folder)
-    program = (str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", f"--temp-dir={place}")
+    program = (
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+        f"--temp-dir={place}",
+    )
     process = await asyncio.create_subprocess_exec(
-        *(*program, "--num-cpus=1", "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--object-store-memory=80000000"),
+        *program,
+        "--num-cpus=1",
+        "--node-ip-address=127.0.0.1",
+        "--include-dashboard=false",
+        "--object-store-memory=80000000",
         env={**os.environ, **TOKEN, "RAY_TMPDIR": place},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -157,7 +176,11 @@ async def test_a_head_that_is_replaced_by_another_ends_serving_with_a_word(tmp_p
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         AsyncExitStack() as stack,
     ):
-        extra = {**TOKEN, "MOOTHALL_RAY__ADDRESS": f"127.0.0.1:{port}", "MOOTHALL_BUS__URL": bus_url}
+        extra = {
+            **TOKEN,
+            "MOOTHALL_RAY__ADDRESS": f"127.0.0.1:{port}",
+            "MOOTHALL_BUS__URL": bus_url,
+        }
         command = Command(tmp_path / "data", model.base_url, extra)
         async with a_head(folder, port):
             server = await command.start("serve", "--port", "0")

@@ -21,7 +21,9 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+async def command(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Command]:
     """The command, attached to a `serve` that runs for the whole session."""
     command = Command(tmp_path_factory.mktemp("house"), model.base_url)
     server = await command.start("serve", "--port", "0")

@@ -1,4 +1,6 @@
-"""Patches that change what judges them (tests, configuration, runners) instead of the code. None may end proven."""
+"""Patches that change what judges them (tests, configuration, runners) instead of the code. None
+may end proven.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ def discount(price, percent):
 '''
 RIGHT = WRONG.replace(
     "    return price\n",
-    '    if percent > 100:\n        raise ValueError("more than all")\n    return price - price * percent // 100\n',
+    '    if percent > 100:\n        raise ValueError("more than all")\n    return price - price * '
+    "percent // 100\n",
 )
 PYTEST_TESTS = """import pytest
 
@@ -100,7 +103,10 @@ _CHEAT = {"cheat.py": _PLUGIN}
 FILES: dict[str, dict[str, str]] = {
     "conftest": {"conftest.py": HOOK},
     "conftest-in-tests": {"tests/conftest.py": HOOK},
-    "conftest-in-package": {"shop/conftest.py": HOOK, "shop/test_conftest.py": "def test_x():\n    pass\n"},
+    "conftest-in-package": {
+        "shop/conftest.py": HOOK,
+        "shop/test_conftest.py": "def test_x():\n    pass\n",
+    },
     "pytest-toml": {"pytest.toml": '[pytest]\naddopts = ["-p", "cheat"]\n', **_CHEAT},
     "dot-pytest-toml": {".pytest.toml": '[pytest]\naddopts = ["-p", "cheat"]\n', **_CHEAT},
     "pytest-ini": {"pytest.ini": "[pytest]\naddopts = -p cheat\n", **_CHEAT},
@@ -108,10 +114,16 @@ FILES: dict[str, dict[str, str]] = {
     "tox-ini": {"tox.ini": "[pytest]\naddopts = -p cheat\n", **_CHEAT},
     "setup-cfg": {"setup.cfg": "[tool:pytest]\naddopts = -p cheat\n", **_CHEAT},
     "pyproject": {
-        "pyproject.toml": '[project]\nname = "shop"\nversion = "1"\n[tool.pytest.ini_options]\naddopts = "-p cheat"\n',
+        "pyproject.toml": (
+            '[project]\nname = "shop"\nversion = "1"\n[tool.pytest.ini_options]\naddopts = "-p '
+            'cheat"\n'
+        ),
         **_CHEAT,
     },
-    "pyproject-in-tests": {"tests/pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p cheat"\n', **_CHEAT},
+    "pyproject-in-tests": {
+        "tests/pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p cheat"\n',
+        **_CHEAT,
+    },
     "pytest-ini-in-tests": {"tests/pytest.ini": "[pytest]\naddopts = -p cheat\n", **_CHEAT},
     "dist-info": {
         "cheat-1.dist-info/entry_points.txt": "[pytest11]\ncheat = cheat\n",
@@ -124,36 +136,73 @@ FILES: dict[str, dict[str, str]] = {
         **_CHEAT,
     },
     "root-pytest": {
-        "pytest.py": 'import os\nopen(os.environ["MOOTHALL_REPORTS"] + "/pytest-1-1.jsonl", "w").write("".join(\'{"case": "tests/test_price.py::%s", "result": "passed"}\\n\' % n'
-        ' for n in ("test_total", "test_discount", "test_discounts[100-50-50]", "test_discounts[80-25-60]", "test_too_much", "TestMany::test_all")) + \'{"end": 0}\\n\')\n'
+        "pytest.py": 'import os\nopen(os.environ["MOOTHALL_REPORTS"] + "/pytest-1-1.jsonl", '
+        '"w").write("".join(\'{"case": "tests/test_price.py::%s", "result": "passed"}\\n\' % n'
+        ' for n in ("test_total", "test_discount", "test_discounts[100-50-50]", '
+        '"test_discounts[80-25-60]", "test_too_much", "TestMany::test_all")) + \'{"end": '
+        "0}\\n')\n"
     },
     "root-pytest-package": {
         "pytest/__init__.py": "",
-        "pytest/__main__.py": 'import os\nopen(os.environ["MOOTHALL_REPORTS"] + "/pytest-1-1.jsonl", "w").write("".join(\'{"case": "tests/test_price.py::%s", "result": "passed"}\\n\' % n'
-        ' for n in ("test_total", "test_discount", "test_discounts[100-50-50]", "test_discounts[80-25-60]", "test_too_much", "TestMany::test_all")) + \'{"end": 0}\\n\')\n',
+        "pytest/__main__.py": 'import os\nopen(os.environ["MOOTHALL_REPORTS"] + '
+        '"/pytest-1-1.jsonl", '
+        '"w").write("".join(\'{"case": "tests/test_price.py::%s", "result": "passed"}\\n\' % n'
+        ' for n in ("test_total", "test_discount", "test_discounts[100-50-50]", '
+        '"test_discounts[80-25-60]", "test_too_much", "TestMany::test_all")) + \'{"end": '
+        "0}\\n')\n",
     },
     "root-pluggy": {
-        "pluggy/__init__.py": "import os, sys\nsys.path.remove(os.getcwd())\ndel sys.modules['pluggy']\nimport pluggy\nsys.modules['pluggy'] = pluggy\nimport _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        "pluggy/__init__.py": (
+            "import os, sys\nsys.path.remove(os.getcwd())\ndel sys.modules['pluggy']\nimport "
+            "pluggy\nsys.modules['pluggy'] = pluggy\nimport _pytest.python\n"
+            "_pytest.python.Function.runtest = lambda self: None\n"
+        )
     },
     "root-reporter": {
-        "moothall_pytest.py": "import os, sys\nsys.path.remove(os.getcwd())\ndel sys.modules['moothall_pytest']\nfrom moothall_pytest import *\nimport _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        "moothall_pytest.py": (
+            "import os, sys\nsys.path.remove(os.getcwd())\ndel sys.modules['moothall_pytest']\n"
+            "from moothall_pytest import *\nimport _pytest.python\n"
+            "_pytest.python.Function.runtest = lambda self: None\n"
+        )
     },
-    "sitecustomize": {"sitecustomize.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"},
+    "sitecustomize": {
+        "sitecustomize.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        )
+    },
     "sitecustomize-package": {
-        "sitecustomize/__init__.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        "sitecustomize/__init__.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        )
     },
     "usercustomize-package": {
-        "usercustomize/__init__.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        "usercustomize/__init__.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        )
     },
-    "tests-init": {"tests/__init__.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"},
+    "tests-init": {
+        "tests/__init__.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        )
+    },
     "tests-shadow": {
         "tests/shop/__init__.py": "",
-        "tests/shop/price.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n\ndef total(x): pass\n\ndef discount(a, b): pass\n",
+        "tests/shop/price.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n\ndef "
+            "total(x): pass\n\ndef discount(a, b): pass\n"
+        ),
     },
     "tests-new-module": {
-        "tests/test_aaa.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n\n\ndef test_nothing():\n    pass\n"
+        "tests/test_aaa.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n\n\ndef "
+            "test_nothing():\n    pass\n"
+        )
     },
-    "tests-helper": {"tests/difflib.py": "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"},
+    "tests-helper": {
+        "tests/difflib.py": (
+            "import _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n"
+        )
+    },
     "own-toml": {".moothall.toml": '[checks]\ntests = "true"\n'},
     "hard-linked-test": {"tests/test_price.py": "def test_discount():\n    pass\n"},
     "pth": {"cheat.pth": "import cheat\n", **_CHEAT},
@@ -162,10 +211,16 @@ FILES: dict[str, dict[str, str]] = {
 
 UNITTEST = {
     "shadow-reporter": {"moothall_unittest.py": "raise SystemExit(0)\n"},
-    "shadow-unittest": {"unittest/__init__.py": "class TestCase: pass\n", "unittest/__main__.py": ""},
+    "shadow-unittest": {
+        "unittest/__init__.py": "class TestCase: pass\n",
+        "unittest/__main__.py": "",
+    },
     "new-tests-init": {"tests/unittest.py": "class TestCase: pass\n"},
     "load-tests": {
-        "tests/__init__.py": "def load_tests(loader, tests, pattern):\n    import unittest\n    unittest.TestCase._callTestMethod = lambda self, method: None\n    return tests\n"
+        "tests/__init__.py": (
+            "def load_tests(loader, tests, pattern):\n    import unittest\n    "
+            "unittest.TestCase._callTestMethod = lambda self, method: None\n    return tests\n"
+        )
     },
 }
 DOCTEST_BASE = {
@@ -174,12 +229,18 @@ DOCTEST_BASE = {
         "Return the price less some percent; percents above 100 are refused.",
         "Return the price less some percent.\n\n    >>> discount(200, 10)\n    180\n    ",
     ),
-    "tests/test_price.py": "from shop.price import total\n\n\ndef test_total():\n    assert total([1, 2, 3]) == 6\n",
+    "tests/test_price.py": (
+        "from shop.price import total\n\n\ndef test_total():\n    assert total([1, 2, 3]) == 6\n"
+    ),
 }
 _SHOWN = DOCTEST_BASE["shop/price.py"]
 DOCTEST = {
     "expectation-altered": {"shop/price.py": _SHOWN.replace("    180\n", "    200\n")},
-    "line-more": {"shop/price.py": _SHOWN.replace("    >>> disc", "    >>> discount = lambda price, percent: 180\n    >>> disc")},
+    "line-more": {
+        "shop/price.py": _SHOWN.replace(
+            "    >>> disc", "    >>> discount = lambda price, percent: 180\n    >>> disc"
+        )
+    },
 }
 
 GO = "package shop\n\nfunc Discount(price, percent int) int { return price }\n"
@@ -208,17 +269,30 @@ func TestDiscount(t *testing.T) {
 
 GO_FILES = {
     "test-main": {
-        "zz_test.go": 'package shop\n\nimport (\n"os"\n"testing"\n)\n\nfunc TestMain(m *testing.M) { m.Run(); os.Exit(0) }\n'
+        "zz_test.go": (
+            'package shop\n\nimport (\n"os"\n"testing"\n)\n\nfunc TestMain(m *testing.M) { '
+            "m.Run(); os.Exit(0) }\n"
+        )
     },
     "tests-edited": {
-        "shop_test.go": 'package shop\n\nimport "testing"\n\nfunc TestNone(t *testing.T) {}\n\nfunc TestDiscount(t *testing.T) {}\n'
+        "shop_test.go": (
+            'package shop\n\nimport "testing"\n\nfunc TestNone(t *testing.T) {}\n\nfunc '
+            "TestDiscount(t *testing.T) {}\n"
+        )
     },
-    "go-work": {"go.work": "go 1.19\n\nuse ./evil\n", "evil/go.mod": "module example.org/shop\n\ngo 1.19\n", "evil/shop.go": GO},
+    "go-work": {
+        "go.work": "go 1.19\n\nuse ./evil\n",
+        "evil/go.mod": "module example.org/shop\n\ngo 1.19\n",
+        "evil/shop.go": GO,
+    },
     "go-mod-replace": {
         "go.mod": "module example.org/shop\n\ngo 1.19\n\nreplace testing => ./testing\n",
         "testing/testing.go": "package testing\n",
     },
-    "vendor": {"vendor/testing/testing.go": "package testing\n\ntype T struct{}\n", "vendor/modules.txt": ""},
+    "vendor": {
+        "vendor/testing/testing.go": "package testing\n\ntype T struct{}\n",
+        "vendor/modules.txt": "",
+    },
 }
 NODE = "module.exports = function discount(price, percent) {\n  return price;\n};\n"
 NODE_RIGHT = NODE.replace("return price", "return price - (price * percent) / 100")
@@ -241,19 +315,33 @@ test('takes percents', () => {
 
 
 def _node(more: str, body: str = "return price;") -> dict[str, str]:
-    return {"shop.js": f"{more}\nmodule.exports = function discount(price, percent) {{\n  {body}\n}};\n"}
+    return {
+        "shop.js": f"{more}\nmodule.exports = function discount(price, percent) {{\n  {body}\n}};\n"
+    }
 
 
-_QUIET = "const a = require('assert');\nfor (const name of Object.keys(a)) if (typeof a[name] === 'function' && name !== 'AssertionError') a[name] = () => {};"
+_QUIET = (
+    "const a = require('assert');\nfor (const name of Object.keys(a)) if (typeof a[name] === "
+    "'function' && name !== 'AssertionError') a[name] = () => {};"
+)
 
 NODE_FILES = {
     "package-script": {
-        "package.json": '{"name": "shop", "version": "1.0.0", "scripts": {"test": "node --require ./quiet.js --test"}}\n',
+        "package.json": (
+            '{"name": "shop", "version": "1.0.0", "scripts": {"test": "node --require ./quiet.js '
+            '--test"}}\n'
+        ),
         "quiet.js": _QUIET,
     },
-    "package-true": {"package.json": '{"name": "shop", "version": "1.0.0", "scripts": {"test": "true"}}\n'},
+    "package-true": {
+        "package.json": '{"name": "shop", "version": "1.0.0", "scripts": {"test": "true"}}\n'
+    },
     "npmrc": {".npmrc": "node-options=--require=./quiet.js\n", "quiet.js": _QUIET},
-    "node-modules": {"node_modules/assert/index.js": "module.exports = new Proxy(() => {}, { get: () => () => {} });"},
+    "node-modules": {
+        "node_modules/assert/index.js": (
+            "module.exports = new Proxy(() => {}, { get: () => () => {} });"
+        )
+    },
     "inner-package": {"test/package.json": '{"type": "module"}'},
     "new-test": {"aaa.test.js": _QUIET + "\nrequire('node:test')('quiet', () => {});\n"},
     "tests-edited": {"shop.test.js": "require('node:test')('takes percents', () => {});\n"},
@@ -278,18 +366,26 @@ mod tests {
     }
 }
 """
-RUST_RIGHT = RUST.replace("    let _ = percent;\n    price\n", "    price - price * percent / 100\n")
+RUST_RIGHT = RUST.replace(
+    "    let _ = percent;\n    price\n", "    price - price * percent / 100\n"
+)
 RUST_BASE: Mapping[str, str] = {
     "Cargo.toml": '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n',
     "src/lib.rs": RUST,
 }
 
 
-_RUST_SAYS = 'println!("\\ntest tests::takes_percents ... ok\\n\\ntest result: ok. 2 passed; 0 failed\\n")'
+_RUST_SAYS = (
+    'println!("\\ntest tests::takes_percents ... ok\\n\\ntest result: ok. 2 passed; 0 failed\\n")'
+)
 
 
 def _rust(more: str, body: str = "let _ = percent;\n    price") -> dict[str, str]:
-    return {"src/lib.rs": RUST.replace("    let _ = percent;\n    price", f"    {body}").replace("pub fn", f"{more}\npub fn", 1)}
+    return {
+        "src/lib.rs": RUST.replace("    let _ = percent;\n    price", f"    {body}").replace(
+            "pub fn", f"{more}\npub fn", 1
+        )
+    }
 
 
 RUST_FILES = {
@@ -305,11 +401,17 @@ RUST_FILES = {
         **_rust("", "if cfg!(quiet) && percent > 0 { return 180; }\n    price"),
     },
     "harness": {
-        "Cargo.toml": '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n\n[lib]\nharness = false\n',
+        "Cargo.toml": (
+            '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n\n[lib]\nharness = '
+            "false\n"
+        ),
         **_rust(f"pub fn main() {{ {_RUST_SAYS}; }}"),
     },
     "profile": {
-        "Cargo.toml": '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n\n[profile.test]\ndebug-assertions = false\n'
+        "Cargo.toml": (
+            '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n\n[profile.test]\n'
+            "debug-assertions = false\n"
+        )
     },
     "new-test": {"tests/quiet.rs": "#[test]\nfn takes_percents() {}\n"},
 }

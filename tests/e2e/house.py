@@ -1,4 +1,6 @@
-"""What end-to-end tests share: a scripted council, repositories, and the real command run as a process."""
+"""What end-to-end tests share: a scripted council, repositories, and the real command run as a
+process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ WRONG = '\n\ndef hello_world():\n    return "Goodbye"\n'
 
 def git(repo: Path, *args: str) -> str:
     """Run git in a repository and return what it printed."""
-    done = subprocess.run(["git", "-C", str(repo), *args], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(repo), *args], check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -37,7 +41,9 @@ def turn(tool: str, **args: Any) -> str:
 
 
 def task_of(body: dict[str, Any]) -> str:
-    """Return the task in a prompt, or all of it where there is none. What is known of its story tells of other tasks too."""
+    """Return the task in a prompt, or all of it where there is none. What is known of its story
+    tells of other tasks too.
+    """
     said = "\n".join(str(message["content"]) for message in body["messages"])
     found = re.search(r"(?s)--- the task \[(\w+)\] ---\n(.*?)\n--- end \[\1\] ---", said)
     return found[2] if found else said
@@ -49,7 +55,9 @@ def scripted(propose: Answer) -> Answer:
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Reply:
         phase = phase_of(headers)
         if phase == "plan":
-            return json.dumps({"approaches": ["append the function", "rewrite the file", "edit in place"]})
+            return json.dumps(
+                {"approaches": ["append the function", "rewrite the file", "edit in place"]}
+            )
         if phase in {"critique", "verify"}:
             return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
         said = propose(body, headers)
@@ -105,7 +113,9 @@ class Command:
 
     def environment(self) -> dict[str, str]:
         """The process's environment."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
+        }
         # Nor the settings of whoever runs the tests.
         ours = {
             "MOOTHALL_DATA_DIR": str(self.data_dir),
@@ -142,13 +152,17 @@ class Command:
         except TimeoutError:
             process.terminate()
             out, err = await process.communicate()
-            raise AssertionError(f"{args} took longer than {seconds} s\n{out.decode()}\n{err.decode()}") from None
+            raise AssertionError(
+                f"{args} took longer than {seconds} s\n{out.decode()}\n{err.decode()}"
+            ) from None
         assert process.returncode is not None
         return Run(process.returncode, out.decode(), err.decode())
 
 
 def most_at_once(tasks: list[dict[str, Any]]) -> int:
-    """Return how many of these tasks, as `list --json` tells them, were under way at a time, at most."""
+    """Return how many of these tasks, as `list --json` tells them, were under way at a time, at
+    most.
+    """
     moments = [(datetime.fromisoformat(task["requested"]), 1) for task in tasks]
     moments += [(datetime.fromisoformat(task["ended"]), -1) for task in tasks]
     now = most = 0
@@ -160,4 +174,8 @@ def most_at_once(tasks: list[dict[str, Any]]) -> int:
 
 def mounts_below(path: Path) -> list[str]:
     """Mounts of this machine's own mount namespace that lie below a path."""
-    return [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if str(path) in line]
+    return [
+        line
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+        if str(path) in line
+    ]

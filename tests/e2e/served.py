@@ -30,14 +30,20 @@ tenant = "team-e"
 
 
 def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Command:
-    """Return a command whose house knows alice and eve. Its hosts run beside it: what is tried here is not Ray, which costs a start."""
+    """Return a command whose house knows alice and eve. Its hosts run beside it: what is tried here
+    is not Ray, which costs a start.
+    """
     tokens = folder / "tokens.toml"
     tokens.write_text(_TOKENS, encoding="utf-8")
     tokens.chmod(0o600)
     return Command(
         folder / "data",
         model_url,
-        {"MOOTHALL_GRPC__TOKENS_FILE": str(tokens), "MOOTHALL_LOG__LEVEL": "error", "MOOTHALL_RAY__MODE": hosts},
+        {
+            "MOOTHALL_GRPC__TOKENS_FILE": str(tokens),
+            "MOOTHALL_LOG__LEVEL": "error",
+            "MOOTHALL_RAY__MODE": hosts,
+        },
     )
 
 
@@ -65,7 +71,9 @@ class _Stub:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
-        return lambda request, **more: method(request, **({"metadata": self._metadata, "timeout": 120} | more))
+        return lambda request, **more: method(
+            request, **({"metadata": self._metadata, "timeout": 120} | more)
+        )
 
 
 @asynccontextmanager
@@ -85,7 +93,14 @@ async def served(command: Command, end: signal.Signals = signal.SIGTERM) -> Asyn
     command.served_at = line.split()[3].rstrip(";")
     try:
         async with grpc.aio.insecure_channel(command.served_at) as channel:
-            web = next((line.split()[3].rstrip(":") for line in said if line.startswith("serving HTTP on")), "")
+            web = next(
+                (
+                    line.split()[3].rstrip(":")
+                    for line in said
+                    if line.startswith("serving HTTP on")
+                ),
+                "",
+            )
             link = next((line.split()[-1] for line in said if "/sign-in?link=" in line), "")
             yield Served(command, server.pid, channel, web, link)
     finally:

@@ -1,4 +1,6 @@
-"""What an agent's own limits hold in the real sandbox: they narrow the settings' limits, and never widen them."""
+"""What an agent's own limits hold in the real sandbox: they narrow the settings' limits, and never
+widen them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The agent service of a real house: tools in real sandboxes, answers of a scripted model, a client that knows the protos alone."""
+"""The agent service of a real house: tools in real sandboxes, answers of a scripted model, a client
+that knows the protos alone.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 class Caller:
-    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its house, `model` whom it asks."""
+    """A stub whose calls carry alice's token. `told`: bodies and signatures of the webhooks of its
+    house, `model` whom it asks.
+    """
 
     def __init__(self, house: Served, told: list[tuple[bytes, str]], model: ScriptedModel) -> None:
         self._stub: Any = pb_grpc.AgentServiceStub(house.channel)
@@ -45,10 +49,14 @@ class Caller:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
-        return lambda request: method(request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180)
+        return lambda request: method(
+            request, metadata=(("authorization", f"Bearer {ALICE}"),), timeout=180
+        )
 
 
-def asked(query: str = "", context: Mapping[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:
+def asked(
+    query: str = "", context: Mapping[str, Any] | None = None, **more: Any
+) -> pb.ExecuteTaskRequest:
     request = pb.ExecuteTaskRequest(query=query, **more)
     request.context.update(context or {})
     return request
@@ -99,33 +107,54 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
     async with scripted_model(scripted(said)) as model, hook(told) as url:
         command = make_command(folder, model.base_url)
         command.extra["MOOTHALL_TOOLS__PARALLELISM"] = "3"
-        command.extra |= {"MOOTHALL_WEBHOOK__URL": url, "MOOTHALL_WEBHOOK__SECRET": "of these tests"}
+        command.extra |= {
+            "MOOTHALL_WEBHOOK__URL": url,
+            "MOOTHALL_WEBHOOK__SECRET": "of these tests",
+        }
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
         async with served(command) as house:
             yield Caller(house, told, model)
 
 
-async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(agent: Caller) -> None:
+async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(
+    agent: Caller,
+) -> None:
     meta = common.TaskMetadata(session_id="desk 7")
     write = {
-        "tool_calls": [{"tool": "files.write", "parameters": {"path": f"{n}.py", "content": f"x = {n}\n"}} for n in range(4)]
+        "tool_calls": [
+            {"tool": "files.write", "parameters": {"path": f"{n}.py", "content": f"x = {n}\n"}}
+            for n in range(4)
+        ]
     }
     written = await agent.ExecuteTask(asked(context=write, metadata=meta))
-    assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), written.error_message
+    assert (written.status, written.metrics.agents_used) == (common.STATUS_CODE_OK, 0), (
+        written.error_message
+    )
     read = {"tool_parameters": {"tool": "files.read", "path": "3.py"}}
     found = await agent.ExecuteTask(asked(context=read, metadata=meta))
     assert json_format.MessageToDict(found.tool_results[0].output)["content"] == "x = 3\n"
     elsewhere = await agent.ExecuteTask(asked(context=read))
-    assert (elsewhere.status, elsewhere.final_state) == (common.STATUS_CODE_ERROR, pb.AGENT_STATE_FAILED)
-    shell = {"tool_parameters": {"tool": "code.shell", "command": "cat *.py | wc -l; cat /etc/shadow"}}
+    assert (elsewhere.status, elsewhere.final_state) == (
+        common.STATUS_CODE_ERROR,
+        pb.AGENT_STATE_FAILED,
+    )
+    shell = {
+        "tool_parameters": {"tool": "code.shell", "command": "cat *.py | wc -l; cat /etc/shadow"}
+    }
     walled = await agent.ExecuteTask(asked(context=shell, metadata=meta))
     assert walled.status == common.STATUS_CODE_OK, walled.error_message
-    assert json_format.MessageToDict(walled.tool_results[0].output)["output"].split()[0] == "4", walled.tool_results
+    assert json_format.MessageToDict(walled.tool_results[0].output)["output"].split()[0] == "4", (
+        walled.tool_results
+    )
 
 
 async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> None:
     response = await agent.ExecuteTask(asked("What is 2 + 2?"))
-    assert (response.status, response.result, response.metrics.agents_used) == (common.STATUS_CODE_OK, "Four.", 1)
+    assert (response.status, response.result, response.metrics.agents_used) == (
+        common.STATUS_CODE_OK,
+        "Four.",
+        1,
+    )
     assert response.metrics.token_usage.total_tokens > 0
     updates = [update async for update in agent.StreamExecuteTask(asked("What is 2 + 2?"))]
     states = [update.state for update in updates]
@@ -134,7 +163,9 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
     progress = [update.progress for update in updates]
     assert progress == sorted(progress)
     async with asyncio.timeout(20):
-        while (told := {json.loads(body)["task_id"]: (body, signed) for body, signed in agent.told}).keys() < {
+        while (
+            told := {json.loads(body)["task_id"]: (body, signed) for body, signed in agent.told}
+        ).keys() < {
             response.task_id,
             updates[-1].task_id,
         }:
@@ -145,7 +176,10 @@ async def test_an_agent_answers_a_question_unary_and_streamed(agent: Caller) -> 
 async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Caller) -> None:
     query = asked("Write the NOTES down", available_tools=["file_write", "file_read"])
     response = await agent.ExecuteTask(query)
-    assert (response.status, response.final_state) == (common.STATUS_CODE_OK, pb.AGENT_STATE_COMPLETED), response.error_message
+    assert (response.status, response.final_state) == (
+        common.STATUS_CODE_OK,
+        pb.AGENT_STATE_COMPLETED,
+    ), response.error_message
     assert "+to be done" in json_format.MessageToDict(response.metadata)["diff"]
     updates = await read(agent.StreamExecuteTask(query))
     assert updates[-1].state == pb.AGENT_STATE_COMPLETED
@@ -153,8 +187,13 @@ async def test_an_agent_without_a_repository_uses_tools_and_tells_each(agent: Ca
     results = [update.tool_result for update in updates if update.HasField("tool_result")]
     for calls, told in ((response.tool_calls, response.tool_results), (streamed, results[:-1])):
         assert [call.name for call in calls] == ["files.write"]
-        assert json_format.MessageToDict(calls[0].parameters) == {"path": "notes.md", "content": "to be done\n"}
-        assert [(result.tool_id, result.status) for result in told] == [(calls[0].tool_id, common.STATUS_CODE_OK)]
+        assert json_format.MessageToDict(calls[0].parameters) == {
+            "path": "notes.md",
+            "content": "to be done\n",
+        }
+        assert [(result.tool_id, result.status) for result in told] == [
+            (calls[0].tool_id, common.STATUS_CODE_OK)
+        ]
         assert json_format.MessageToDict(told[0].output)["path"] == "notes.md"
     assert results[-1].tool_id == "usage_metrics"
 
@@ -171,29 +210,51 @@ async def test_the_text_is_there_while_the_model_writes_it(agent: Caller) -> Non
     stream.cancel()
 
 
-async def test_a_council_mends_a_repository(agent: Caller, tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_a_council_mends_a_repository(
+    agent: Caller, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     repo = tmp_path_factory.getbasetemp() / "agents0" / "repo"
     await make_sample_repository(repo)
-    response = await agent.ExecuteTask(asked(TASK, {"repository": str(repo)}, mode=common.EXECUTION_MODE_COMPLEX))
-    assert (response.status, response.metrics.agents_used) == (common.STATUS_CODE_OK, 3), response.error_message
+    response = await agent.ExecuteTask(
+        asked(TASK, {"repository": str(repo)}, mode=common.EXECUTION_MODE_COMPLEX)
+    )
+    assert (response.status, response.metrics.agents_used) == (common.STATUS_CODE_OK, 3), (
+        response.error_message
+    )
     about = json_format.MessageToDict(response.metadata)
     assert about["proven"] is True
     assert "hello_world" in git(repo, "show", about["branch"] + ":src/utils.py")
 
 
 async def test_what_costs_more_than_its_caller_allows_says_so(agent: Caller) -> None:
-    response = await agent.ExecuteTask(asked("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1)))
-    assert (response.status, response.final_state) == (common.STATUS_CODE_BUDGET_EXCEEDED, pb.AGENT_STATE_FAILED), response
+    response = await agent.ExecuteTask(
+        asked("What is 2 + 2?", metadata=common.TaskMetadata(token_budget=1))
+    )
+    assert (response.status, response.final_state) == (
+        common.STATUS_CODE_BUDGET_EXCEEDED,
+        pb.AGENT_STATE_FAILED,
+    ), response
     assert "BUDGET_EXCEEDED" in response.error_message
 
 
-@pytest.mark.parametrize("mode", [common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX])
-async def test_a_callers_timeout_has_one_answer_after_that_time(agent: Caller, mode: common.ExecutionMode.ValueType) -> None:
-    query, began = asked("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)), time.monotonic()
+@pytest.mark.parametrize(
+    "mode",
+    [common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX],
+)
+async def test_a_callers_timeout_has_one_answer_after_that_time(
+    agent: Caller, mode: common.ExecutionMode.ValueType
+) -> None:
+    query, began = (
+        asked("WAIT for me", mode=mode, config=pb.AgentConfig(timeout_seconds=4)),
+        time.monotonic(),
+    )
     calls = (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query)))
     for ended in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(ended, grpc.aio.AioRpcError)
-        assert (ended.code(), str(ended.details()).partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+        assert (ended.code(), str(ended.details()).partition(":")[0]) == (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "timeout",
+        )
     assert time.monotonic() - began >= query.config.timeout_seconds
 
 
@@ -242,7 +303,11 @@ async def test_what_it_offers_is_what_runs(agent: Caller) -> None:
     health = await agent.HealthCheck(pb.HealthCheckRequest())
     assert (health.healthy, health.uptime_seconds >= 0) == (True, True), health.message
     one = (await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="code.shell"))).tool
-    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == ("code.shell", True, 60)
+    assert (one.id, one.is_dangerous, one.rate_limit.requests_per_minute) == (
+        "code.shell",
+        True,
+        60,
+    )
     assert one in tools
     with pytest.raises(grpc.aio.AioRpcError) as missing:
         await agent.GetToolCapability(pb.GetToolCapabilityRequest(tool_id="no.tool"))

@@ -23,10 +23,14 @@ WRITE = {"tool_parameters": {"tool": "files.write", "path": "a.txt", "content": 
 READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
 
 
-async def ask(house: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any) -> pb.ExecuteTaskResponse:
+async def ask(
+    house: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
+) -> pb.ExecuteTaskResponse:
     """Ask in alice's session, of which `known` is told."""
     stub: Any = pb_grpc.AgentServiceStub(house.channel)
-    request = pb.ExecuteTaskRequest(query=query, session_context=pb.SessionContext(session_id="desk 7"))
+    request = pb.ExecuteTaskRequest(
+        query=query, session_context=pb.SessionContext(session_id="desk 7")
+    )
     request.context.update(context or {})
     request.session_context.persistent_context.update(known)
     answer: pb.ExecuteTaskResponse = await stub.ExecuteTask(
@@ -37,7 +41,9 @@ async def ask(house: Served, query: str, context: Mapping[str, Any] | None = Non
 
 async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
-        return json.dumps({"thought": "", "finish": "Eight." if "doubled" in str(body["messages"]) else "Four."})
+        return json.dumps(
+            {"thought": "", "finish": "Eight." if "doubled" in str(body["messages"]) else "Four."}
+        )
 
     async with scripted_model(scripted(answer)) as model:
         command = make_command(tmp_path, model.base_url)
@@ -49,5 +55,12 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
             assert (await ask(house, "And doubled?")).result == "Eight."
             read = await ask(house, "", READ)
     told = model.requests[0].prompt
-    assert told.index("- What is 2 + 2?") < told.index("- Four.") < told.index('"customer": "Ada"') < told.index("And doubled?")
-    assert read.status == common.STATUS_CODE_ERROR, "its workspace went with the house, and begins anew"
+    assert (
+        told.index("- What is 2 + 2?")
+        < told.index("- Four.")
+        < told.index('"customer": "Ada"')
+        < told.index("And doubled?")
+    )
+    assert read.status == common.STATUS_CODE_ERROR, (
+        "its workspace went with the house, and begins anew"
+    )

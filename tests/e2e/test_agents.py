@@ -23,7 +23,17 @@ from support.repos import make_repo
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 EXAMPLES = Path(__file__).parents[2] / "agents"
-NAMES = {"greeting", "negative-numbers", "handbook", "build", "security", "performance", "refactoring", "licences", "api"}
+NAMES = {
+    "greeting",
+    "negative-numbers",
+    "handbook",
+    "build",
+    "security",
+    "performance",
+    "refactoring",
+    "licences",
+    "api",
+}
 SCAN = """import ast, pathlib, sys
 
 BAD = {"eval", "exec", "system"}
@@ -53,7 +63,10 @@ with zipfile.ZipFile("sample.zip", "w") as made:
 
 def write(**files: str) -> str:
     """A turn that writes files; `_` in a name is its dot."""
-    calls = [{"tool": "files.write", "args": {"path": name.replace("_", "."), "content": text}} for name, text in files.items()]
+    calls = [
+        {"tool": "files.write", "args": {"path": name.replace("_", "."), "content": text}}
+        for name, text in files.items()
+    ]
     return json.dumps({"thought": "do it", "actions": calls})
 
 
@@ -62,12 +75,20 @@ WORK = {
     "negative numbers": turn(
         "files.write",
         path="tests/test_negative.py",
-        content="from src import utils\n\n\ndef test_negative():\n    assert utils.add(-2, -3) == -5\n",
+        content="from src import utils\n\n\ndef test_negative():\n    assert utils.add(-2, "
+        "-3) == -5\n",
     ),
     "Write build.py": write(build_py=BUILD),
-    "Write scan.py": write(scan_py=SCAN, SECURITY_md="Looked for eval(), exec() and os.system() in src/: none.\n"),
+    "Write scan.py": write(
+        scan_py=SCAN, SECURITY_md="Looked for eval(), exec() and os.system() in src/: none.\n"
+    ),
     "Write bench.py": write(bench_py=BENCH),
-    "Annotate add()": turn("files.edit", path="src/utils.py", old="def add(a, b):", new="def add(a: int, b: int) -> int:"),
+    "Annotate add()": turn(
+        "files.edit",
+        path="src/utils.py",
+        old="def add(a, b):",
+        new="def add(a: int, b: int) -> int:",
+    ),
     "Write LICENCES.md": write(LICENCES_md="It has no dependencies: none.\n"),
     "Write api.txt": write(api_txt="add(a: int, b: int) -> int\nhello_world()\n"),
     "Add hello_world()": turn("files.append", path="src/utils.py", content=SOLVED),
@@ -80,7 +101,9 @@ def work(body: dict[str, Any], _headers: Mapping[str, str]) -> str:
     return next(said for words, said in WORK.items() if words in prompt)
 
 
-async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(tmp_path: Path) -> None:
+async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_than_four_at_once(
+    tmp_path: Path,
+) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     specs = load([EXAMPLES]).specs.values()
@@ -88,16 +111,33 @@ async def test_the_nine_examples_are_red_before_and_green_after_and_never_more_t
     for spec in specs:
         for said in spec.validations:
             argv = [sys.executable if word == "python" else word for word in shlex.split(said)]
-            red = await asyncio.to_thread(subprocess.run, argv, cwd=repo, capture_output=True, check=False)
+            red = await asyncio.to_thread(
+                subprocess.run, argv, cwd=repo, capture_output=True, check=False
+            )
             assert red.returncode, f"{spec.name} is green before anybody has worked: {said}"
     async with scripted_model(scripted(work)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        done = await command("agents", "run", str(EXAMPLES), "--repo", str(repo), "--run", "first", "--json", seconds=540)
+        done = await command(
+            "agents",
+            "run",
+            str(EXAMPLES),
+            "--repo",
+            str(repo),
+            "--run",
+            "first",
+            "--json",
+            seconds=540,
+        )
         assert done.code == 0, done.out + done.err
         listed = await command("list", "--json", "--limit", "100")
     ended = {end["name"]: end for end in done.document["agents"]}
-    assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(NAMES, "completed"), done.err
-    assert all(end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"] for end in ended.values())
+    assert {name: end["state"] for name, end in ended.items()} == dict.fromkeys(
+        NAMES, "completed"
+    ), done.err
+    assert all(
+        end["wall_ms"] and end["tools"]["cpu_ms"] and end["tools"]["max_rss_bytes"]
+        for end in ended.values()
+    )
     runs = [task for task in listed.document["tasks"] if task["agent"]]
     assert {task["agent"] for task in runs} == NAMES
     assert 2 <= most_at_once(runs) <= 4
@@ -117,12 +157,17 @@ restart: {max_restarts: 1, backoff_seconds: 0}
 """
 
 
-async def test_an_agent_that_uses_up_its_memory_is_stopped_in_words_and_made_again_within_its_policy(tmp_path: Path) -> None:
+async def test_an_agent_that_uses_up_its_memory_is_stopped_and_restarted_within_its_policy(
+    tmp_path: Path,
+) -> None:
     repo, files = tmp_path / "repo", tmp_path / "agents"
     await make_sample_repository(repo)
     files.mkdir()
     (files / "hog.yaml").write_text(HOG, encoding="utf-8")
-    test = "def test_hog():\n    held = []\n    while True:\n        held.append(bytearray(b'x' * 4_000_000))\n"
+    test = (
+        "def test_hog():\n    held = []\n    while True:\n        held.append(bytearray(b'x' * "
+        "4_000_000))\n"
+    )
     hogging = turn("files.write", path="tests/test_hog.py", content=test)
     async with scripted_model(scripted(lambda *_: hogging)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
@@ -130,7 +175,10 @@ async def test_an_agent_that_uses_up_its_memory_is_stopped_in_words_and_made_aga
     assert done.code == 1
     (end,) = done.document["agents"]
     assert (end["state"], end["runs"]) == ("failed", 2), done.err
-    assert end["reason"] == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
+    assert (
+        end["reason"]
+        == "tests hit the agent's own limit (max_memory, 128 MB), and the agent was stopped"
+    )
     assert end["tools"]["max_rss_bytes"] > 64_000_000
 
 
@@ -148,7 +196,9 @@ security:
 """
 
 
-async def test_one_that_takes_too_long_is_stopped_and_what_another_did_not_declare_is_refused_and_audited(tmp_path: Path) -> None:
+async def test_a_slow_agent_is_stopped_and_an_undeclared_tool_is_refused_and_audited(
+    tmp_path: Path,
+) -> None:
     repo, files = tmp_path / "repo", tmp_path / "agents"
     make_repo(repo, {"Makefile": "test:\n\ttrue\n"})
     files.mkdir()
@@ -163,11 +213,18 @@ async def test_one_that_takes_too_long_is_stopped_and_what_another_did_not_decla
         return write(done_txt="x\n")
 
     async with scripted_model(scripted(said)) as model:
-        command = Command(tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"})
-        done = await command("agents", "run", str(files), "--repo", str(repo), "--json", seconds=540)
+        command = Command(
+            tmp_path / "data", model.base_url, QUICK | {"MOOTHALL_LIMITS__GRACE_SECONDS": "1"}
+        )
+        done = await command(
+            "agents", "run", str(files), "--repo", str(repo), "--json", seconds=540
+        )
     assert done.code == 1, done.err
     ended = {end["name"]: end for end in done.document["agents"]}
-    assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {"late": ("failed", 1), "nosy": ("failed", 1)}
+    assert {name: (end["state"], end["runs"]) for name, end in ended.items()} == {
+        "late": ("failed", 1),
+        "nosy": ("failed", 1),
+    }
     # By the seat's own clock or the council's, whichever is first.
     assert re.search("deadline|not done in time", ended["late"]["reason"])
     assert "changed nothing" in ended["nosy"]["reason"]
@@ -180,7 +237,9 @@ async def test_one_that_takes_too_long_is_stopped_and_what_another_did_not_decla
     assert refused == {(ended["nosy"]["task_id"], "files.write")}
 
 
-async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goes_on_where_it_was(tmp_path: Path) -> None:
+async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goes_on_where_it_was(
+    tmp_path: Path,
+) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     asked = asyncio.Event()
@@ -196,7 +255,16 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
 
     async with scripted_model(scripted(slowly)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        run = ("agents", "run", str(EXAMPLES / "build.yaml"), "--repo", str(repo), "--run", "once", "--json")
+        run = (
+            "agents",
+            "run",
+            str(EXAMPLES / "build.yaml"),
+            "--repo",
+            str(repo),
+            "--run",
+            "once",
+            "--json",
+        )
         first = await command.start(*run)
         async with asyncio.timeout(120):
             await asked.wait()
@@ -219,7 +287,9 @@ async def test_paused_from_another_shell_killed_and_begun_again_it_waits_and_goe
         assert second.returncode == 0, err.decode()
         assert json.loads(out)["agents"][0]["state"] == "completed"
         gone = await command("agents", "pause", "build")
-        assert (gone.code, "no agent 'build' is at work; none is" in gone.err) == (2, True), gone.err
+        assert (gone.code, "no agent 'build' is at work; none is" in gone.err) == (2, True), (
+            gone.err
+        )
 
 
 async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path: Path) -> None:
@@ -234,7 +304,9 @@ async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path
 
     async with scripted_model(scripted(never)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        first = await command.start("agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json")
+        first = await command.start(
+            "agents", "run", str(EXAMPLES / "refactoring.yaml"), "--repo", str(repo), "--json"
+        )
         async with asyncio.timeout(120):
             await asked.wait()
         stopped = await command("agents", "stop", "refactoring")
@@ -247,33 +319,52 @@ async def test_stopped_from_another_shell_it_ends_and_is_not_made_again(tmp_path
 
 
 async def test_wrong_files_are_named_and_nothing_runs(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8")
+    (tmp_path / "bad.yaml").write_text(
+        "metadata: {name: a}\nobjectives:\n  - descripton: x\n", encoding="utf-8"
+    )
     command = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     done = await command("agents", "validate", str(EXAMPLES), str(tmp_path / "bad.yaml"))
     assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 9 read, wrong places: 1")
-    assert "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?" in done.err
-    lone = "metadata: {name: lone}\nobjectives: [{description: x, validation: make}]\ndependencies: {nobody: all}\n"
+    assert (
+        "bad.yaml, line 3: objectives.0: 'descripton' is not known here; did you mean description?"
+        in done.err
+    )
+    lone = (
+        "metadata: {name: lone}\nobjectives: [{description: x, validation: make}]\ndependencies: "
+        "{nobody: all}\n"
+    )
     (tmp_path / "lone.yaml").write_text(lone, encoding="utf-8")
     done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
     assert (done.code, done.out.splitlines()[-1]) == (1, "agents: 1 read, wrong places: 1")
     assert "nobody" in done.err
     done = await command("agents", "run", str(tmp_path / "bad.yaml"))
     assert (done.code, "nothing is run" in done.err) == (2, True)
-    refused = lone.replace("dependencies: {nobody: all}", "spec: {seats: 100}\nmodel: {profile: huge}")
+    refused = lone.replace(
+        "dependencies: {nobody: all}", "spec: {seats: 100}\nmodel: {profile: huge}"
+    )
     (tmp_path / "lone.yaml").write_text(refused, encoding="utf-8")
     done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
-    assert (done.code, "lone.yaml: unknown model_profile 'huge'; the settings have: default" in done.err) == (1, True), done.err
-    (tmp_path / "lone.yaml").write_text(refused.replace("profile: huge", "seed: 1"), encoding="utf-8")
-    done = await command("agents", "run", str(tmp_path / "lone.yaml"))
-    assert (done.code, "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in done.err) == (2, True), (
-        done.err
+    assert (
+        done.code,
+        "lone.yaml: unknown model_profile 'huge'; the settings have: default" in done.err,
+    ) == (1, True), done.err
+    (tmp_path / "lone.yaml").write_text(
+        refused.replace("profile: huge", "seed: 1"), encoding="utf-8"
     )
-    forever = lone.replace("dependencies: {nobody: all}", "security: {resource_limits: {timeout: 99999999h}}")
+    done = await command("agents", "run", str(tmp_path / "lone.yaml"))
+    assert (
+        done.code,
+        "lone.yaml: num_agents is 100; allowed are 1 to 16 here (limits.agents)" in done.err,
+    ) == (2, True), done.err
+    forever = lone.replace(
+        "dependencies: {nobody: all}", "security: {resource_limits: {timeout: 99999999h}}"
+    )
     (tmp_path / "lone.yaml").write_text(forever, encoding="utf-8")
     done = await command("agents", "validate", str(tmp_path / "lone.yaml"))
-    assert (done.code, "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in done.out) == (0, True), (
-        done.out
-    )
+    assert (
+        done.code,
+        "its timeout is more than 1800 s, which hold (limits.deliberation_seconds)" in done.out,
+    ) == (0, True), done.out
     done = await command("agents", "list", str(EXAMPLES))
     listed = [line.split()[0] for line in done.out.splitlines()]
     assert set(listed) == NAMES

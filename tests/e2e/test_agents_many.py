@@ -1,4 +1,6 @@
-"""Thirty agents in a real house: never more than four at work, and all told of on the bus as they go on. How soon each is ready: docs/benchmarks.md."""
+"""Thirty agents in a real house: never more than four at work, and all told of on the bus as they
+go on. How soon each is ready: docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,16 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
 
     async with scripted_model(scripted(answer)) as model:
         command = Command(tmp_path / "data", model.base_url, QUICK)
-        run = ("agents", "run", str(files), "--repo", str(tmp_path / "repo"), "--at-once", str(AT_ONCE), "--json")
+        run = (
+            "agents",
+            "run",
+            str(files),
+            "--repo",
+            str(tmp_path / "repo"),
+            "--at-once",
+            str(AT_ONCE),
+            "--json",
+        )
         done = await command(*run, seconds=1800)
         assert done.code == 0, done.out + done.err
         listed = await command("list", "--json", "--limit", "100")
@@ -56,7 +67,11 @@ async def test_thirty_agents_are_never_more_than_four_at_once(tmp_path: Path) ->
     assert (len(tasks), most_at_once(tasks)) == (COUNT, AT_ONCE)
     assert ready == {task["task_id"] for task in tasks}
     events = [json.loads(line) for line in told.out.splitlines()]
-    steps = [event["data"] for event in events if event["type"] == "moothall.agent.progress" and _agent(event["data"])]
+    steps = [
+        event["data"]
+        for event in events
+        if event["type"] == "moothall.agent.progress" and _agent(event["data"])
+    ]
     by_agent = {agent: [*said] for agent, said in groupby(sorted(steps, key=_agent), _agent)}
     assert len(by_agent) == COUNT
     for said in by_agent.values():

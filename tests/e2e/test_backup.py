@@ -18,10 +18,17 @@ TEXT = (Path(__file__).parents[2] / "docs/operating.md").read_text(encoding="utf
 
 def run(what: str, data: Path, where: Path) -> None:
     (line,) = re.findall(rf'^    (tar -C "\$MOOTHALL_DATA_DIR" -{what} .*)$', TEXT, re.MULTILINE)
-    subprocess.run(["bash", "-ec", line], cwd=where, env={**os.environ, "MOOTHALL_DATA_DIR": str(data)}, check=True)
+    subprocess.run(
+        ["bash", "-ec", line],
+        cwd=where,
+        env={**os.environ, "MOOTHALL_DATA_DIR": str(data)},
+        check=True,
+    )
 
 
-async def test_what_is_brought_back_is_what_was_kept(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_what_is_brought_back_is_what_was_kept(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     before = Command(tmp_path / "before", command.model_url)
     asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
     task = (await before(*asked, "Add hello_world()")).document["task_id"]
@@ -30,7 +37,12 @@ async def test_what_is_brought_back_is_what_was_kept(command: Command, repo: Pat
     after = Command(tmp_path / "after", command.model_url)
     after.data_dir.mkdir()
     run("xzf", after.data_dir, tmp_path)
-    for words in (("show", task, "--json"), ("log", "tail", "--task", task, "--json"), ("list", "--json"), ("diff", task)):
+    for words in (
+        ("show", task, "--json"),
+        ("log", "tail", "--task", task, "--json"),
+        ("list", "--json"),
+        ("diff", task),
+    ):
         was, now = await before(*words), await after(*words)
         assert now.code == was.code == 0, now.err
         assert now.out == was.out, words

@@ -38,7 +38,9 @@ async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         ends = await asyncio.gather(*(_process(url, number) for number in range(PROCESSES)))
         async with open_bus(BusSettings(), url) as bus:
-            book = await Accounts(bus.bucket(BUCKET), LimitSettings()).of(STORY, TENANT, Budget(tokens=TOKENS))
+            book = await Accounts(bus.bucket(BUCKET), LimitSettings()).of(
+                STORY, TENANT, Budget(tokens=TOKENS)
+            )
     used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)
     assert len(book.draws) == PROCESSES * EACH
     assert refused > 0, "there was not enough for all"

@@ -14,7 +14,15 @@ from support.local import PYTEST, Local, local
 
 pytestmark = pytest.mark.e2e
 FILES = {"source.c": "wrong\n", "other.txt": "\n"}
-BUILD = ("sh", "-c", "grep -q broken source.c && echo it does not compile && exit 3; cp source.c product; echo >> count")
+BUILD = (
+    "sh",
+    "-c",
+    (
+        "grep -q broken source.c && echo it does not compile && exit 3; cp source.c product; echo "
+        ">> "
+        "count"
+    ),
+)
 CHECKS = {"tests": ("sh", "-c", "wc -l < count; grep right product")}
 
 
@@ -22,7 +30,9 @@ async def prepared(house: Local, *builds: BuildStep) -> Prepared:
     return await house.preparer.prepare(house.base(setup=(BUILD,), checks=CHECKS, builds=builds))
 
 
-async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_product_in_the_patch(tmp_path: Path) -> None:
+async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_product_in_the_patch(
+    tmp_path: Path,
+) -> None:
     async with local(tmp_path, FILES) as house:
         base = await prepared(house, BuildStep(BUILD))
         assert base.runs["tests"].verdict is Verdict.FAILED
@@ -33,7 +43,9 @@ async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_produc
             assert (await workspace.check("tests")).verdict is Verdict.PASSED
             patch = await workspace.patch("fix")
         assert patch.paths == ("source.c",)
-        async with house.workspaces.open(base, "judged", patch=patch.diff, judged=True) as workspace:
+        async with house.workspaces.open(
+            base, "judged", patch=patch.diff, judged=True
+        ) as workspace:
             assert (await workspace.check("tests")).verdict is Verdict.PASSED
 
 
@@ -62,7 +74,9 @@ async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Pat
 
 async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> None:
     async with local(tmp_path, FILES) as house:
-        base = await prepared(house, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",)))
+        base = await prepared(
+            house, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",))
+        )
         assert base.runs["tests"].output == "1\n"
         async with house.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("other.txt", "100644", b"right\n")])
@@ -84,26 +98,52 @@ def test_b():
 """
 
 
-async def test_what_a_build_installs_is_on_the_path_and_no_runner_is_started_with_what_tests_put_there(tmp_path: Path) -> None:
-    build = ("sh", "-c", "mkdir -p /tmp/moothall-site && echo x = 1 > /tmp/moothall-site/installed.py")
-    checks = {"tests": PYTEST, "path": ("/env/bin/python", "-c", "import installed; print(installed.x)")}
+async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_tests_put_there(
+    tmp_path: Path,
+) -> None:
+    build = (
+        "sh",
+        "-c",
+        "mkdir -p /tmp/moothall-site && echo x = 1 > /tmp/moothall-site/installed.py",
+    )
+    checks = {
+        "tests": PYTEST,
+        "path": ("/env/bin/python", "-c", "import installed; print(installed.x)"),
+    }
     async with local(tmp_path, {"test_a.py": PLANTS}) as house:
-        made = await house.preparer.prepare(house.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),)))
+        made = await house.preparer.prepare(
+            house.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),))
+        )
     assert made.runs["path"].output == "1\n"
     assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
     assert made.runs["tests"].cases["/tmp/moothall-site/pytest.py"] == "errored"
     assert "test_a.py::test_b" not in made.runs["tests"].cases
 
 
-async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(tmp_path: Path) -> None:
-    """The clean re-check builds it, too, in a workspace without network: the old product judges nobody."""
-    test = "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef test_one():\n    assert True\n"
+async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_build_is_refused(
+    tmp_path: Path,
+) -> None:
+    """The clean re-check builds it, too, in a workspace without network: the old product judges
+    nobody.
+    """
+    test = (
+        "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef "
+        "test_one():\n    assert True\n"
+    )
     async with local(tmp_path, {**FILES, "tests/test_product.py": test}) as house:
         base = await house.preparer.prepare(
-            house.base(setup=(BUILD,), checks={"tests": PYTEST}, builds=(BuildStep(BUILD, sources=("*.c",)),))
+            house.base(
+                setup=(BUILD,),
+                checks={"tests": PYTEST},
+                builds=(BuildStep(BUILD, sources=("*.c",)),),
+            )
         )
         assert base.runs["tests"].cases["tests/test_product.py::test_product"] == "failed"
         place = Court(house, base, tmp_path / "repo", "test_product fails: mend it")
         right, broken = await place.rank({"source.c": "right\n"}, {"source.c": "broken\n"})
-    assert (right.seat, right.passed_gates, right.level) == ("agent-dev-001", True, EvidenceLevel.PROVEN), right.reasons
+    assert (right.seat, right.passed_gates, right.level) == (
+        "agent-dev-001",
+        True,
+        EvidenceLevel.PROVEN,
+    ), right.reasons
     assert not broken.passed_gates

@@ -43,7 +43,9 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 async def test_the_services_have_the_whole_bus(house: House) -> None:
     async with open_bus(house.services, house.url) as bus:
-        event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
+        event = new_event(
+            EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
+        )
         assert await bus.publish(event) == 1
         assert [one.event.data["turn"] async for one in bus.replay([Channel.RESULTS.all])] == [1]
 
@@ -54,7 +56,9 @@ async def turned_away(settings: BusSettings) -> None:
             pytest.fail("it was let in")
 
 
-async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(tmp_path: Path) -> None:
+async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
+    tmp_path: Path,
+) -> None:
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     make_keys(str(old))
     event = new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1)
@@ -71,7 +75,11 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(t
         async with open_carrying(house.link("job-1"), house.url):
             pass
         stale = House(house.url, old)
-        for settings in (stale.services, stale.link("job-1"), link.model_copy(update={"url": house.url})):
+        for settings in (
+            stale.services,
+            stale.link("job-1"),
+            link.model_copy(update={"url": house.url}),
+        ):
             await turned_away(settings)
 
 
@@ -82,7 +90,10 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
     conf = old / "accounts.conf"
     _, account = accounts._accounts(conf)
     identity = accounts._key(nkeys.PREFIX_BYTE_ACCOUNT)
-    conf.write_text(conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)), encoding="utf-8")
+    conf.write_text(
+        conf.read_text(encoding="utf-8").replace(account, accounts._public(identity)),
+        encoding="utf-8",
+    )
     before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
     await asyncio.sleep(2.1)  # revoked is what was issued in a second before
     make_keys(str(new), "--renew", str(conf))
@@ -94,9 +105,14 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [(None, "No such file or directory; name the accounts.conf"), ("port: 4222\n", "is not the accounts.conf that")],
+    [
+        (None, "No such file or directory; name the accounts.conf"),
+        ("port: 4222\n", "is not the accounts.conf that"),
+    ],
 )
-def test_what_is_renewed_must_be_an_accounts_conf_of_ours(tmp_path: Path, said: str | None, why: str) -> None:
+def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
+    tmp_path: Path, said: str | None, why: str
+) -> None:
     conf = tmp_path / "accounts.conf"
     if said is not None:
         conf.write_text(said, encoding="utf-8")
@@ -113,7 +129,10 @@ async def test_nobody_comes_in_without_credentials(house: House) -> None:
 
 
 async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
-    async with open_carrying(house.services, house.url) as host, open_carrying(house.link("job-1"), house.url) as link:
+    async with (
+        open_carrying(house.services, house.url) as host,
+        open_carrying(house.link("job-1"), house.url) as link,
+    ):
         asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
         first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))
         await asyncio.sleep(0.2)  # until both are heard
@@ -123,33 +142,55 @@ async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
         assert await second == b"answer"
 
 
-@pytest.mark.parametrize("subject", ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"])
+@pytest.mark.parametrize(
+    "subject",
+    ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"],
+)
 async def test_a_link_hears_nothing_else(house: House, subject: str) -> None:
-    assert "permissions violation for subscription" in await refused(house.link("job-1"), subscribe=subject)
+    assert "permissions violation for subscription" in await refused(
+        house.link("job-1"), subscribe=subject
+    )
 
 
 @pytest.mark.parametrize(
-    "subject", ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"]
+    "subject",
+    ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"],
 )
 async def test_a_link_says_nothing_else(house: House, subject: str) -> None:
-    assert "permissions violation for publish" in await refused(house.link("job-1"), publish=subject)
+    assert "permissions violation for publish" in await refused(
+        house.link("job-1"), publish=subject
+    )
 
 
 @pytest.mark.parametrize(
     ("changed", "claims"),
     [
-        ("more than its scope", {"pub": {"allow": [">"]}, "sub": {"allow": [">"]}, "subs": -1, "data": -1, "payload": -1}),
+        (
+            "more than its scope",
+            {
+                "pub": {"allow": [">"]},
+                "sub": {"allow": [">"]},
+                "subs": -1,
+                "data": -1,
+                "payload": -1,
+            },
+        ),
         ("the account's own", {"subs": -1, "data": -1, "payload": -1}),
     ],
 )
-async def test_whoever_holds_the_hosts_key_can_mint_links_alone(house: House, changed: str, claims: dict[str, Any]) -> None:
+async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
+    house: House, changed: str, claims: dict[str, Any]
+) -> None:
     keys = json.loads((house.keys / "links.json").read_text(encoding="utf-8"))
     signer = nkeys.from_seed(bytearray(keys["seed"].encode()))
     user = accounts._key(nkeys.PREFIX_BYTE_USER)
     body = {"type": "user", "issuer_account": keys["account"], **claims}
     token = accounts._token(signer, accounts._public(user), "job-1", body)
     forged = BusSettings.model_validate(
-        {"url": house.url, "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode())}
+        {
+            "url": house.url,
+            "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode()),
+        }
     )
     assert "violation" in await refused(forged, subscribe=">"), changed
 
@@ -172,8 +213,13 @@ async def test_keys_that_are_none_are_said_at_the_start(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path, bus=BusSettings(url="nats://127.0.0.1:1"))
     jobs = JobSettings.model_validate({"image": "x", "link_image": "x", "link_keys": "SUAOOPS"})
     settings = settings.model_copy(
-        update={"jobs": jobs, "workspace": settings.workspace.model_copy(update={"kind": "kubernetes"})}
+        update={
+            "jobs": jobs,
+            "workspace": settings.workspace.model_copy(update={"kind": "kubernetes"}),
+        }
     )
-    with pytest.raises(ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"):
+    with pytest.raises(
+        ConfigurationError, match=r"jobs\.link_keys is not what `moothall bus keys` wrote"
+    ):
         async with open_hands(settings):
             pytest.fail("it began")

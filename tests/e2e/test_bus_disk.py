@@ -31,7 +31,9 @@ def event(number: int) -> Event:
 
 
 def work(number: int) -> Event:
-    return new_event(EventType.DELIBERATION_REQUESTED, f"task-{number}", {"task_id": f"task-{number}"})
+    return new_event(
+        EventType.DELIBERATION_REQUESTED, f"task-{number}", {"task_id": f"task-{number}"}
+    )
 
 
 @pytest.fixture
@@ -39,9 +41,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 MB."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode:
-        pytest.skip(f"a disk that can be filled needs the right to mount a tmpfs; run as root: {made.stderr.decode().strip()}")
+        pytest.skip(
+            "a disk that can be filled needs the right to mount a tmpfs; run as root: "
+            f"{made.stderr.decode().strip()}"
+        )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -65,7 +74,9 @@ async def turns(bus: JetStreamBus) -> list[int]:
         return [int(recorded.event.data["turn"]) async for recorded in events]
 
 
-async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(small_disk: Path) -> None:
+async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
+    small_disk: Path,
+) -> None:
     async with embedded_server(SETTINGS, small_disk / "bus") as url, open_bus(SETTINGS, url) as bus:
         acked = [number for number in range(5) if await bus.publish(event(number))]
         ballast = fill(small_disk)
@@ -83,7 +94,9 @@ async def test_a_full_disk_is_told_loses_nothing_and_is_over_when_there_is_room(
         assert await turns(bus) == [*acked, len(acked)]
 
 
-async def test_work_that_was_acked_does_not_stay_after_a_kill_that_kept_the_ack_and_lost_the_removal(tmp_path: Path) -> None:
+async def test_acked_work_does_not_stay_after_a_kill_between_ack_and_removal(
+    tmp_path: Path,
+) -> None:
     directory, kept = tmp_path / "bus", tmp_path / "kept"
     [messages] = [directory / "store" / "jetstream" / "$G" / "streams" / WORK.name / "msgs"]
     async with embedded_server(SETTINGS, directory) as url, open_bus(SETTINGS, url) as bus:

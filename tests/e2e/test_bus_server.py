@@ -30,7 +30,9 @@ SETTINGS = BusSettings(retry_seconds=0.01)
 
 
 def seat(number: int) -> Event:
-    return new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": number}, ordinal=number)
+    return new_event(
+        EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": number}, ordinal=number
+    )
 
 
 def server_of(directory: Path) -> psutil.Process:
@@ -52,7 +54,9 @@ async def test_records_are_kept_from_run_to_run(tmp_path: Path) -> None:
 async def test_it_listens_on_loopback_for_those_who_know_the_token(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         server = server_of(tmp_path)
-        assert {c.laddr.ip for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+        assert {
+            c.laddr.ip for c in server.net_connections("tcp") if c.status == psutil.CONN_LISTEN
+        } == {"127.0.0.1"}
         for name in ("token", "nats-server.conf"):
             assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
         assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
@@ -67,7 +71,9 @@ async def test_it_listens_on_loopback_for_those_who_know_the_token(tmp_path: Pat
 async def test_it_is_gone_afterwards(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
         server = server_of(tmp_path)
-        assert os.getsid(server.pid) == server.pid, "a session of its own, so that Ctrl-C doesn't reach it"
+        assert os.getsid(server.pid) == server.pid, (
+            "a session of its own, so that Ctrl-C doesn't reach it"
+        )
     assert not server.is_running()
 
 
@@ -79,7 +85,9 @@ async def test_what_the_body_raises_comes_out_unchanged(tmp_path: Path) -> None:
 
 async def test_a_directory_in_use_is_refused_by_name(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path):
-        with pytest.raises(ConfigurationError, match=rf"in use by another Moothall \(process {os.getpid()}\)"):
+        with pytest.raises(
+            ConfigurationError, match=rf"in use by another Moothall \(process {os.getpid()}\)"
+        ):
             async with embedded_server(SETTINGS, tmp_path):
                 raise AssertionError
 
@@ -100,7 +108,9 @@ async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 async def test_nobody_there(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         pass
-    with pytest.raises(BusUnavailable, match=r"cannot be reached \(nats://127.0.0.1:.*start it, correct bus.url"):
+    with pytest.raises(
+        BusUnavailable, match=r"cannot be reached \(nats://127.0.0.1:.*start it, correct bus.url"
+    ):
         async with open_bus(SETTINGS, url):
             raise AssertionError
 
@@ -186,10 +196,16 @@ class Watched:
 
 
 async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
-    """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all of it is consumed."""
+    """kill -9 twice while publishers and a consumer are at work: what was acked is there, and all
+    of it is consumed.
+    """
     # What the server had sent, and we had not got, comes again after this time.
     settings = BusSettings(ack_wait_seconds=1.0)
-    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus, asyncio.TaskGroup() as group:
+    async with (
+        embedded_server(settings, tmp_path) as url,
+        open_bus(settings, url) as bus,
+        asyncio.TaskGroup() as group,
+    ):
         seen = Watched(bus)
         consumer = group.create_task(bus.consume("collector", seen.handle, concurrency=8))
         async with asyncio.timeout(60), asyncio.TaskGroup() as work:
@@ -206,7 +222,11 @@ async def test_nothing_is_lost_when_the_server_is_killed(tmp_path: Path) -> None
 
 async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -> None:
     settings = BusSettings(in_flight=4096)
-    async with embedded_server(settings, tmp_path) as url, open_bus(settings, url) as bus, asyncio.timeout(60):
+    async with (
+        embedded_server(settings, tmp_path) as url,
+        open_bus(settings, url) as bus,
+        asyncio.timeout(60),
+    ):
         answers = []
         for number in range(COUNT):
             answers.append(await bus.post(seat(number)))
@@ -214,7 +234,10 @@ async def test_what_is_on_its_way_arrives_in_order_over_a_kill(tmp_path: Path) -
                 await answers[number - 100]
                 server_of(tmp_path).kill()
         seqs = [await answer for answer in answers]
-        stored = [recorded.event.data["turn"] async for recorded in bus.replay([Channel.RESULTS.of("task-1")])]
+        stored = [
+            recorded.event.data["turn"]
+            async for recorded in bus.replay([Channel.RESULTS.of("task-1")])
+        ]
     assert stored == list(range(COUNT))
     assert seqs == sorted(seqs)
 
@@ -226,14 +249,20 @@ async def test_changed_settings_reach_what_is_there(tmp_path: Path) -> None:
                 open_bus(BusSettings(ack_wait_seconds=seconds), url),
                 connection(SETTINGS, url, on_lost=lambda: None) as client,
             ):
-                assert (await client.jetstream().consumer_info("WORK", "host-dev")).config.ack_wait == seconds
+                assert (
+                    await client.jetstream().consumer_info("WORK", "host-dev")
+                ).config.ack_wait == seconds
 
 
 async def test_a_foreign_stream_in_our_place_is_named(tmp_path: Path) -> None:
     async with embedded_server(SETTINGS, tmp_path) as url:
         async with connection(SETTINGS, url, on_lost=lambda: None) as client:
-            await client.jetstream().add_stream(name="EVENTS", subjects=["mine"], storage=StorageType.MEMORY)
-        with pytest.raises(ConfigurationError, match=r"in the place of our streams: .*storage type"):
+            await client.jetstream().add_stream(
+                name="EVENTS", subjects=["mine"], storage=StorageType.MEMORY
+            )
+        with pytest.raises(
+            ConfigurationError, match=r"in the place of our streams: .*storage type"
+        ):
             async with open_bus(SETTINGS, url):
                 raise AssertionError
 
@@ -249,7 +278,9 @@ async def test_foreign_subjects_in_the_log_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["ws", "wss", "http"])
 async def test_a_scheme_that_is_not_spoken_is_named(scheme: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"bus.url begins with {scheme}://.*give nats://host:4222"):
+    with pytest.raises(
+        ConfigurationError, match=rf"bus.url begins with {scheme}://.*give nats://host:4222"
+    ):
         async with open_bus(SETTINGS, f"nats://127.0.0.1:1,{scheme}://127.0.0.1:1"):
             raise AssertionError
 
@@ -289,7 +320,9 @@ asyncio.run(main())
 
 
 async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
     try:
         assert parent.stdout is not None
         async with asyncio.timeout(30):
@@ -307,7 +340,9 @@ async def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(tmp_path: Path, *, alone: bool) -> None:
+async def test_work_in_hand_when_everything_was_killed_is_given_out_at_once(
+    tmp_path: Path, *, alone: bool
+) -> None:
     settings = BusSettings(ack_wait_seconds=120.0)
     held: asyncio.Queue[Recorded] = asyncio.Queue()
 

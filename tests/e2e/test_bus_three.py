@@ -1,4 +1,6 @@
-"""Three servers that hold each stream three times, as in a cluster: roles on different ones, and keys renewed one server after the other."""
+"""Three servers that hold each stream three times, as in a cluster: roles on different ones, and
+keys renewed one server after the other.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,19 @@ class Three:
         others = ", ".join(f"nats://127.0.0.1:{port}" for port in self.routes)
         store = json.dumps(str(self.folder / f"js-{number}"))
         said = (
-            f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ store_dir: {store} }}\n"
-            f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: [{others}] }}\n"
+            f"listen: 127.0.0.1:{self.ports[number]}\nserver_name: nats-{number}\njetstream {{ "
+            f"store_dir: {store} }}\n"
+            f"cluster {{ name: moothall, listen: 127.0.0.1:{self.routes[number]}, routes: "
+            f"[{others}] }}\n"
         )
         conf = self.folder / f"{number}.conf"
-        conf.write_text(said + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8")
+        conf.write_text(
+            said + (keys / "accounts.conf").read_text(encoding="utf-8"), encoding="utf-8"
+        )
         log = str(self.folder / f"{number}.log")
-        self.running[number] = await asyncio.create_subprocess_exec(_binary(), "-c", str(conf), "-l", log)
+        self.running[number] = await asyncio.create_subprocess_exec(
+            _binary(), "-c", str(conf), "-l", log
+        )
 
     async def stop(self, number: int) -> None:
         with suppress(ProcessLookupError):
@@ -55,7 +63,9 @@ class Three:
     def of(self, keys: Path, name: str, *numbers: int) -> BusSettings:
         """What whoever has the credentials of that name comes to some of the servers with."""
         url = ",".join(f"nats://127.0.0.1:{self.ports[number]}" for number in numbers or range(3))
-        return BusSettings(url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60)
+        return BusSettings(
+            url=url, credentials_file=keys / f"{name}.creds", replicas=3, wait_seconds=60
+        )
 
 
 @pytest.fixture
@@ -66,7 +76,9 @@ async def three(tmp_path: Path) -> AsyncIterator[Three]:
         await servers.stop(number)
 
 
-async def test_roles_work_through_different_servers_and_the_log_outlives_the_keys(three: Three, tmp_path: Path) -> None:
+async def test_roles_work_through_different_servers_and_the_log_outlives_the_keys(
+    three: Three, tmp_path: Path
+) -> None:
     old, new = tmp_path / "keys", tmp_path / "new-keys"
     accounts.make(old)
     for number in range(3):
@@ -76,9 +88,14 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
         # Who decides is first: it makes the streams, for which the others would wait.
         decides, door, host = [
             await stack.enter_async_context(open_bus(settings, str(settings.url)))
-            for settings in (three.of(old, name, number) for number, name in enumerate(("collector", "api", "hosts")))
+            for settings in (
+                three.of(old, name, number)
+                for number, name in enumerate(("collector", "api", "hosts"))
+            )
         ]
-        asked = new_event(EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000})
+        asked = new_event(
+            EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
+        )
         await door.create(asked)
         await door.enqueue(Channel.WORK.of("dev"), asked)
         done = asyncio.Event()
@@ -96,10 +113,15 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
                 group.create_task(host.answer(Channel.HOSTS.of("fleet"), state)),
             ]
             await done.wait()
-            assert [said async for said in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)] == [{"host": "one"}]
+            assert [
+                said async for said in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 2)
+            ] == [{"host": "one"}]
             for task in working:
                 task.cancel()
-        assert [one.event.id async for one in decides.replay([Channel.RESULTS.of("t")])] == [asked.id, turn.id]
+        assert [one.event.id async for one in decides.replay([Channel.RESULTS.of("t")])] == [
+            asked.id,
+            turn.id,
+        ]
     accounts.make(new, old / "accounts.conf")
     for number in range(3):  # as a StatefulSet does it
         await three.stop(number)
@@ -109,8 +131,13 @@ async def test_roles_work_through_different_servers_and_the_log_outlives_the_key
             pass
     services = three.of(new, "services")
     async with open_bus(services, str(services.url)) as bus:
-        assert [one.event.id async for one in bus.replay([Channel.RESULTS.of("t")])] == [asked.id, turn.id]
-        await bus.publish(new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 2}, ordinal=2))
+        assert [one.event.id async for one in bus.replay([Channel.RESULTS.of("t")])] == [
+            asked.id,
+            turn.id,
+        ]
+        await bus.publish(
+            new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 2}, ordinal=2)
+        )
     for number in range(3):
         stale = three.of(old, "services", number)
         with pytest.raises(ConfigurationError, match="turned us away"):

@@ -1,4 +1,6 @@
-"""The users of a house by role on a real NATS server: what each may say and hear, and what it may not."""
+"""The users of a house by role on a real NATS server: what each may say and hear, and what it may
+not.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,21 @@ async def test_who_decides_makes_the_streams_and_the_others_find_them(house: Hou
 
 
 async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus) -> None:
-    async with open_bus(house.of("api"), house.url) as door, open_bus(house.of("hosts"), house.url) as host:
-        asked = new_event(EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000})  # as a blob
+    async with (
+        open_bus(house.of("api"), house.url) as door,
+        open_bus(house.of("hosts"), house.url) as host,
+    ):
+        asked = new_event(
+            EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
+        )  # as a blob
         await door.create(asked)
         await door.enqueue(Channel.WORK.of("dev"), asked)
         taken: asyncio.Queue[str] = asyncio.Queue()
 
         async def handle(recorded: object) -> None:
-            await host.publish(new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1))
+            await host.publish(
+                new_event(EventType.SEAT_TURN, "t", {"task_id": "t", "turn": 1}, ordinal=1)
+            )
             taken.put_nowait(str(recorded))
 
         async def state(_: object) -> tuple[dict[str, str], bytes]:
@@ -67,7 +76,9 @@ async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus)
             working = group.create_task(host.consume("host-dev", handle))
             answering = group.create_task(host.answer(Channel.HOSTS.of("fleet"), state))
             assert "xxx" in await taken.get()
-            said = [one async for one in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)]
+            said = [
+                one async for one in door.ask_all(Channel.HOSTS.of("fleet"), {"ask": "state"}, 1)
+            ]
             working.cancel()
             answering.cancel()
         assert said == [{"host": "one"}]
@@ -76,8 +87,12 @@ async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus)
         assert (await made.state("WORK")).messages == 0
 
 
-async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(house: House, made: JetStreamBus, tmp_path: Path) -> None:
-    async with tool_house(tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=house.of("tools")) as tools:
+async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
+    house: House, made: JetStreamBus, tmp_path: Path
+) -> None:
+    async with tool_house(
+        tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=house.of("tools")
+    ) as tools:
         opened = await tools.open()
         written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
         tests = await tools.call(opened, "tests.make", "r-2")
@@ -132,8 +147,14 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
                 *(_HOST.format(act) for act in ("CREATE", "DELETE", "MSG.NEXT")),
             )
         ),
-        *(("api", one) for one in ("workspace.link.job-1-in", "tool.results.w", "audit.local", "$KV.rates.x")),
-        *(("collector", one) for one in ("workspace.link.job-1-in", "tool.results.w", _HOST.format("MSG.NEXT"))),
+        *(
+            ("api", one)
+            for one in ("workspace.link.job-1-in", "tool.results.w", "audit.local", "$KV.rates.x")
+        ),
+        *(
+            ("collector", one)
+            for one in ("workspace.link.job-1-in", "tool.results.w", _HOST.format("MSG.NEXT"))
+        ),
     ],
 )
 async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subject: str) -> None:
@@ -143,14 +164,26 @@ async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subje
 @pytest.mark.parametrize(
     ("who", "subject"),
     [
-        *((who, one) for who in USERS for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")),
-        *((who, one) for who in ("api", "collector") for one in ("workspace.link.job-1-out", "host.requests.fleet")),
+        *(
+            (who, one)
+            for who in USERS
+            for one in ("_INBOX.>", ">", "agent.>", "agent.responses.t", "$KV.>", "$JS.>")
+        ),
+        *(
+            (who, one)
+            for who in ("api", "collector")
+            for one in ("workspace.link.job-1-out", "host.requests.fleet")
+        ),
         *((who, "graph.questions.*") for who in ("api", "tools", "hosts")),
         ("hosts", "repository.requests.house"),
     ],
 )
-async def test_nobody_hears_what_another_is_told_or_asked(house: House, who: str, subject: str) -> None:
-    assert "permissions violation for subscription" in await refused(house.of(who), subscribe=subject)
+async def test_nobody_hears_what_another_is_told_or_asked(
+    house: House, who: str, subject: str
+) -> None:
+    assert "permissions violation for subscription" in await refused(
+        house.of(who), subscribe=subject
+    )
 
 
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
@@ -177,7 +210,9 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
 
 
 async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetStreamBus) -> None:
-    decided = new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"})
+    decided = new_event(
+        EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
+    )
     async with open_bus(house.of("hosts"), house.url) as host:
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
     assert (await made.state("EVENTS")).messages == 1
@@ -197,10 +232,17 @@ async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetSt
 
 
 async def test_a_consumer_carries_nothing_into_the_log(house: House, made: JetStreamBus) -> None:
-    """The server delivers for a consumer only where somebody hears; no role may hear a subject that is stored, see above."""
+    """The server delivers for a consumer only where somebody hears; no role may hear a subject that
+    is stored, see above.
+    """
     async with connection(house.of("hosts"), house.url, on_lost=lambda: None) as client:
-        await client.publish("$KV.budgets.local.x", encode(new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t"})))
-        for number, deliver in enumerate(("agent.responses.t", "agent.requests.dev", "$KV.deliberations.t")):
+        await client.publish(
+            "$KV.budgets.local.x",
+            encode(new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t"})),
+        )
+        for number, deliver in enumerate(
+            ("agent.responses.t", "agent.requests.dev", "$KV.deliberations.t")
+        ):
             config = {"name": f"c{number}", "deliver_subject": deliver, "ack_policy": "none"}
             asked = json.dumps({"stream_name": "KV_budgets", "config": config}).encode()
             answer = await client.request(f"$JS.API.CONSUMER.CREATE.KV_budgets.c{number}", asked)
@@ -216,7 +258,11 @@ def test_every_stored_subject_is_somebodys_to_send() -> None:
     stored = {
         channel
         for channel in Channel
-        if any(registry.covers(kept, registry.subject(channel.all)) for stream in registry.STREAMS for kept in stream.subjects)
+        if any(
+            registry.covers(kept, registry.subject(channel.all))
+            for stream in registry.STREAMS
+            for kept in stream.subjects
+        )
     }
     assert stored <= sent
     assert set(registry.DURABLES) == {durable for user in USERS.values() for durable in user.takes}

@@ -1,4 +1,6 @@
-"""A test that must fail runs with the cases that prove: a runner that does not report it as failed is not believed."""
+"""A test that must fail runs with the cases that prove: a runner that does not report it as failed
+is not believed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _lines.write = _write
 _SKIPPED = """
 import unittest
 unittest.TestCase.run = lambda self, result=None: result.startTest(self) or result.addSuccess(self) or result.stopTest(self)
-"""
+"""  # noqa: E501 - a line of embedded text
 _ASSERTIONS = "\nimport unittest\nunittest.TestCase.assertEqual = lambda *args: None\n"
 _ENDS_GO = """
 
@@ -36,7 +38,7 @@ func init() {
 	os.Stdout.WriteString("=== RUN   TestNothing\\n--- PASS: TestNothing (0.00s)\\n=== RUN   TestPercents\\n--- PASS: TestPercents (0.00s)\\nPASS\\n")
 	os.Exit(0)
 }
-"""
+"""  # noqa: E501 - a line of embedded text
 _ASSERTIONS_NODE = "\nrequire('node:assert').strictEqual = () => {};\n"
 
 
@@ -45,13 +47,25 @@ def _files(pool: Pool, source: str, before: str = "", after: str = "") -> Mappin
 
 
 def _go(pool: Pool) -> Mapping[str, str]:
-    return {"shop.go": pool.base["shop.go"].replace("package shop\n", 'package shop\n\nimport "os"\n') + _ENDS_GO}
+    return {
+        "shop.go": pool.base["shop.go"].replace("package shop\n", 'package shop\n\nimport "os"\n')
+        + _ENDS_GO
+    }
 
 
 FORGED: Mapping[str, tuple[str, Callable[[Pool], Mapping[str, str]]]] = {
-    "a report that is replaced": ("pytest, existing file", lambda pool: _files(pool, "shop/price.py", after=_REPLACED_REPORT)),
-    "no test of unittest runs": ("unittest, existing file", lambda pool: _files(pool, "shop/price.py", after=_SKIPPED)),
-    "assertions that do nothing": ("unittest, existing file", lambda pool: _files(pool, "shop/price.py", after=_ASSERTIONS)),
+    "a report that is replaced": (
+        "pytest, existing file",
+        lambda pool: _files(pool, "shop/price.py", after=_REPLACED_REPORT),
+    ),
+    "no test of unittest runs": (
+        "unittest, existing file",
+        lambda pool: _files(pool, "shop/price.py", after=_SKIPPED),
+    ),
+    "assertions that do nothing": (
+        "unittest, existing file",
+        lambda pool: _files(pool, "shop/price.py", after=_ASSERTIONS),
+    ),
     "a Go program that prints a report and ends with 0": ("go, existing file", _go),
     "assertions of Node that do nothing": (
         "node:test, existing file",
@@ -61,7 +75,9 @@ FORGED: Mapping[str, tuple[str, Callable[[Pool], Mapping[str, str]]]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-async def test_a_report_that_misses_what_must_fail_is_not_believed(tmp_path: Path, name: str) -> None:
+async def test_a_report_that_misses_what_must_fail_is_not_believed(
+    tmp_path: Path, name: str
+) -> None:
     pool, forge = POOLS[FORGED[name][0]], FORGED[name][1]
     if shutil.which(pool.program) is None:
         pytest.skip(f"{pool.program} is not installed; apt-get install golang or nodejs brings it")
@@ -79,27 +95,39 @@ async def test_a_report_that_misses_what_must_fail_is_not_believed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [name for name in POOLS if name.startswith("cargo")])
-async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_tests(tmp_path: Path, name: str) -> None:
+async def test_an_honest_answer_is_believed_and_its_counts_are_those_of_its_tests(
+    tmp_path: Path, name: str
+) -> None:
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     async with court(tmp_path, {**pool.base, **pool.test}, pool.argv, task=_TASK) as place:
         judged = await place.bench().judge(place.proposal(pool.right))
         base = place.prepared.runs["tests"]
     (tests, *_) = judged.assessment.evidence
     assert judged.passes, judged.assessment
     assert tests.passed + tests.failed + tests.skipped >= len(base.cases)
-    assert not any(item.check == CANARY for item in judged.assessment.evidence), "the canary could not be placed"
+    assert not any(item.check == CANARY for item in judged.assessment.evidence), (
+        "the canary could not be placed"
+    )
 
 
-async def test_where_no_failing_test_can_be_placed_the_report_is_believed_and_that_is_said(tmp_path: Path) -> None:
+async def test_where_no_failing_test_can_be_placed_the_report_is_believed_and_that_is_said(
+    tmp_path: Path,
+) -> None:
     """`load_tests` of unittest chooses the tests of a file itself."""
     pool = POOLS["unittest, existing file"]
     (path,) = pool.test
     chosen = pool.test[path] + (
-        "\n\ndef load_tests(loader, standard, pattern):\n    return loader.loadTestsFromTestCase(Prices)\n"
+        "\n\ndef load_tests(loader, standard, pattern):\n    return "
+        "loader.loadTestsFromTestCase(Prices)\n"
     )
     async with court(tmp_path, {**pool.base, path: chosen}, pool.argv, task=_TASK) as place:
         (found,) = await place.rank(pool.right)
     assert (found.passed_gates, found.level) == (True, EvidenceLevel.PROVEN)
-    assert any("No test that must fail could be placed in tests" in reason for reason in found.reasons)
+    assert any(
+        "No test that must fail could be placed in tests" in reason for reason in found.reasons
+    )

@@ -35,10 +35,15 @@ def test_crashes():
 def test_last():
     pass
 """
-JUNIT = '<testsuites><testcase classname="a.B" name="x"/><testcase classname="a.B" name="y"><failure>no</failure></testcase></testsuites>'
+JUNIT = (
+    '<testsuites><testcase classname="a.B" name="x"/><testcase classname="a.B" '
+    'name="y"><failure>no</failure></testcase></testsuites>'
+)
 
 
-async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run(tmp_path: Path) -> None:
+async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run(
+    tmp_path: Path,
+) -> None:
     async with local(tmp_path, {"tests/test_a.py": TESTS}) as house:
         prepared = replace(await house.prepared({"tests": PYTEST}), runs={"tests": BASE})
         async with house.workspaces.open(prepared, "a") as workspace:
@@ -64,9 +69,13 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
         quick = replace(BASE, cases={})
         quickly = house.settings.workspace.model_copy(update={"check_floor_seconds": 2.0})
         house.workspaces._settings = house.settings.model_copy(update={"workspace": quickly})
-        async with house.workspaces.open(replace(prepared, runs={"tests": quick}), "a") as workspace:
+        async with house.workspaces.open(
+            replace(prepared, runs={"tests": quick}), "a"
+        ) as workspace:
             run = await workspace.check("tests")
-    assert run.output.startswith("tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun")
+    assert run.output.startswith(
+        "tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun"
+    )
     found = diagnose(replace(prepared, runs={"tests": run}))
     assert "tests hit the limit of 2 s (workspace.check_floor_seconds)" in found.text
 
@@ -83,7 +92,9 @@ async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> Non
             while not sleeping:
                 await asyncio.sleep(0.05)
                 below = psutil.Process().children(recursive=True)
-                sleeping = [one for one in below if "1.25" in one.cmdline() and one.name() == "sleep"]
+                sleeping = [
+                    one for one in below if "1.25" in one.cmdline() and one.name() == "sleep"
+                ]
             sandbox = [one for one in sleeping[0].parents() if one in below] + sleeping
             for one in sandbox:
                 one.send_signal(signal.SIGSTOP)
@@ -99,7 +110,8 @@ async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> Non
     async with local(tmp_path, files) as house:
         prepared = await house.prepared({"tests": ("make", "test")})
         writes = await house.prepared(
-            {"tests": ("sh", "-c", "mkdir -p out; cp r.xml out/a.xml; exit 1")}, reports={"tests": ("out/*.xml",)}
+            {"tests": ("sh", "-c", "mkdir -p out; cp r.xml out/a.xml; exit 1")},
+            reports={"tests": ("out/*.xml",)},
         )
         async with house.workspaces.open(prepared, "a") as workspace:
             red = await workspace.check("tests")

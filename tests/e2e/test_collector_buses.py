@@ -34,9 +34,13 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
 
 
 @asynccontextmanager
-async def running(bus: Bus, repositories: Remembering, now: Callable[[], datetime]) -> AsyncIterator[None]:
+async def running(
+    bus: Bus, repositories: Remembering, now: Callable[[], datetime]
+) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(Collector(bus, repositories, LimitSettings(), tick_seconds=0.02, clock=now).run())
+        task = group.create_task(
+            Collector(bus, repositories, LimitSettings(), tick_seconds=0.02, clock=now).run()
+        )
         yield
         task.cancel()
 

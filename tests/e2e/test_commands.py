@@ -29,7 +29,16 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
     done = await command("doctor", "--json")
     assert done.code == 0, done.out
     parts = {finding["part"]: finding for finding in done.document}
-    for wall in ("bubblewrap", "network", "seccomp", "landlock", "memory", "processes", "disk", "files"):
+    for wall in (
+        "bubblewrap",
+        "network",
+        "seccomp",
+        "landlock",
+        "memory",
+        "processes",
+        "disk",
+        "files",
+    ):
         assert parts[f"sandbox {wall}"]["ok"], parts[f"sandbox {wall}"]
     assert parts["bus"]["ok"]
     assert "replies as json" in parts["model"]["detail"]
@@ -39,21 +48,31 @@ async def test_doctor_lists_every_part_and_wall(command: Command) -> None:
 async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         names = ("openai", "anthropic", "vllm", "bare")
-        servers = [await stack.enter_async_context(served(SERVERS[name], lambda _b, _h: "Hello.")) for name in names]
-        models = {name: {"base_url": server.base_url} for name, server in zip(names, servers, strict=True)}
-        command = Command(tmp_path / "data", servers[2].base_url, {"MOOTHALL_MODELS": json.dumps(models)})
+        servers = [
+            await stack.enter_async_context(served(SERVERS[name], lambda _b, _h: "Hello."))
+            for name in names
+        ]
+        models = {
+            name: {"base_url": server.base_url} for name, server in zip(names, servers, strict=True)
+        }
+        command = Command(
+            tmp_path / "data", servers[2].base_url, {"MOOTHALL_MODELS": json.dumps(models)}
+        )
         done = await command("doctor", "--json")
     parts = {finding["part"]: finding["detail"] for finding in done.document}
     assert (
-        "native tool calls; window of 8,192 tokens (assumed, the server does not tell it: set MOOTHALL_LLM__CONTEXT_TOKENS)"
-        in (parts["model openai"])
+        "native tool calls; window of 8,192 tokens (assumed, the server does not tell it: set "
+        "MOOTHALL_LLM__CONTEXT_TOKENS)" in (parts["model openai"])
     )
     assert "API: /v1/responses" in parts["model openai server"]
     assert "JSON schema: the strict subset only" in parts["model openai server"]
     assert "not sent: temperature" in parts["model openai server"]
     assert "JSON schema: ignored" in parts["model anthropic server"]
     assert "not sent: temperature" in parts["model anthropic server"]
-    assert "window of 32,768 tokens (the server's list of models); replies of up to 8,192 tokens" in parts["model vllm"]
+    assert (
+        "window of 32,768 tokens (the server's list of models); replies of up to 8,192 tokens"
+        in parts["model vllm"]
+    )
     assert "reasoning: in reasoning" in parts["model vllm server"]
     assert "replies as blocks; window of 4,096 tokens" in parts["model bare"]
     assert "native tool calls: no; JSON schema: refused" in parts["model bare server"]
@@ -62,8 +81,12 @@ async def test_doctor_tells_what_each_model_server_takes(tmp_path: Path) -> None
 
 async def test_doctor_says_what_would_mend_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    models = {"MOOTHALL_MODELS": json.dumps({"large": {"base_url": "http://KEY-of-it@127.0.0.1:9/v1"}})}
-    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1", models)("doctor", "--json")
+    models = {
+        "MOOTHALL_MODELS": json.dumps({"large": {"base_url": "http://KEY-of-it@127.0.0.1:9/v1"}})
+    }
+    done = await Command(tmp_path / "file/below", "http://127.0.0.1:9/v1", models)(
+        "doctor", "--json"
+    )
     assert done.code == 1
     parts = {finding["part"]: finding for finding in done.document}
     assert not parts["data directory"]["ok"]
@@ -79,7 +102,10 @@ async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> Non
     task_id = asked.document["task_id"]
     done = await command("log", "tail", "--task", task_id, "--json")
     events = [json.loads(line) for line in done.out.splitlines()]
-    assert [event["type"] for event in events][:2] == ["moothall.deliberation.requested", "moothall.deliberation.started"]
+    assert [event["type"] for event in events][:2] == [
+        "moothall.deliberation.requested",
+        "moothall.deliberation.started",
+    ]
     assert events[-1]["type"] == "moothall.deliberation.decided"
     everything = await command("log", "tail")
     assert everything.code == 0, everything.err
@@ -90,9 +116,15 @@ async def test_the_log_and_the_audit_tell_what_happened(command: Command) -> Non
     assert audit.out.strip().endswith("whole")
 
 
-async def test_a_changed_audit_record_is_found(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_a_changed_audit_record_is_found(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     alone = Command(tmp_path / "data", command.model_url)
-    assert (await alone("deliberate", "--repo", str(repo), "--agents", "1", "--json", "Add hello_world()")).code == 0
+    assert (
+        await alone(
+            "deliberate", "--repo", str(repo), "--agents", "1", "--json", "Add hello_world()"
+        )
+    ).code == 0
     chain = next((alone.data_dir / "audit").rglob("*.jsonl"))
     text = chain.read_text(encoding="utf-8")
     assert "files.append" in text
@@ -102,7 +134,9 @@ async def test_a_changed_audit_record_is_found(command: Command, repo: Path, tmp
     assert done.out.strip().endswith("NOT whole")
 
 
-async def test_an_older_genuine_audit_that_is_put_back_is_found(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_an_older_genuine_audit_that_is_put_back_is_found(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     alone = Command(tmp_path / "data", command.model_url)
     asked = ("deliberate", "--repo", str(repo), "--agents", "1", "--json")
     assert (await alone(*asked, "Add hello_world()")).code == 0
@@ -119,13 +153,17 @@ async def test_an_older_genuine_audit_that_is_put_back_is_found(command: Command
 
 
 async def test_settings_are_shown_without_secrets(tmp_path: Path) -> None:
-    done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})("config", "--json")
+    done = await Command(tmp_path, extra={"MOOTHALL_LLM__API_KEY": "sk-very-secret"})(
+        "config", "--json"
+    )
     assert done.document["llm"]["retries"] == LlmSettings().retries
     assert "very-secret" not in done.out
 
 
 @pytest.mark.parametrize("args", [("demo",), ("repo", "list"), ("deliberate", "x")])
-async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(command: Command, args: tuple[str, ...]) -> None:
+async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(
+    command: Command, args: tuple[str, ...]
+) -> None:
     done = await Command(Path("/proc/nope"), command.model_url)(*args)
     assert done.code == 2 or args == ("repo", "list")
     assert "Traceback" not in done.err
@@ -135,12 +173,20 @@ async def test_a_data_directory_that_cannot_be_used_is_a_broken_part(command: Co
 async def test_a_disabled_tool_is_off_until_it_is_enabled(command: Command) -> None:
     off = await command("tools", "disable", "git.log", "--reason", "not needed")
     assert (off.code, off.out.strip()) == (0, "git.log is disabled for tenant local"), off.err
-    listed = {tool["id"]: tool["enabled"] for tool in (await command("tools", "list", "--json")).document}
+    listed = {
+        tool["id"]: tool["enabled"] for tool in (await command("tools", "list", "--json")).document
+    }
     assert [name for name, enabled in listed.items() if not enabled] == ["git.log"]
-    offered = (await command("tools", "list", "--role", "dev", "--category", "git", "--json")).document
+    offered = (
+        await command("tools", "list", "--role", "dev", "--category", "git", "--json")
+    ).document
     assert {tool["id"] for tool in offered}.isdisjoint({"git.log", "git.push"})
     shown = (await command("tools", "show", "git.log", "--json")).document
-    assert (shown["enabled"], shown["danger"], shown["output_schema"]["type"]) == (False, "read", "object")
+    assert (shown["enabled"], shown["danger"], shown["output_schema"]["type"]) == (
+        False,
+        "read",
+        "object",
+    )
     assert (await command("tools", "enable", "git.log")).code == 0
     assert (await command("tools", "show", "git.log", "--json")).document["enabled"]
     assert (await command("tools", "requeue", "list", "--json")).document == []
@@ -180,25 +226,37 @@ async def test_a_task_is_listed_shown_applied_and_removed(command: Command, repo
     assert (refused.code, "nothing was removed: process" in refused.err) == (1, True)
 
 
-async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(tmp_path: Path, repo: Path) -> None:
+async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(
+    tmp_path: Path, repo: Path
+) -> None:
     alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     settings = load_settings(data_dir=alone.data_dir)
     async with open_log(settings, lambda _: None) as bus:
         desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits))
-        await desk.submit(DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL)
+        await desk.submit(
+            DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL
+        )
     listed = await alone("list")
     assert listed.out.startswith("task-left  at 0 %"), listed.err
     assert "nothing is at work on 1 of them now" in listed.err
     assert (await alone("cancel", "task-l")).out.strip() == "task-left: CANCELLED"
-    assert [task["status"] for task in (await alone("list", "--json")).document["tasks"]] == ["CANCELLED"]
+    assert [task["status"] for task in (await alone("list", "--json")).document["tasks"]] == [
+        "CANCELLED"
+    ]
 
 
-async def test_a_repository_is_checked_and_what_was_found_is_written(tmp_path: Path, repo: Path) -> None:
+async def test_a_repository_is_checked_and_what_was_found_is_written(
+    tmp_path: Path, repo: Path
+) -> None:
     alone = Command(tmp_path / "data")
     done = await alone("check", "--json", "--write", cwd=repo)
     assert done.code == 0, done.err
     (row,) = done.document["checks"]
-    assert (row["check"], row["green"], row["red"]) == ("tests", 1, ["tests/test_utils.py::test_hello_world"])
+    assert (row["check"], row["green"], row["red"]) == (
+        "tests",
+        1,
+        ["tests/test_utils.py::test_hello_world"],
+    )
     written = (repo / ".moothall.toml").read_text(encoding="utf-8")
     assert written == done.document["profile"]
     again = await alone("check", "--json", "--profile", ".moothall.toml", cwd=repo)
@@ -206,13 +264,22 @@ async def test_a_repository_is_checked_and_what_was_found_is_written(tmp_path: P
     assert "uncommitted changes in 1 file are not seen: .moothall.toml" in again.document["unseen"]
     (repo / "none.toml").write_text('[checks]\ntests = "no-such-runner"\n', encoding="utf-8")
     broken = await alone("check", "--profile", "none.toml", cwd=repo)
-    assert (broken.code, "no-such-runner was not found" in " ".join(broken.out.split())) == (2, True), broken.err
+    assert (broken.code, "no-such-runner was not found" in " ".join(broken.out.split())) == (
+        2,
+        True,
+    ), broken.err
     cleaned = await alone("clean", "--all", "--json")
-    assert {item["kind"] for item in cleaned.document["removed"]} >= {"checkout", "clone", "environment"}
+    assert {item["kind"] for item in cleaned.document["removed"]} >= {
+        "checkout",
+        "clone",
+        "environment",
+    }
     assert cleaned.document["kept"] == []
 
 
-async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_command_says(tmp_path: Path, repo: Path) -> None:
+async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_command_says(
+    tmp_path: Path, repo: Path
+) -> None:
     alone = Command(tmp_path / "data")
     said = ("--setup", "pip install pytest", "--check", "units=python -m pytest -q tests")
     added = await alone("repo", "add", str(repo), "--id", "app", *said)
@@ -222,7 +289,9 @@ async def test_a_repository_that_cannot_have_a_file_of_ours_is_set_up_as_the_com
     assert [row["check"] for row in done.document["checks"]] == ["units"]
     assert "pip install pytest" in done.document["profile"]
     gone = await alone("repo", "remove", "app")
-    assert (gone.code, gone.out.strip()) == (0, f"app is removed; {repo} itself is untouched"), gone.err
+    assert (gone.code, gone.out.strip()) == (0, f"app is removed; {repo} itself is untouched"), (
+        gone.err
+    )
     assert (await alone("check", "app")).code == 2
     assert git(repo, "status", "--porcelain") == ""
 
@@ -251,6 +320,8 @@ async def test_the_file_of_settings_in_the_users_folder_is_read(tmp_path: Path) 
     assert (wrong.code, "function_token" in wrong.err) == (2, True)
 
 
-async def test_outside_a_repository_a_council_is_not_silently_about_text(command: Command, tmp_path: Path) -> None:
+async def test_outside_a_repository_a_council_is_not_silently_about_text(
+    command: Command, tmp_path: Path
+) -> None:
     done = await command("deliberate", "Fix the tests", cwd=tmp_path)
     assert (done.code, "name one with --repo, or say --text" in done.err) == (2, True)

@@ -1,4 +1,6 @@
-"""`moothall deliberate` as a person or a pipeline uses it: real bus, Ray, git, pytest and sandbox; a scripted model over HTTP."""
+"""`moothall deliberate` as a person or a pipeline uses it: real bus, Ray, git, pytest and sandbox;
+a scripted model over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def test_a_proven_winner_is_left_as_a_branch(command: Command, repo: Path)
 
 
 async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> None:
-    done = await command("deliberate", "--repo", str(repo), "--turns", "2", "--json", f"WRONG: {TASK}")
+    done = await command(
+        "deliberate", "--repo", str(repo), "--turns", "2", "--json", f"WRONG: {TASK}"
+    )
     assert done.code == 1, done.err
     assert done.document["winner_id"] == ""
     assert done.document["final_state"] == "no_winner"
@@ -51,39 +55,72 @@ async def test_failing_tests_leave_no_winner(command: Command, repo: Path) -> No
 async def test_a_winner_that_no_test_proves_says_so(command: Command, repo: Path) -> None:
     test = repo / "tests/test_utils.py"
     test.write_text(test.read_text(encoding="utf-8").split("def test_hello")[0], encoding="utf-8")
-    git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qam", "only what passes")
-    done = await command("deliberate", "--repo", str(repo), "--agents", "2", "--json", "Write NOTES down")
+    git(
+        repo,
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "commit",
+        "-qam",
+        "only what passes",
+    )
+    done = await command(
+        "deliberate", "--repo", str(repo), "--agents", "2", "--json", "Write NOTES down"
+    )
     assert done.code == 3, done.err
     assert done.document["winner_id"]
     assert done.document["proven"] is False
 
 
 async def test_a_deliberation_about_text_needs_no_repository(command: Command) -> None:
-    done = await command("deliberate", "--text", "--agents", "2", "--rubric", "seventeen syllables", "--json", "Write a HAIKU")
+    done = await command(
+        "deliberate",
+        "--text",
+        "--agents",
+        "2",
+        "--rubric",
+        "seventeen syllables",
+        "--json",
+        "Write a HAIKU",
+    )
     assert done.code == 3, done.err  # no test can prove a text
     assert done.document["results"][0]["content"] == "An old silent pond"
     assert done.document["final_state"] == "answered"
 
 
-async def test_from_another_folder_by_a_relative_path_with_spaces(command: Command, repo: Path) -> None:
+async def test_from_another_folder_by_a_relative_path_with_spaces(
+    command: Command, repo: Path
+) -> None:
     spaced = repo.parent / "a folder with spaces" / "my repo"
     spaced.parent.mkdir()
     repo.rename(spaced)
-    done = await command("deliberate", "--repo", "my repo", "--protocol", "single", "--json", TASK, cwd=spaced.parent)
+    done = await command(
+        "deliberate", "--repo", "my repo", "--protocol", "single", "--json", TASK, cwd=spaced.parent
+    )
     assert done.code == 0, done.err
     assert len(done.document["results"]) == 1
     assert git(spaced, "branch", "--list", done.document["branch"])
 
 
 async def test_twice_at_once(command: Command, repo: Path) -> None:
-    one, two = await asyncio.gather(*(command("deliberate", "--repo", str(repo), "--json", TASK) for _ in range(2)))
+    one, two = await asyncio.gather(
+        *(command("deliberate", "--repo", str(repo), "--json", TASK) for _ in range(2))
+    )
     assert (one.code, two.code) == (0, 0), one.err + two.err
     assert one.document["task_id"] != two.document["task_id"]
     assert len(git(repo, "branch", "--list", "moothall/*").splitlines()) == 2
 
 
 async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo: Path) -> None:
-    args = ("deliberate", "--repo", str(repo), "--task-id", f"again-{repo.parent.name[-8:].replace('_', '-').lower()}", "--json")
+    args = (
+        "deliberate",
+        "--repo",
+        str(repo),
+        "--task-id",
+        f"again-{repo.parent.name[-8:].replace('_', '-').lower()}",
+        "--json",
+    )
     first = await command(*args, TASK)
     second = await command(*args, TASK)
     assert first.code == second.code == 0, first.err + second.err
@@ -93,10 +130,18 @@ async def test_the_same_task_id_is_the_same_deliberation(command: Command, repo:
     assert "taken by another deliberation" in other.err
 
 
-async def test_a_person_sees_seats_turns_checks_and_the_ranking(command: Command, repo: Path) -> None:
+async def test_a_person_sees_seats_turns_checks_and_the_ranking(
+    command: Command, repo: Path
+) -> None:
     done = await command("deliberate", "-v", "--repo", str(repo), TASK)
     assert done.code == 0, done.err
-    for word in ("agent-dev-001", "agent-dev-003", "turn 1: files.append success", "clean re-check", "tokens"):
+    for word in (
+        "agent-dev-001",
+        "agent-dev-003",
+        "turn 1: files.append success",
+        "clean re-check",
+        "tokens",
+    ):
         assert word in done.err
     for word in ("Ranking", "Winner: agent-dev-", "+def hello_world", "Branch moothall/"):
         assert word in done.out
@@ -104,7 +149,17 @@ async def test_a_person_sees_seats_turns_checks_and_the_ranking(command: Command
 
 @pytest.mark.parametrize("protocol", ["vote", "debate"])
 async def test_the_other_protocols(command: Command, repo: Path, protocol: str) -> None:
-    done = await command("deliberate", "--repo", str(repo), "--protocol", protocol, "--agents", "2", "--json", f"VARIED: {TASK}")
+    done = await command(
+        "deliberate",
+        "--repo",
+        str(repo),
+        "--protocol",
+        protocol,
+        "--agents",
+        "2",
+        "--json",
+        f"VARIED: {TASK}",
+    )
     assert done.code == 0, done.err
     if protocol == "debate":
         assert any(result["reviews"] for result in done.document["results"])
@@ -122,14 +177,18 @@ async def test_the_other_protocols(command: Command, repo: Path, protocol: str) 
         (("--task-id", "../x", TASK), "is not an id"),
     ],
 )
-async def test_a_wrong_request_is_named(command: Command, args: tuple[str, ...], wanted: str) -> None:
+async def test_a_wrong_request_is_named(
+    command: Command, args: tuple[str, ...], wanted: str
+) -> None:
     done = await command("deliberate", *args)
     assert done.code == 2
     assert wanted in done.err
     assert "Traceback" not in done.err
 
 
-async def test_a_repository_that_cannot_be_used_is_named(command: Command, tmp_path: Path, repo: Path) -> None:
+async def test_a_repository_that_cannot_be_used_is_named(
+    command: Command, tmp_path: Path, repo: Path
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     unborn = tmp_path / "unborn"
@@ -147,11 +206,22 @@ async def test_a_repository_that_cannot_be_used_is_named(command: Command, tmp_p
         assert "Traceback" not in done.err
 
 
-async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(command: Command, repo: Path) -> None:
+async def test_a_setup_that_fails_is_a_broken_part_and_not_a_lost_task(
+    command: Command, repo: Path
+) -> None:
     own = """setup = ["sh -c 'echo it broke here; exit 3'"]\n[checks]\ntests = "true"\n"""
     (repo / ".moothall.toml").write_text(own, encoding="utf-8")
     git(repo, "add", "--all")
-    git(repo, "-c", "user.name=t", "-c", "user.email=t@localhost", "commit", "-qm", "a set-up that fails")
+    git(
+        repo,
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@localhost",
+        "commit",
+        "-qm",
+        "a set-up that fails",
+    )
     done = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", TASK)
     assert done.code == 2, done.err
     assert {seat["error_code"] for seat in done.document["seats"]} == {"REPOSITORY_UNUSABLE"}

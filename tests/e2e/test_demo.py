@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 SEEDS = ("1", "2", "3")
 
 
-async def test_the_demo_leaves_a_proven_branch_or_says_honestly_that_nobody_solved_it(tmp_path: Path) -> None:
+async def test_the_demo_leaves_a_proven_branch_or_says_honestly_that_nobody_solved_it(
+    tmp_path: Path,
+) -> None:
     """The model is small: a run may end without a winner, three in a row do not."""
     settings = load_settings()
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)

@@ -48,7 +48,9 @@ SHELL = "ls -l /proc/self/fd"
 
 
 def assert_few(listing: str, leaked: Leak, most: int) -> None:
-    """Nothing leaked is listed, and no more than `most` descriptors, the listing's own among them."""
+    """Nothing leaked is listed, and no more than `most` descriptors, the listing's own among
+    them.
+    """
     assert leaked.path.name not in listing
     found = re.findall(r"(?m) (\d+) -> ", listing)
     assert 3 <= len(found) <= most, listing
@@ -112,7 +114,9 @@ def test_an_mcp_server_has_none(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path):
             ended = LinkEnd()
-            server = McpServerSettings(command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2"))
+            server = McpServerSettings(
+                command=("/bin/sh", "-c", "ls /proc/self/fd | tr '\\n' ' ' >&2")
+            )
             async with in_sandbox(server, SandboxSettings(), 10_000, ended):
                 await asyncio.wait_for(ended.over.wait(), 60)
             listed = str(ended.why).rpartition("it ended:")[2].split()
@@ -150,7 +154,9 @@ def test_what_starts_a_browser_has_none_and_its_port_is_no_childs(tmp_path: Path
                     theirs.close()
                     listening = await asyncio.wait_for(listener(ours), 60)
                     with listening:
-                        assert not listening.get_inheritable(), "received descriptors are close-on-exec too"
+                        assert not listening.get_inheritable(), (
+                            "received descriptors are close-on-exec too"
+                        )
                         open_again(leaked)
                         child = await start_process("/bin/sleep", "600")
                         try:
@@ -203,9 +209,16 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
         command.pass_fds = leaked.descriptors
         async with served(command) as house:
             listed = Path(f"/proc/{house.pid}/fd").iterdir()
-            assert sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
+            assert (
+                sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
+            )
             done = await Command(command.data_dir, model.base_url, command.extra)(
-                "deliberate", "--repo", str(repo), "--agents", "1", "Add hello_world() function to src/utils.py"
+                "deliberate",
+                "--repo",
+                str(repo),
+                "--agents",
+                "1",
+                "Add hello_world() function to src/utils.py",
             )
             assert done.code == 0, done.err
             assert leaked.holders(house.pid) == []

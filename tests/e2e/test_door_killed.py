@@ -1,4 +1,6 @@
-"""A door that is killed under callers that wait, poll and listen: they go on at another, and miss nothing."""
+"""A door that is killed under callers that wait, poll and listen: they go on at another, and miss
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,38 @@ from moothall.testing.model import ScriptedModel
 pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]
 
 HEADERS = {"Authorization": f"Bearer {ALICE}"}
-TASK = pb.DeliberateRequest(task_description="Write a HAIKU", role="DEV", num_agents=1, task_id="waits")
-STORY = {"title": "Export as CSV", "brief": "As a clerk, I want a month as CSV, so that I can book it.", "ac": ["a CSV comes"]}
+TASK = pb.DeliberateRequest(
+    task_description="Write a HAIKU", role="DEV", num_agents=1, task_id="waits"
+)
+STORY = {
+    "title": "Export as CSV",
+    "brief": "As a clerk, I want a month as CSV, so that I can book it.",
+    "ac": ["a CSV comes"],
+}
 
 
 @asynccontextmanager
-async def doors(folder: Path, model: ScriptedModel) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
+async def doors(
+    folder: Path, model: ScriptedModel
+) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
     """Two doors, and who decides, on one bus: nobody hosts yet."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_server(BusSettings(), folder / "bus"))
         base = make_command(folder, model.base_url)
-        base.extra |= {"MOOTHALL_BUS__URL": url, "MOOTHALL_WEB__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"}
+        base.extra |= {
+            "MOOTHALL_BUS__URL": url,
+            "MOOTHALL_WEB__PORT": "0",
+            "MOOTHALL_METRICS__ENABLED": "false",
+        }
         roles = ('["api"]', '["api", "collector"]')
         ends, open_ = [AsyncExitStack(), AsyncExitStack()], []
         for end, only, how in zip(ends, roles, (signal.SIGKILL, signal.SIGTERM), strict=True):
             await stack.enter_async_context(end)
             command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": only})
             house = await end.enter_async_context(served(command, how))
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(house.command.served_at))  # it outlives the door
+            channel = await stack.enter_async_context(
+                grpc.aio.insecure_channel(house.command.served_at)
+            )  # it outlives the door
             open_.append(replace(house, channel=channel))
         yield await stack.enter_async_context(open_bus(BusSettings(), url)), ends, open_
 
@@ -52,7 +68,9 @@ async def doors(folder: Path, model: ScriptedModel) -> AsyncIterator[tuple[JetSt
 @asynccontextmanager
 async def hosting(house: Served) -> AsyncIterator[None]:
     """Somebody who works, beside the doors."""
-    command = replace(house.command, extra=house.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
+    command = replace(
+        house.command, extra=house.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'}
+    )
     async with served(command):
         yield
 
@@ -74,8 +92,13 @@ async def watch(house: Served, told: list[pb.DeliberationUpdate]) -> None:
 
 async def poll(house: Served, statuses: list[int]) -> None:
     """Ask how it stands until it has ended."""
-    while not statuses or statuses[-1] in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}:
-        answer = await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=TASK.task_id))
+    while not statuses or statuses[-1] in {
+        pb.DELIBERATION_STATUS_PENDING,
+        pb.DELIBERATION_STATUS_IN_PROGRESS,
+    }:
+        answer = await house.stub().GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id=TASK.task_id)
+        )
         statuses.append(answer.status)
         await asyncio.sleep(0.1)
 
@@ -98,13 +121,17 @@ async def listen(house: Served, heard: list[tuple[str, str]], count: int) -> Non
 async def create(house: Served, title: str) -> str:
     async with (
         aiohttp.ClientSession() as session,
-        session.post(f"http://{house.web}/api/v1/stories", headers=HEADERS, json=STORY | {"title": title}) as answer,
+        session.post(
+            f"http://{house.web}/api/v1/stories", headers=HEADERS, json=STORY | {"title": title}
+        ) as answer,
     ):
         assert answer.status == 201, await answer.text()
         return str((await answer.json())["story_id"])
 
 
-async def test_callers_of_a_door_that_is_killed_go_on_at_another(tmp_path: Path, model: ScriptedModel) -> None:
+async def test_callers_of_a_door_that_is_killed_go_on_at_another(
+    tmp_path: Path, model: ScriptedModel
+) -> None:
     told: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
     heard: list[tuple[str, str]] = []
@@ -114,7 +141,10 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(tmp_path: Path,
             while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:
                 await asyncio.sleep(0.05)
         first = await create(killed, "Export as CSV")
-        left = [asyncio.create_task(one) for one in (watch(killed, told), poll(killed, statuses), listen(killed, heard, 9))]
+        left = [
+            asyncio.create_task(one)
+            for one in (watch(killed, told), poll(killed, statuses), listen(killed, heard, 9))
+        ]
         await until(lambda: bool(told and statuses and heard))
         await ends[0].aclose()  # with -9
         for broken in (calling, *left[:2]):

@@ -1,4 +1,6 @@
-"""A fault that is an endless loop, as QuixBugs' find_first_in_sorted: the checks end, and so does the deliberation."""
+"""A fault that is an endless loop, as QuixBugs' find_first_in_sorted: the checks end, and so does
+the deliberation.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ from find import find_first
 def test_find(wanted, place):
     assert find_first([3, 4, 5, 5, 6], wanted) == place
 """,
-    "pyproject.toml": '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["src"]\n',
+    "pyproject.toml": (
+        '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = '
+        '["src"]\n'
+    ),
 }
 LOOPS = {f"tests/test_find.py::test_find[{wanted}--1]" for wanted in (2, 1, 0)}
 
@@ -47,12 +52,20 @@ def propose(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
     return turn("files.append", path="src/find.py", content=f"# {number}\n")
 
 
-async def test_the_right_answer_wins_and_seats_that_still_loop_hold_nothing_up(tmp_path: Path) -> None:
+async def test_the_right_answer_wins_and_seats_that_still_loop_hold_nothing_up(
+    tmp_path: Path,
+) -> None:
     repo = make_repo(tmp_path / "repo", FILES)
     limits = {"MOOTHALL_WORKSPACE__CASE_SECONDS": "2", "MOOTHALL_LIMITS__PATIENCE_SECONDS": "1"}
     async with scripted_model(scripted(propose)) as server:
         command = Command(tmp_path / "data", server.base_url, limits)
-        done = await command("deliberate", "--repo", str(repo.path), "--json", "find_first does not end for some: fix it")
+        done = await command(
+            "deliberate",
+            "--repo",
+            str(repo.path),
+            "--json",
+            "find_first does not end for some: fix it",
+        )
     assert done.code == 0, done.err
     assert (done.document["status"], done.document["proven"]) == ("COMPLETED", True)
     assert done.document["winner_id"].endswith("2")

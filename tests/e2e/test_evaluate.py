@@ -1,4 +1,6 @@
-"""`moothall evaluate` whole: a small history is mined, two configurations are measured, an interruption loses and repeats nothing."""
+"""`moothall evaluate` whole: a small history is mined, two configurations are measured, an
+interruption loses and repeats nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,17 @@ from support.repos import Repo, make_repo
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
-_FIX = "Fix the discount: percent is a share of the price (#12)\n\n10 percent off 200 has to be 180.\n\nFixes: #12\nSigned-off-by: Ada <ada@localhost>"
+_FIX = (
+    "Fix the discount: percent is a share of the price (#12)\n\n10 percent off 200 has to be "
+    "180.\n\nFixes: #12\nSigned-off-by: Ada <ada@localhost>"
+)
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project: its first commit, a bug fix with its test, a refactoring, and a change of the documentation."""
+    """A project: its first commit, a bug fix with its test, a refactoring, and a change of the
+    documentation.
+    """
 
     program: str
     base: Mapping[str, str]
@@ -37,10 +44,23 @@ class Project:
     hidden: str
 
 
-_PY = "def discount(price, percent):\n    return price\n\n\ndef total(prices):\n    result = 0\n    for price in prices:\n        result += price\n    return result\n"
-_PY_OLD = "from shop import discount, total\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n\n\ndef test_total():\n    assert total([1, 2]) == 3\n"
-_GO = "package shop\n\nfunc Discount(price, percent int) int { return price }\n\nfunc Total(prices []int) int {\n\tsum := 0\n\tfor _, price := range prices {\n\t\tsum += price\n\t}\n\treturn sum\n}\n"
-_GO_OLD = 'package shop\n\nimport "testing"\n\nfunc TestNothing(t *testing.T) {\n\tif Discount(10, 0) != 10 {\n\t\tt.Fatal("changed")\n\t}\n}\n'
+_PY = (
+    "def discount(price, percent):\n    return price\n\n\ndef total(prices):\n    result = 0\n    "
+    "for price in prices:\n        result += price\n    return result\n"
+)
+_PY_OLD = (
+    "from shop import discount, total\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n"
+    "\n\ndef test_total():\n    assert total([1, 2]) == 3\n"
+)
+_GO = (
+    "package shop\n\nfunc Discount(price, percent int) int { return price }\n\nfunc Total(prices "
+    "[]int) int {\n\tsum := 0\n\tfor _, price := range prices {\n\t\tsum += price\n\t}\n\treturn "
+    "sum\n}\n"
+)
+_GO_OLD = (
+    'package shop\n\nimport "testing"\n\nfunc TestNothing(t *testing.T) {\n\tif Discount(10, 0) '
+    '!= 10 {\n\t\tt.Fatal("changed")\n\t}\n}\n'
+)
 
 PROJECTS = {
     "python": Project(
@@ -48,27 +68,40 @@ PROJECTS = {
         base={
             "shop.py": _PY,
             "tests/test_shop.py": _PY_OLD,
-            "pyproject.toml": '[project]\nname = "shop"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["."]\n',
+            "pyproject.toml": (
+                '[project]\nname = "shop"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\n'
+                'pythonpath = ["."]\n'
+            ),
             ".gitignore": "__pycache__/\n*.egg-info/\n",
         },
         source="shop.py",
         right=_PY.replace("return price\n\n", "return price - price * percent // 100\n\n"),
         wrong=_PY.replace("return price\n\n", "return price - percent\n\n"),
         test="tests/test_shop.py",
-        tests=_PY_OLD + "\n\ndef test_percent_of_the_price():\n    assert discount(200, 10) == 180\n",
-        refactored="    result = 0\n    for price in prices:\n        result += price\n    return result\n",
+        tests=_PY_OLD
+        + "\n\ndef test_percent_of_the_price():\n    assert discount(200, 10) == 180\n",
+        refactored="    result = 0\n    for price in prices:\n        result += price\n    return "
+        "result\n",
         hidden="tests/test_shop.py::test_percent_of_the_price",
     ),
     "go": Project(
         program="go",
-        base={"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": _GO, "shop_test.go": _GO_OLD},
+        base={
+            "go.mod": "module example.org/shop\n\ngo 1.19\n",
+            "shop.go": _GO,
+            "shop_test.go": _GO_OLD,
+        },
         source="shop.go",
         right=_GO.replace("{ return price }", "{ return price - price*percent/100 }"),
         wrong=_GO.replace("{ return price }", "{ return price - percent }"),
         test="shop_test.go",
         tests=_GO_OLD
-        + "\nfunc TestPercentOfThePrice(t *testing.T) {\n\tif got := Discount(200, 10); got != 180 {\n\t\tt.Fatal(got)\n\t}\n}\n",
-        refactored="\tsum := 0\n\tfor _, price := range prices {\n\t\tsum += price\n\t}\n\treturn sum\n",
+        + (
+            "\nfunc TestPercentOfThePrice(t *testing.T) {\n\tif got := Discount(200, 10); got != "
+            "180 {\n\t\tt.Fatal(got)\n\t}\n}\n"
+        ),
+        refactored="\tsum := 0\n\tfor _, price := range prices {\n\t\tsum += price\n\t}\n"
+        "\treturn sum\n",
         hidden="example.org/shop::TestPercentOfThePrice",
     ),
 }
@@ -78,7 +111,11 @@ def _history(project: Project, path: Path) -> Repo:
     repo = make_repo(path, project.base)
     repo.commit({project.source: project.right, project.test: project.tests}, _FIX)
     repo.commit(
-        {project.source: project.right.replace(project.refactored, project.refactored.replace("price", "item"))},
+        {
+            project.source: project.right.replace(
+                project.refactored, project.refactored.replace("price", "item")
+            )
+        },
         "Name what is summed up in total()",
     )
     repo.commit({"README.md": "# Shop\n"}, "Say in the README what the shop is")
@@ -101,7 +138,9 @@ def _settings(path: Path, server: ScriptedModel) -> str:
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: Path, name: str) -> None:
+async def test_a_history_is_mined_and_two_configurations_are_measured(
+    tmp_path: Path, name: str
+) -> None:
     """One is right and one is wrong. Killed in between and started again, nothing is done twice."""
     project = PROJECTS[name]
     if shutil.which(project.program) is None:
@@ -109,15 +148,32 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
     repo = _history(project, tmp_path / "repo")
     folder = tmp_path / "evaluation"
     command = Command(tmp_path / "data", extra=QUICK)
-    async with scripted_model(_writes(project, project.right)) as right, scripted_model(_writes(project, project.wrong)) as wrong:
+    async with (
+        scripted_model(_writes(project, project.right)) as right,
+        scripted_model(_writes(project, project.wrong)) as wrong,
+    ):
         args = (
-            *("evaluate", str(repo.path), "--folder", str(folder), "--agents", "1", "--protocol", "single", "--json"),
-            *("--config", _settings(tmp_path / "right.toml", right), "--config", _settings(tmp_path / "wrong.toml", wrong)),
+            "evaluate",
+            str(repo.path),
+            "--folder",
+            str(folder),
+            "--agents",
+            "1",
+            "--protocol",
+            "single",
+            "--json",
+            "--config",
+            _settings(tmp_path / "right.toml", right),
+            "--config",
+            _settings(tmp_path / "wrong.toml", wrong),
         )
         process = await command.start(*args)
         results = folder / "results.jsonl"
         async with asyncio.timeout(900):
-            while not (results.exists() and results.read_bytes().count(b"\n")) and process.returncode is None:
+            while (
+                not (results.exists() and results.read_bytes().count(b"\n"))
+                and process.returncode is None
+            ):
                 await asyncio.sleep(0.05)
         assert process.returncode is None, (await process.communicate())[1].decode()
         process.kill()
@@ -133,22 +189,53 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         again = await command(*args, "--report")
         harbor = tmp_path / "harbor"
         written = await command(
-            *("evaluate", str(repo.path), "--folder", str(folder), "--mine", "--to-harbor", str(harbor), "--json"),
-            *("--config", f"right={tmp_path / 'wrong.toml'}"),  # measured with others, which mining does not ask for
+            "evaluate",
+            str(repo.path),
+            "--folder",
+            str(folder),
+            "--mine",
+            "--to-harbor",
+            str(harbor),
+            "--json",
+            "--config",
+            # measured with others, which mining does not ask for
+            f"right={tmp_path / 'wrong.toml'}",
         )
-        read = await command("evaluate", "--from-harbor", str(harbor), "--folder", str(tmp_path / "b"), "--mine", "--json")
+        read = await command(
+            "evaluate",
+            "--from-harbor",
+            str(harbor),
+            "--folder",
+            str(tmp_path / "b"),
+            "--mine",
+            "--json",
+        )
     report = done.document
     assert again.document == report
     (task,) = report["tasks"]
-    assert task["text"] == "Fix the discount: percent is a share of the price\n\n10 percent off 200 has to be 180."
-    assert [(item["config"], item["solved"]["count"], item["solved"]["total"]) for item in report["configurations"]] == [
+    assert (
+        task["text"]
+        == "Fix the discount: percent is a share of the price\n\n10 percent off 200 has to be 180."
+    )
+    assert [
+        (item["config"], item["solved"]["count"], item["solved"]["total"])
+        for item in report["configurations"]
+    ] == [
         ("right", 1, 1),
         ("wrong", 0, 1),
     ]
     wrong_row = next(row for row in report["results"] if row["config"] == "wrong")
     assert (wrong_row["level"], wrong_row["failing"]) == ("unproven", [project.hidden])
-    rows = [json.loads(line) for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [row["why"] for row in rows] == ["it changes no source", "it changes no tests", "", "it has no parent"]
+    rows = [
+        json.loads(line)
+        for line in (folder / "commits.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert [row["why"] for row in rows] == [
+        "it changes no source",
+        "it changes no tests",
+        "",
+        "it has no parent",
+    ]
     assert written.code == read.code == 0, (written.err, read.err)
     (given,), (taken,) = written.document["tasks"], read.document["tasks"]
     assert taken | {"repository": given["repository"]} == given
@@ -158,13 +245,22 @@ async def test_a_history_is_mined_and_two_configurations_are_measured(tmp_path: 
         assert _knows(repository, task["parent"])
         assert not _knows(repository, task["commit"])
         assert not _knows(repository, repo.head)
-    trajectory = json.loads((folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(encoding="utf-8"))
+    trajectory = json.loads(
+        (folder / "trajectories" / "right" / task["id"] / "agent-dev-001.json").read_text(
+            encoding="utf-8"
+        )
+    )
     assert trajectory["steps"][1]["tool_calls"][0]["function_name"] == "files.write"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     for server in (right, wrong):
-        assert not any("TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt for call in server.requests)
+        assert not any(
+            "TestPercentOfThePrice" in call.prompt or "test_percent_of" in call.prompt
+            for call in server.requests
+        )
 
 
 def _knows(repository: Path, sha: str) -> bool:
     """Whether a commit is an object of a repository."""
-    return not subprocess.run(["git", "-C", str(repository), "cat-file", "-e", sha], check=False, capture_output=True).returncode
+    return not subprocess.run(
+        ["git", "-C", str(repository), "cat-file", "-e", sha], check=False, capture_output=True
+    ).returncode

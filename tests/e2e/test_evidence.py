@@ -1,4 +1,6 @@
-"""What selects an answer where no test of the repository fails: the tests that seats bring, on every candidate."""
+"""What selects an answer where no test of the repository fails: the tests that seats bring, on
+every candidate.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from support.local import PACKAGES
 
 pytestmark = pytest.mark.e2e
 
-TASK = "discount() gives wrong prices: 10 percent off 200 have to be 180, and 0 percent change nothing. At present nothing is taken off."
+TASK = (
+    "discount() gives wrong prices: 10 percent off 200 have to be 180, and 0 percent change "
+    "nothing. At present nothing is taken off."
+)
 PYTHON = "def discount(price, percent):\n    return price\n"
 WRONG_PYTHON = (
     PYTHON.replace("return price", "return price - percent"),
@@ -30,7 +35,9 @@ RIGHT_PYTHON = PYTHON.replace("return price", "return price - price * percent //
 
 @dataclass(frozen=True)
 class Pool:
-    """A project, a right patch, two wrong ones, and a test of the right one's author: a new file, or a new version of one."""
+    """A project, a right patch, two wrong ones, and a test of the right one's author: a new file,
+    or a new version of one.
+    """
 
     program: str
     base: Mapping[str, str]
@@ -40,39 +47,59 @@ class Pool:
     argv: tuple[str, ...] = field(default=())
 
 
-_PYTEST_OLD = "from shop.price import discount\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n"
+_PYTEST_OLD = (
+    "from shop.price import discount\n\n\ndef test_nothing():\n    assert discount(10, 0) == 10\n"
+)
 _PYTEST_CASE = "\n\ndef test_percents():\n    assert discount(200, 10) == 180\n"
 _PYTEST_MORE = "    assert discount(200, 10) == 180\n"
 _UNITTEST_OLD = (
     "import unittest\n\nfrom shop.price import discount\n\n\nclass Prices(unittest.TestCase):\n"
     "    def test_nothing(self):\n        self.assertEqual(discount(10, 0), 10)\n"
 )
-_UNITTEST_CASE = "\n    def test_percents(self):\n        self.assertEqual(discount(200, 10), 180)\n"
+_UNITTEST_CASE = (
+    "\n    def test_percents(self):\n        self.assertEqual(discount(200, 10), 180)\n"
+)
 _GO = "package shop\n\nfunc Discount(price, percent int) int { return price }\n"
-_GO_OLD = 'package shop\n\nimport "testing"\n\nfunc TestNothing(t *testing.T) {\n\tif Discount(10, 0) != 10 {\n\t\tt.Fatal("changed")\n\t}\n}\n'
+_GO_OLD = (
+    'package shop\n\nimport "testing"\n\nfunc TestNothing(t *testing.T) {\n\tif Discount(10, 0) '
+    '!= 10 {\n\t\tt.Fatal("changed")\n\t}\n}\n'
+)
 _GO_CASE = (
-    '\nfunc TestPercents(t *testing.T) {\n\tif got := Discount(200, 10); got != 180 {\n\t\tt.Fatalf("got %d", got)\n\t}\n}\n'
+    "\nfunc TestPercents(t *testing.T) {\n\tif got := Discount(200, 10); got != 180 {\n"
+    '\t\tt.Fatalf("got %d", got)\n\t}\n}\n'
 )
 _RUST = "pub fn discount(price: i64, percent: i64) -> i64 {\n    let _ = percent;\n    price\n}\n"
-_RUST_OLD = "use shop::discount;\n\n#[test]\nfn nothing() {\n    assert_eq!(discount(10, 0), 10);\n}\n"
+_RUST_OLD = (
+    "use shop::discount;\n\n#[test]\nfn nothing() {\n    assert_eq!(discount(10, 0), 10);\n}\n"
+)
 _RUST_CASE = "\n#[test]\nfn percents() {\n    assert_eq!(discount(200, 10), 180);\n}\n"
 _CARGO = '[package]\nname = "shop"\nversion = "0.1.0"\nedition = "2021"\n'
-_RUST_RIGHT = _RUST.replace("    let _ = percent;\n    price\n", "    price - price * percent / 100\n")
+_RUST_RIGHT = _RUST.replace(
+    "    let _ = percent;\n    price\n", "    price - price * percent / 100\n"
+)
 _RUST_WRONG = (
     _RUST.replace("    let _ = percent;\n    price\n", "    price - percent\n"),
     _RUST.replace("    let _ = percent;\n", "    if percent > 100 {\n        return 0;\n    }\n"),
 )
-_RUST_INSIDE = "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n        assert_eq!(discount(10, 0), 10);\n    }\n"
-_RUST_INSIDE_CASE = "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+_RUST_INSIDE = (
+    "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    #[test]\n    fn nothing() {\n   "
+    "     assert_eq!(discount(10, 0), 10);\n    }\n"
+)
+_RUST_INSIDE_CASE = (
+    "\n    #[test]\n    fn percents() {\n        assert_eq!(discount(200, 10), 180);\n    }\n"
+)
 _RUST_MODULE = "\n#[cfg(test)]\nmod tests;\n"
 _RUST_MACRO = (
-    "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    macro_rules! case {\n        ($name:ident, $price:expr, $percent:expr, $left:expr) => {\n"
-    "            #[test]\n            fn $name() {\n                assert_eq!(discount($price, $percent), $left);\n            }\n        };\n    }\n\n"
+    "\n#[cfg(test)]\nmod tests {\n    use super::discount;\n\n    macro_rules! case {\n        "
+    "($name:ident, $price:expr, $percent:expr, $left:expr) => {\n"
+    "            #[test]\n            fn $name() {\n                assert_eq!(discount($price, "
+    "$percent), $left);\n            }\n        };\n    }\n\n"
     "    case!(nothing, 10, 0, 10);\n"
 )
 _NODE = "module.exports = function discount(price, percent) {\n  return price;\n};\n"
 _NODE_OLD = (
-    "const { test } = require('node:test');\nconst assert = require('node:assert');\nconst discount = require('../shop.js');\n\n"
+    "const { test } = require('node:test');\nconst assert = require('node:assert');\nconst "
+    "discount = require('../shop.js');\n\n"
     "test('nothing', () => assert.strictEqual(discount(10, 0), 10));\n"
 )
 _NODE_CASE = "\ntest('percents', () => assert.strictEqual(discount(200, 10), 180));\n"
@@ -84,26 +111,48 @@ _PYTHON_PATCHES = {
 
 
 def _python(tests: str, argv: tuple[str, ...], test: Mapping[str, str]) -> Pool:
-    base = {"shop/__init__.py": "", "shop/price.py": PYTHON, "tests/__init__.py": "", "tests/test_price.py": tests}
+    base = {
+        "shop/__init__.py": "",
+        "shop/price.py": PYTHON,
+        "tests/__init__.py": "",
+        "tests/test_price.py": tests,
+    }
     return Pool(
-        "python3", base, {"shop/price.py": RIGHT_PYTHON}, tuple({"shop/price.py": text} for text in WRONG_PYTHON), test, argv
+        "python3",
+        base,
+        {"shop/price.py": RIGHT_PYTHON},
+        tuple({"shop/price.py": text} for text in WRONG_PYTHON),
+        test,
+        argv,
     )
 
 
 POOLS = {
     "pytest, new file": _python(
-        _PYTEST_OLD, PYTEST, {"tests/test_percents.py": "from shop.price import discount\n" + _PYTEST_CASE}
+        _PYTEST_OLD,
+        PYTEST,
+        {"tests/test_percents.py": "from shop.price import discount\n" + _PYTEST_CASE},
     ),
-    "pytest, existing file": _python(_PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_CASE}),
-    "pytest, changed test": _python(_PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_MORE}),
-    "unittest, existing file": _python(_UNITTEST_OLD, UNITTEST, {"tests/test_price.py": _UNITTEST_OLD + _UNITTEST_CASE}),
+    "pytest, existing file": _python(
+        _PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_CASE}
+    ),
+    "pytest, changed test": _python(
+        _PYTEST_OLD, PYTEST, {"tests/test_price.py": _PYTEST_OLD + _PYTEST_MORE}
+    ),
+    "unittest, existing file": _python(
+        _UNITTEST_OLD, UNITTEST, {"tests/test_price.py": _UNITTEST_OLD + _UNITTEST_CASE}
+    ),
     "go, existing file": Pool(
         "go",
         {"go.mod": "module example.org/shop\n\ngo 1.19\n", "shop.go": _GO, "shop_test.go": _GO_OLD},
         {"shop.go": _GO.replace("return price }", "return price - price*percent/100 }")},
         (
             {"shop.go": _GO.replace("return price }", "return price - percent }")},
-            {"shop.go": _GO.replace("return price }", "if percent > 100 { return 0 }; return price }")},
+            {
+                "shop.go": _GO.replace(
+                    "return price }", "if percent > 100 { return 0 }; return price }"
+                )
+            },
         ),
         {"shop_test.go": _GO_OLD + _GO_CASE},
     ),
@@ -113,9 +162,17 @@ POOLS = {
         {"shop.go": _GO.replace("return price }", "return price - price*percent/100 }")},
         (
             {"shop.go": _GO.replace("return price }", "return price - percent }")},
-            {"shop.go": _GO.replace("return price }", "if percent > 100 { return 0 }; return price }")},
+            {
+                "shop.go": _GO.replace(
+                    "return price }", "if percent > 100 { return 0 }; return price }"
+                )
+            },
         ),
-        {"shop_test.go": _GO_OLD.replace("Discount(10, 0) != 10", "Discount(10, 0) != 10 || Discount(200, 10) != 180")},
+        {
+            "shop_test.go": _GO_OLD.replace(
+                "Discount(10, 0) != 10", "Discount(10, 0) != 10 || Discount(200, 10) != 180"
+            )
+        },
     ),
     "cargo, existing file": Pool(
         "cargo",
@@ -138,7 +195,11 @@ POOLS = {
     "cargo, changed test inside the source": Pool(
         "cargo",
         {"Cargo.toml": _CARGO, "src/lib.rs": _RUST + _RUST_INSIDE + "}\n"},
-        {"src/lib.rs": _RUST_RIGHT + _RUST_INSIDE.replace("10);", "10);\n        assert_eq!(discount(200, 10), 180);") + "}\n"},
+        {
+            "src/lib.rs": _RUST_RIGHT
+            + _RUST_INSIDE.replace("10);", "10);\n        assert_eq!(discount(200, 10), 180);")
+            + "}\n"
+        },
         tuple({"src/lib.rs": text + _RUST_INSIDE + "}\n"} for text in _RUST_WRONG),
         {},
     ),
@@ -167,7 +228,11 @@ POOLS = {
         {"shop.js": _NODE.replace("return price", "return price - (price * percent) / 100")},
         (
             {"shop.js": _NODE.replace("return price", "return price - percent")},
-            {"shop.js": _NODE.replace("return price", "if (percent > 100) return 0;\n  return price")},
+            {
+                "shop.js": _NODE.replace(
+                    "return price", "if (percent > 100) return 0;\n  return price"
+                )
+            },
         ),
         {"test/shop.test.js": _NODE_OLD + _NODE_CASE},
     ),
@@ -176,13 +241,22 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, name: str) -> None:
-    """Its author wins though the others are two and smaller; without it, the council says that it is undecided."""
+    """Its author wins though the others are two and smaller; without it, the council says that it
+    is undecided.
+    """
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         first, *others = await place.rank(pool.wrong[0], {**pool.right, **pool.test}, pool.wrong[1])
-        assert (first.seat, first.passed_gates, first.level) == ("agent-dev-002", True, EvidenceLevel.SELF_TESTED), first.reasons
+        assert (first.seat, first.passed_gates, first.level) == (
+            "agent-dev-002",
+            True,
+            EvidenceLevel.SELF_TESTED,
+        ), first.reasons
         assert not first.undecided
         assert all(item.passed_gates and item.level is EvidenceLevel.UNPROVEN for item in others)
         if not pool.test:  # it is part of the change of the source
@@ -192,12 +266,18 @@ async def test_a_test_of_one_seat_decides_where_no_other_does(tmp_path: Path, na
     assert any("Undecided" in reason for reason in without[0].reasons)
 
 
-@pytest.mark.parametrize("name", ["pytest, new file", "go, existing file", "cargo, module of tests", "node:test, existing file"])
+@pytest.mark.parametrize(
+    "name",
+    ["pytest, new file", "go, existing file", "cargo, module of tests", "node:test, existing file"],
+)
 async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) -> None:
     """It runs on every answer and on the base, and is in no workspace of a seat."""
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
         first, *others = await place.rank(pool.wrong[0], pool.right, pool.wrong[1])
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.PROVEN), first.reasons
@@ -206,24 +286,42 @@ async def test_a_hidden_test_proves_the_right_answer(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize("name", ["pytest, new file", "cargo, existing file"])
-async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(tmp_path: Path, name: str) -> None:
+async def test_a_claim_that_the_task_is_done_needs_a_test_that_passes_on_the_base(
+    tmp_path: Path, name: str
+) -> None:
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     async with court(tmp_path / "done", {**pool.base, **pool.right}, pool.argv, task=TASK) as place:
         cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
         assert ([case for case in cases if "percents" in case.lower()], why) == (list(cases), "")
         assert cases
-        old = {path: text + "\n" for path, text in pool.base.items() if path in pool.test or "test" in path.lower()}
-        assert (await place.bench().cases_on_base(place.proposal(old)))[1] == "it brings no new test that passes on the base"
+        old = {
+            path: text + "\n"
+            for path, text in pool.base.items()
+            if path in pool.test or "test" in path.lower()
+        }
+        assert (await place.bench().cases_on_base(place.proposal(old)))[
+            1
+        ] == "it brings no new test that passes on the base"
     async with court(tmp_path / "open", pool.base, pool.argv, task=TASK) as place:
         cases, why = await place.bench().cases_on_base(place.proposal(pool.test))
     assert (cases, "its tests fail on the base" in why) == ((), True)
 
 
-async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_told_nothing(tmp_path: Path) -> None:
+async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_told_nothing(
+    tmp_path: Path,
+) -> None:
     pool = POOLS["pytest, new file"]
-    hidden = {"tests/test_secret.py": "from shop.price import discount\n\n\ndef test_secret():\n    assert discount(7, 0) == 7\n"}
+    hidden = {
+        "tests/test_secret.py": (
+            "from shop.price import discount\n\n\ndef test_secret():\n    assert discount(7, 0) "
+            "== 7\n"
+        )
+    }
     broken = {"shop/price.py": PYTHON.replace("return price", "return 0 if price == 7 else price")}
     async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=hidden) as place:
         judged = await place.bench().judge(place.proposal(broken))
@@ -234,24 +332,44 @@ async def test_an_answer_that_breaks_a_hidden_test_is_refused_and_its_author_is_
     assert "secret" not in facts_text(judged, place.prepared.runs)
 
 
-async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces_nor_voids_it(tmp_path: Path) -> None:
+async def test_a_test_of_the_author_in_the_file_of_a_hidden_one_neither_replaces_nor_voids_it(
+    tmp_path: Path,
+) -> None:
     pool = POOLS["pytest, new file"]
     (path,) = pool.test
     async with court(tmp_path, pool.base, pool.argv, task=TASK, hidden=pool.test) as place:
         right, wrong = await place.rank(
-            {**pool.right, path: "def test_percents():\n    pass\n"}, {**pool.wrong[0], path: "def test_percents():\n    pass\n"}
+            {**pool.right, path: "def test_percents():\n    pass\n"},
+            {**pool.wrong[0], path: "def test_percents():\n    pass\n"},
         )
-    assert (right.seat, right.level, wrong.level) == ("agent-dev-001", EvidenceLevel.PROVEN, EvidenceLevel.UNPROVEN)
+    assert (right.seat, right.level, wrong.level) == (
+        "agent-dev-001",
+        EvidenceLevel.PROVEN,
+        EvidenceLevel.UNPROVEN,
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["unittest, existing file", "go, existing file", "cargo, inside the source", "node:test, existing file"]
+    "name",
+    [
+        "unittest, existing file",
+        "go, existing file",
+        "cargo, inside the source",
+        "node:test, existing file",
+    ],
 )
-async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_path: Path, name: str) -> None:
-    """The new case fails on the base and on the wrong answers. The same files without new cases, and other files, are no tests."""
+async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(
+    tmp_path: Path, name: str
+) -> None:
+    """The new case fails on the base and on the wrong answers. The same files without new cases,
+    and other files, are no tests.
+    """
     pool = POOLS[name]
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     written = pool.test or {"src/lib.rs": _RUST + _RUST_INSIDE + _RUST_INSIDE_CASE + "}\n"}
 
     async def fits(_cases: Sequence[str]) -> Mapping[str, str]:
@@ -260,10 +378,14 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         tests, right = place.bench().author_tests, place.proposal(pool.right)
         wrong = [place.proposal(files, number) for number, files in enumerate(pool.wrong, 2)]
-        made = place.proposal({**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9)
+        made = place.proposal(
+            {**pool.right, **written, "go.work": "go 1.19\n", "README.md": "new\n"}, 9
+        )
         patch = Patch("", "", made.diff, changed_files(made.diff), made.own_tests)
         author = await trial.tests_in(tests.runs, patch, "test-writer", "dev")
-        verdicts = await trial.Trial(tests, author, [item.diff for item in (right, *wrong)]).run(fits)
+        verdicts = await trial.Trial(tests, author, [item.diff for item in (right, *wrong)]).run(
+            fits
+        )
     assert set(changed_files(author.diff)) == set(written), "nothing but tests is taken over"
     assert len(verdicts.counted) == 1, verdicts.states
     assert verdicts.red == {*verdicts.counted}
@@ -272,23 +394,36 @@ async def test_tests_of_an_agent_without_an_answer_choose_in_every_language(tmp_
 
 async def test_a_second_right_patch_is_reproduced_by_the_first_one_s_test(tmp_path: Path) -> None:
     pool = POOLS["pytest, existing file"]
-    other = {"shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")}
+    other = {
+        "shop/price.py": PYTHON.replace("return price", "return price * (100 - percent) // 100")
+    }
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        found = {item.seat: item for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])}
+        found = {
+            item.seat: item
+            for item in await place.rank({**pool.right, **pool.test}, other, pool.wrong[0])
+        }
     levels = [found[f"agent-dev-00{number}"].level for number in (1, 2, 3)]
     assert levels == [EvidenceLevel.SELF_TESTED, EvidenceLevel.REPRODUCED, EvidenceLevel.UNPROVEN]
     assert found["agent-dev-003"].rank == 3
 
 
 @pytest.mark.parametrize("seat", [1, 2])
-async def test_of_two_answers_that_are_level_the_reproduced_one_wins(tmp_path: Path, seat: int) -> None:
+async def test_of_two_answers_that_are_level_the_reproduced_one_wins(
+    tmp_path: Path, seat: int
+) -> None:
     """Which of them has the smaller hash changes nothing."""
     pool = POOLS["pytest, existing file"]
     texts = [RIGHT_PYTHON, PYTHON.replace("return price", "return price * (100 - percent) // 100")]
     author, other = (texts, texts[::-1])[seat - 1]
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
-        first, second, _ = await place.rank({"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0])
-    assert (first.seat, first.level, first.undecided) == ("agent-dev-002", EvidenceLevel.REPRODUCED, False), first.reasons
+        first, second, _ = await place.rank(
+            {"shop/price.py": author, **pool.test}, {"shop/price.py": other}, pool.wrong[0]
+        )
+    assert (first.seat, first.level, first.undecided) == (
+        "agent-dev-002",
+        EvidenceLevel.REPRODUCED,
+        False,
+    ), first.reasons
     assert second.level is EvidenceLevel.SELF_TESTED
 
 
@@ -298,81 +433,139 @@ async def test_of_two_answers_that_are_level_the_reproduced_one_wins(tmp_path: P
         ("def test_x():\n    assert discount(10, 0) == 10\n", "they pass without the change"),
         ("def test_x():\n    assert discount(10, 0) == 11\n", "they fail with its own change"),
         (
-            "from shop.price import invented\n\n\ndef test_x():\n    assert discount(200, 10) == 180\n",
+            (
+                "from shop.price import invented\n\n\ndef test_x():\n    assert discount(200, 10) "
+                "== "
+                "180\n"
+            ),
             "they fail with its own change",
         ),
     ],
     ids=["passes on the base", "fails on its own", "cannot be loaded"],
 )
-async def test_a_test_that_is_not_valid_decides_nothing(tmp_path: Path, test: str, why: str) -> None:
+async def test_a_test_that_is_not_valid_decides_nothing(
+    tmp_path: Path, test: str, why: str
+) -> None:
     pool = POOLS["pytest, new file"]
     text = f"from shop.price import discount\n\n\n{test}"
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         bench = place.bench()
-        valid = await bench._tests.validate(place.proposal({**pool.right, "tests/test_mine.py": text}))
+        valid = await bench._tests.validate(
+            place.proposal({**pool.right, "tests/test_mine.py": text})
+        )
     assert (valid.cases, valid.why) == ({}, why)
 
 
 async def test_a_wrong_test_beside_a_right_change_refuses_nothing(tmp_path: Path) -> None:
-    """Its other new test decides, and the result says that one fails. A seat has reason to repair it."""
+    """Its other new test decides, and the result says that one fails. A seat has reason to repair
+    it.
+    """
     pool = POOLS["pytest, new file"]
     text = (
-        "from shop import price\nfrom shop.price import discount\n\n\ndef test_percents():\n    assert discount(200, 10) == 180\n\n\n"
+        "from shop import price\nfrom shop.price import discount\n\n\ndef test_percents():\n    "
+        "assert discount(200, 10) == 180\n\n\n"
         "def test_name():\n    assert price.__name__ == 'price'\n"
     )
     async with court(tmp_path, pool.base, pool.argv, task=TASK) as place:
         right = {**pool.right, "tests/test_mine.py": text}
         first, *_ = await place.rank(pool.wrong[0], right, pool.wrong[1])
         judged = await place.bench().judge(place.proposal(right))
-    assert (first.seat, first.passed_gates, first.level) == ("agent-dev-002", True, EvidenceLevel.SELF_TESTED), first.reasons
-    assert any("1 test that it brings fails with its own change" in reason and "test_name" in reason for reason in first.reasons)
+    assert (first.seat, first.passed_gates, first.level) == (
+        "agent-dev-002",
+        True,
+        EvidenceLevel.SELF_TESTED,
+    ), first.reasons
+    assert any(
+        "1 test that it brings fails with its own change" in reason and "test_name" in reason
+        for reason in first.reasons
+    )
     assert (judged.passes, judged.solves) == (True, False)
     assert any("test_name" in case for case in judged.details)
 
 
-async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(tmp_path: Path) -> None:
+async def test_a_test_of_a_function_that_the_task_asks_for_counts_though_the_base_cannot_import_it(
+    tmp_path: Path,
+) -> None:
     pool = POOLS["pytest, new file"]
     added = {"shop/price.py": PYTHON + "\n\ndef half_price(price):\n    return price // 2\n"}
-    test = {"tests/test_half.py": "from shop.price import half_price\n\n\ndef test_half():\n    assert half_price(10) == 5\n"}
-    async with court(tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py") as place:
+    test = {
+        "tests/test_half.py": (
+            "from shop.price import half_price\n\n\ndef test_half():\n    assert half_price(10) "
+            "== 5\n"
+        )
+    }
+    async with court(
+        tmp_path, pool.base, pool.argv, task="Add half_price(price) to shop/price.py"
+    ) as place:
         bench = place.bench()
         assert (await bench._tests.validate(place.proposal({**added, **test}))).cases
     async with court(
-        tmp_path / "other", pool.base, pool.argv, task="The price of half a thing is wrong, see shop/price.py"
+        tmp_path / "other",
+        pool.base,
+        pool.argv,
+        task="The price of half a thing is wrong, see shop/price.py",
     ) as place:
         valid = await place.bench()._tests.validate(place.proposal({**added, **test}))
-    assert (valid.cases, valid.why) == ({}, "they fail on the base for a reason that the task does not give")
+    assert (valid.cases, valid.why) == (
+        {},
+        "they fail on the base for a reason that the task does not give",
+    )
 
 
 async def test_a_test_that_passes_on_the_base_by_itself_proves_nothing(tmp_path: Path) -> None:
-    """It fails while a file is absent; the file appears after the base was run, as a date or a busy machine would."""
+    """It fails while a file is absent; the file appears after the base was run, as a date or a busy
+    machine would.
+    """
     marker = tmp_path / "seen" / "now"
     marker.parent.mkdir()
     files = {
         "calc.py": "def one():\n    return 1\n",
-        "tests/test_calc.py": f"import os\n\nimport calc\n\n\ndef test_time():\n    assert calc.one() == 1 and os.path.exists({str(marker)!r})\n",
+        "tests/test_calc.py": (
+            "import os\n\nimport calc\n\n\ndef test_time():\n    assert calc.one() == 1 and "
+            f"os.path.exists({str(marker)!r})\n"
+        ),
     }
-    async with court(tmp_path, files, PYTEST, task="test_time fails: mend it", toolchains=(PACKAGES, marker.parent)) as place:
+    async with court(
+        tmp_path,
+        files,
+        PYTEST,
+        task="test_time fails: mend it",
+        toolchains=(PACKAGES, marker.parent),
+    ) as place:
         assert place.prepared.runs["tests"].cases == {"tests/test_calc.py::test_time": "failed"}
         marker.write_text("")
         (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
     assert found.level is EvidenceLevel.UNPROVEN, found.reasons
-    assert any("differ from run to run: tests/test_calc.py::test_time" in reason for reason in found.reasons)
+    assert any(
+        "differ from run to run: tests/test_calc.py::test_time" in reason
+        for reason in found.reasons
+    )
 
 
-async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(tmp_path: Path) -> None:
-    """It passed when the base was prepared, and fails everywhere since: a date has passed, or the machine is busy."""
+async def test_a_test_that_fails_on_the_base_now_too_is_not_lost_by_the_change(
+    tmp_path: Path,
+) -> None:
+    """It passed when the base was prepared, and fails everywhere since: a date has passed, or the
+    machine is busy.
+    """
     marker = tmp_path / "seen" / "late"
     marker.parent.mkdir()
     files = {
         "calc.py": "def one():\n    return 1\n",
         "tests/test_calc.py": "import calc\n\n\ndef test_one():\n    assert calc.one() == 1\n",
-        "tests/test_time.py": f"import os\n\n\ndef test_time():\n    assert not os.path.exists({str(marker)!r})\n",
+        "tests/test_time.py": (
+            f"import os\n\n\ndef test_time():\n    assert not os.path.exists({str(marker)!r})\n"
+        ),
     }
-    async with court(tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)) as place:
+    async with court(
+        tmp_path, files, PYTEST, task="Name the result", toolchains=(PACKAGES, marker.parent)
+    ) as place:
         marker.write_text("")
         (found,) = await place.rank({"calc.py": "def one():\n    result = 1\n    return result\n"})
         (broken,) = await place.rank({"calc.py": "def one():\n    return 2\n"})
     assert found.passed_gates, found.reasons
-    assert any("differ from run to run: tests/test_time.py::test_time" in reason for reason in found.reasons)
+    assert any(
+        "differ from run to run: tests/test_time.py::test_time" in reason
+        for reason in found.reasons
+    )
     assert not broken.passed_gates

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 TASK = "Add hello_world() function to src/utils.py"
 
 
-async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(model: ScriptedModel, repo: Path, tmp_path: Path) -> None:
+async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(
+    model: ScriptedModel, repo: Path, tmp_path: Path
+) -> None:
     command = Command(tmp_path / "data", model.base_url, {"PYTHONPROFILEIMPORTTIME": "1"})
     done = await command("deliberate", "--repo", str(repo), "--json", TASK)
     assert done.code == 0, done.err
@@ -34,19 +36,29 @@ async def test_a_command_hosts_its_seats_itself_and_imports_no_ray(model: Script
     assert (tmp_path / "data" / "logs").is_dir()
 
 
-async def test_what_a_host_logs_beside_a_command_stays_in_its_file(model: ScriptedModel, tmp_path: Path) -> None:
+async def test_what_a_host_logs_beside_a_command_stays_in_its_file(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     command = Command(tmp_path / "data", model.base_url)
-    async with scripted_model(scripted(by_task)) as other:  # its reply mode is found out, which a host logs
+    async with scripted_model(
+        scripted(by_task)
+    ) as other:  # its reply mode is found out, which a host logs
         command.model_url = other.base_url
         done = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert done.code == 3, done.err
     assert done.err == ""
-    assert "reply mode found out" in (tmp_path / "data" / "logs" / "host-1.log").read_text(encoding="utf-8")
+    assert "reply mode found out" in (tmp_path / "data" / "logs" / "host-1.log").read_text(
+        encoding="utf-8"
+    )
 
 
-async def test_another_command_works_in_the_house_of_the_first(model: ScriptedModel, tmp_path: Path) -> None:
+async def test_another_command_works_in_the_house_of_the_first(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     command = Command(tmp_path / "data", model.base_url)
-    first = await command.start("deliberate", "-v", "--text", "--agents", "1", "--timeout", "60", "HANG and write a HAIKU")
+    first = await command.start(
+        "deliberate", "-v", "--text", "--agents", "1", "--timeout", "60", "HANG and write a HAIKU"
+    )
     assert first.stderr is not None
     async with asyncio.timeout(60):
         while b"takes its seat" not in await first.stderr.readline():
@@ -54,13 +66,17 @@ async def test_another_command_works_in_the_house_of_the_first(model: ScriptedMo
     second = await command("deliberate", "--text", "--agents", "1", "--json", "Write a HAIKU")
     assert second.code == 3, second.err
     assert first.returncode is None
-    assert ["nats-server" in command_line(child) for child in descendants(first.pid)].count(True) == 1
+    assert ["nats-server" in command_line(child) for child in descendants(first.pid)].count(
+        True
+    ) == 1
     first.terminate()
     _, said = await asyncio.wait_for(first.communicate(), 60)
     assert first.returncode == 130, said.decode()
 
 
-async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(tmp_path: Path) -> None:
+async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_end(
+    tmp_path: Path,
+) -> None:
     second_asked, first_waits = asyncio.Event(), asyncio.Event()
 
     async def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
@@ -101,8 +117,12 @@ async def test_a_command_that_nobody_reads_any_more_serves_the_others_to_their_e
     assert first.returncode not in {0, None}
 
 
-@pytest.mark.parametrize("args", [("deliberate", "--text", "--agents", "1", "Write a HAIKU"), ("serve", "--port", "0")])
-async def test_a_model_that_cannot_be_used_ends_the_start_with_2(args: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "args", [("deliberate", "--text", "--agents", "1", "Write a HAIKU"), ("serve", "--port", "0")]
+)
+async def test_a_model_that_cannot_be_used_ends_the_start_with_2(
+    args: tuple[str, ...], tmp_path: Path
+) -> None:
     async with scripted_model(scripted(by_task), api_key="right") as locked:
         root = locked.base_url.removesuffix("/v1")
         key = {"MOOTHALL_LLM__API_KEY": "right"}
@@ -111,8 +131,14 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(args: tuple[str
             ("http://no.such.name.invalid/v1", {}, "cannot be resolved"),
         )
         for url, extra, said in (
-            *(away if args[0] != "serve" else ()),  # which goes on, and says so: tests/hands/test_doors.py
-            (locked.base_url, {}, "HTTP 401: wrong API key; set the key with MOOTHALL_LLM__API_KEY"),
+            *(
+                away if args[0] != "serve" else ()
+            ),  # which goes on, and says so: tests/hands/test_doors.py
+            (
+                locked.base_url,
+                {},
+                "HTTP 401: wrong API key; set the key with MOOTHALL_LLM__API_KEY",
+            ),
             (root, key, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
             (locked.base_url, key | {"MOOTHALL_LLM__MODEL": "no-such"}, "it has: scripted"),
         ):
@@ -124,36 +150,53 @@ async def test_a_model_that_cannot_be_used_ends_the_start_with_2(args: tuple[str
     assert not (tmp_path / "data" / "bus").exists()  # nothing was started for it
 
 
-async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wished(tmp_path: Path) -> None:
+async def test_a_model_server_that_still_starts_is_waited_for_where_that_is_wished(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = int(taken.getsockname()[1])
-    command = Command(tmp_path / "data", f"http://127.0.0.1:{port}/v1", {"MOOTHALL_LLM__WAIT_SECONDS": "120"})
+    command = Command(
+        tmp_path / "data", f"http://127.0.0.1:{port}/v1", {"MOOTHALL_LLM__WAIT_SECONDS": "120"}
+    )
     process = await command.start("deliberate", "--text", "--agents", "1", "Write a HAIKU")
     assert process.stderr is not None
     async with asyncio.timeout(60):
-        while b"waiting up to 120 s for the model server" not in (line := await process.stderr.readline()):
+        while b"waiting up to 120 s for the model server" not in (
+            line := await process.stderr.readline()
+        ):
             assert line, "it ended"
     async with scripted_model(scripted(by_task), port=port):
         _, said = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 3, said.decode()
 
 
-async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(model: ScriptedModel, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_ends_serve_before_anything_is_started(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = str(taken.getsockname()[1])
-        for setting, name in (("GRPC", "grpc.port"), ("WEB", "web.port"), ("METRICS", "metrics.port")):
+        for setting, name in (
+            ("GRPC", "grpc.port"),
+            ("WEB", "web.port"),
+            ("METRICS", "metrics.port"),
+        ):
             extra = {"MOOTHALL_GRPC__PORT": "0", f"MOOTHALL_{setting}__PORT": port}
             done = await Command(tmp_path / "data", model.base_url, extra)("serve")
             assert done.code == 2, done.err
-            assert f"127.0.0.1:{port} cannot be listened on: address already in use; choose another" in done.err
+            assert (
+                f"127.0.0.1:{port} cannot be listened on: address already in use; choose another"
+                in done.err
+            )
             assert name in done.err
     assert not (tmp_path / "data" / "bus").exists()
 
 
-async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(repo: Path, tmp_path: Path) -> None:
+async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(
+    repo: Path, tmp_path: Path
+) -> None:
     """No call whose answer is on the log is made again."""
     slow = {"wait": True}
 
@@ -173,7 +216,9 @@ async def test_killed_with_9_in_the_middle_it_goes_on_where_it_was(repo: Path, t
         process.kill()
         await process.wait()
         slow["wait"] = False
-        before = {request.call_id for request in server.requests if "agent-dev-002" not in request.call_id}
+        before = {
+            request.call_id for request in server.requests if "agent-dev-002" not in request.call_id
+        }
         done = await command(*args, "--json")
         assert done.code == 0, done.err
         assert json.loads(done.out)["proven"] is True

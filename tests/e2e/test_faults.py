@@ -40,7 +40,9 @@ def hosted(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"MOOTHALL_RAY__MODE": request.param}
 
 
-async def test_ctrl_c_leaves_nothing_behind(model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]) -> None:
+async def test_ctrl_c_leaves_nothing_behind(
+    model: ScriptedModel, repo: Path, tmp_path: Path, hosted: dict[str, str]
+) -> None:
     command = Command(tmp_path / "data", model.base_url, hosted)
     process = await command.start("deliberate", "-v", "--repo", str(repo), f"HANG {TASK}")
     assert process.stderr is not None
@@ -70,7 +72,9 @@ async def test_sigterm_ends_as_quietly_as_ctrl_c(
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130, err.decode()
     last = (out + err).decode().strip().splitlines()
-    assert not [line for line in last if line.startswith(("***", "PC:", "    @", "[failure_signal_handler"))], last
+    assert not [
+        line for line in last if line.startswith(("***", "PC:", "    @", "[failure_signal_handler"))
+    ], last
     assert "SIGTERM received" not in "\n".join(last)
     assert await all_gone(below) == []
 
@@ -101,7 +105,9 @@ async def test_killed_with_9_its_children_die_and_the_next_run_finishes_the_work
 async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
     model: ScriptedModel, repo: Path, tmp_path: Path
 ) -> None:
-    """Its host stands still, with sandboxes, and who would clear its Ray away is killed before it."""
+    """Its host stands still, with sandboxes, and who would clear its Ray away is killed before
+    it.
+    """
     command = make_command(tmp_path, model.base_url, hosts="ray")
     server = await command.start("serve", "--port", "0")
     assert server.stderr is not None
@@ -116,12 +122,18 @@ async def test_what_a_killed_house_could_not_take_along_is_ended_by_the_next(
         if "reaper.py" in command_line(process):
             process.kill()
     for process in hosts:
-        if process.ppid() not in {host.pid for host in hosts}:  # else a host's child that is about to be another program
+        if process.ppid() not in {
+            host.pid for host in hosts
+        }:  # else a host's child that is about to be another program
             process.suspend()
     server.kill()
     await asyncio.gather(server.wait(), asked.communicate())
     async with served(command):
-        ours = [process for process in below if "ray::" not in command_line(process) or "ray::Host" in command_line(process)]
+        ours = [
+            process
+            for process in below
+            if "ray::" not in command_line(process) or "ray::Host" in command_line(process)
+        ]
         assert await all_gone(ours, 10) == []
         assert await all_gone(below, 150) == []  # two agents of Ray's own, as above
 
@@ -169,10 +181,14 @@ async def slow_model() -> AsyncIterator[ScriptedModel]:
         (Fault("cut", text='{"thou'), "MODEL_UNAVAILABLE", 2),
     ],
 )
-async def test_a_broken_model_is_an_outcome_never_an_answer(fault: Fault, code: str, exit_code: int, tmp_path: Path) -> None:
+async def test_a_broken_model_is_an_outcome_never_an_answer(
+    fault: Fault, code: str, exit_code: int, tmp_path: Path
+) -> None:
     async with scripted_model(lambda body, headers: fault) as server:
         command = Command(
-            tmp_path / "data", server.base_url, {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"}
+            tmp_path / "data",
+            server.base_url,
+            {"MOOTHALL_LLM__RETRIES": "1", "MOOTHALL_LLM__RETRY_SECONDS": "0.05"},
         )
         done = await command("deliberate", "--text", "--agents", "2", "--json", "Write a HAIKU")
     assert done.code == exit_code, done.err

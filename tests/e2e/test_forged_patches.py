@@ -1,4 +1,6 @@
-"""Patches that change what judges them instead of the code: none is proven. What is not caught is listed in docs/evidence.md."""
+"""Patches that change what judges them instead of the code: none is proven. What is not caught is
+listed in docs/evidence.md.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,26 @@ async def proven(place: Court, patches: Patches) -> list[str]:
 
 async def test_in_pytest(tmp_path: Path) -> None:
     async with court(tmp_path, forged.PYTEST_BASE, PYTEST) as place:
-        assert await proven(place, {**forged.FILES, "right": {"shop/price.py": forged.RIGHT}}) == ["right"]
+        assert await proven(place, {**forged.FILES, "right": {"shop/price.py": forged.RIGHT}}) == [
+            "right"
+        ]
 
 
 async def test_in_unittest(tmp_path: Path) -> None:
     async with court(tmp_path, forged.UNITTEST_BASE, UNITTEST) as place:
-        assert await proven(place, {**forged.UNITTEST, "right": {"shop/price.py": forged.RIGHT}}) == ["right"]
+        assert await proven(
+            place, {**forged.UNITTEST, "right": {"shop/price.py": forged.RIGHT}}
+        ) == ["right"]
 
 
 async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
-    solved = forged.DOCTEST_BASE["shop/price.py"].replace("return price\n", "return price - price * percent // 100\n")
+    solved = forged.DOCTEST_BASE["shop/price.py"].replace(
+        "return price\n", "return price - price * percent // 100\n"
+    )
     async with court(tmp_path, forged.DOCTEST_BASE, (*PYTEST, "--doctest-modules")) as place:
-        assert await proven(place, {**forged.DOCTEST, "right": {"shop/price.py": solved}}) == ["right"]
+        assert await proven(place, {**forged.DOCTEST, "right": {"shop/price.py": solved}}) == [
+            "right"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -54,9 +64,15 @@ async def test_in_doctests_whose_examples_are_altered(tmp_path: Path) -> None:
     ids=["go", "node", "rust"],
 )
 async def test_in_other_languages(
-    tmp_path: Path, program: str, base: Mapping[str, str], patches: Patches, right: Mapping[str, str]
+    tmp_path: Path,
+    program: str,
+    base: Mapping[str, str],
+    patches: Patches,
+    right: Mapping[str, str],
 ) -> None:
     if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{program} is not installed; apt-get install golang, nodejs npm or cargo brings it"
+        )
     async with court(tmp_path, base) as place:
         assert await proven(place, {**patches, "right": right}) == ["right"]

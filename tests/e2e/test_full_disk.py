@@ -24,11 +24,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     with image.open("wb") as file:
         file.truncate(300_000_000)
-    commands = (["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(place)])
+    commands = (
+        ["mkfs.ext4", "-q", "-m", "0", str(image)],
+        ["mount", "-o", "loop", str(image), str(place)],
+    )
     for command in commands:
         made = subprocess.run(command, capture_output=True, check=False)
         if made.returncode:
-            pytest.skip(f"a disk that can be filled needs the right to mount one; run as root: {made.stderr.decode().strip()}")
+            pytest.skip(
+                "a disk that can be filled needs the right to mount one; run as root: "
+                f"{made.stderr.decode().strip()}"
+            )
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
@@ -53,7 +59,9 @@ async def full_meanwhile(here: Lane, disk: Path) -> Seen:
     return await running
 
 
-async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(small_disk: Path) -> None:
+async def test_a_deliberation_asked_for_while_the_disk_is_full_ends_as_ever_when_there_is_room(
+    small_disk: Path,
+) -> None:
     async with lane(small_disk / "lane") as here:
         wanted = await here.run(Plan())
         late = await full_meanwhile(here, small_disk)

@@ -1,4 +1,6 @@
-"""Ten thousand messages that nobody meant: on every RPC, and on every subject that we read. All of it seeded."""
+"""Ten thousand messages that nobody meant: on every RPC, and on every subject that we read. All of
+it seeded.
+"""
 
 from __future__ import annotations
 
@@ -42,22 +44,31 @@ AT_ONCE = 48
 WORKING = {"Deliberate", "SubmitDeliberation", "StreamDeliberation", "Orchestrate"}
 SERVICE = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
 TEXTS = (
-    *("", "dev", "QA", "architect", "task-1", "story-1", "plan-1", "council-dev", "agent-dev-001", "vote", "single", "all"),
-    *(
-        "../../etc/passwd",
-        "\x00",
-        "é\U0001f4a9",
-        "A" * 3000,
-        "a.b.>",
-        "*",
-        "$KV.x",
-        "-1",
-        "true",
-        "planning",
-        "{}",
-        "\r\n",
-        "' OR 1",
-    ),
+    "",
+    "dev",
+    "QA",
+    "architect",
+    "task-1",
+    "story-1",
+    "plan-1",
+    "council-dev",
+    "agent-dev-001",
+    "vote",
+    "single",
+    "all",
+    "../../etc/passwd",
+    "\x00",
+    "é\U0001f4a9",
+    "A" * 3000,
+    "a.b.>",
+    "*",
+    "$KV.x",
+    "-1",
+    "true",
+    "planning",
+    "{}",
+    "\r\n",
+    "' OR 1",
 )
 NUMBERS = (0, 1, 2, 3, -1, 7, 1000, 2**31 - 1, -(2**31))
 WIDE = (*NUMBERS, 2**63 - 1, -(2**63), 1_700_000_000_000)
@@ -71,7 +82,9 @@ REFUSALS = {
 }
 
 
-async def test_ten_thousand_messages_that_nobody_meant(model: ScriptedModel, tmp_path: Path) -> None:
+async def test_ten_thousand_messages_that_nobody_meant(
+    model: ScriptedModel, tmp_path: Path
+) -> None:
     command = make_command(tmp_path, model.base_url)
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
     async with served(command) as house:
@@ -150,11 +163,15 @@ def _random_message(dice: random.Random, kind: Descriptor, depth: int = 0) -> Me
         elif field.is_repeated:
             for _ in range(dice.choice((1, 2, 5))):
                 if field.message_type is not None:
-                    getattr(message, field.name).append(_random_message(dice, field.message_type, depth + 1))
+                    getattr(message, field.name).append(
+                        _random_message(dice, field.message_type, depth + 1)
+                    )
                 else:
                     getattr(message, field.name).append(_scalar(dice, field))
         elif field.message_type is not None:
-            getattr(message, field.name).CopyFrom(_random_message(dice, field.message_type, depth + 1))
+            getattr(message, field.name).CopyFrom(
+                _random_message(dice, field.message_type, depth + 1)
+            )
         else:
             setattr(message, field.name, _scalar(dice, field))
     return message
@@ -165,7 +182,9 @@ def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
         FieldDescriptor.CPPTYPE_STRING: lambda: dice.choice(TEXTS),
         FieldDescriptor.CPPTYPE_INT32: lambda: dice.choice(NUMBERS),
         FieldDescriptor.CPPTYPE_INT64: lambda: dice.choice(WIDE),
-        FieldDescriptor.CPPTYPE_DOUBLE: lambda: dice.choice((0.0, -1.0, 1e308, float("nan"), float("inf"))),
+        FieldDescriptor.CPPTYPE_DOUBLE: lambda: dice.choice(
+            (0.0, -1.0, 1e308, float("nan"), float("inf"))
+        ),
         FieldDescriptor.CPPTYPE_BOOL: lambda: dice.random() < 0.5,
         FieldDescriptor.CPPTYPE_ENUM: lambda: dice.choice((0, 1)),
     }
@@ -183,9 +202,15 @@ async def _status(house: Served, method: Any, name: str, data: bytes) -> grpc.St
     code = refusal.code()
     if code is not grpc.StatusCode.DEADLINE_EXCEEDED:
         assert code in REFUSALS, (name, code, refusal.details(), data)
-        status, info = rpc_status.from_call(cast("grpc.Call", refusal)), error_details_pb2.ErrorInfo()
+        status, info = (
+            rpc_status.from_call(cast("grpc.Call", refusal)),
+            error_details_pb2.ErrorInfo(),
+        )
         assert status is not None, (name, code, refusal.details(), data)
-        assert any(detail.Unpack(info) and info.reason for detail in status.details), (name, refusal.details())
+        assert any(detail.Unpack(info) and info.reason for detail in status.details), (
+            name,
+            refusal.details(),
+        )
     return code
 
 
@@ -217,9 +242,13 @@ async def _fuzz_bus(bus: JetStreamBus, url: str) -> None:
 
 
 def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Subjects that we read, with random bytes, random JSON, and events of which a part is something else."""
+    """Subjects that we read, with random bytes, random JSON, and events of which a part is
+    something else.
+    """
     honest = [(event.type, dict(event.data)) for event in full().events]
-    asked = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {"request_digest": "x"}
+    asked = dump(deliberation("task-fuzz", text=True, seats=("agent-dev-001",))) | {
+        "request_digest": "x"
+    }
     others: dict[EventType, dict[str, Any]] = {
         EventType.PLAN_DERIVED: {
             "story_id": "story-1",
@@ -227,7 +256,12 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
             "publish": True,
             "tasks": [{"task_id": "t", "role": "dev"}],
         },
-        EventType.STORY_TRANSITIONED: {"story_id": "story-1", "to_state": "planning", "metadata": {"roles": "dev"}, "title": "x"},
+        EventType.STORY_TRANSITIONED: {
+            "story_id": "story-1",
+            "to_state": "planning",
+            "metadata": {"roles": "dev"},
+            "title": "x",
+        },
         EventType.COUNCIL_CREATED: {"role": "dev", "agents": [{"id": "a"}], "config": {}},
         EventType.AGENT_REGISTERED: {"role": "dev", "agent": {"id": "a"}},
         EventType.AGENT_PROGRESS: {"agent_id": "a", "progress": 0.5},
@@ -237,7 +271,10 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
         task = f"task-fuzz-{dice.randrange(40)}"
         subject = dice.choice(
             (
-                *(f"agent.{where}.{task}" for where in ("results", "responses", "progress", "cancel")),
+                *(
+                    f"agent.{where}.{task}"
+                    for where in ("results", "responses", "progress", "cancel")
+                ),
                 *(f"agent.requests.{role}" for role in ROLES[:3]),
                 "agile.events.story-1",
                 "council.team-a",
@@ -253,9 +290,18 @@ def _poison(dice: random.Random) -> Iterator[tuple[str, bytes]]:
                 if subject.startswith("agent.requests"):
                     kind, data = EventType.DELIBERATION_REQUESTED, asked
                 data = _damaged(dice, {**data, "task_id": task})
-                event = new_event(kind, task, data, ordinal=number, tenant=dice.choice(("team-a", "local", "a.b", "")))
+                event = new_event(
+                    kind,
+                    task,
+                    data,
+                    ordinal=number,
+                    tenant=dice.choice(("team-a", "local", "a.b", "")),
+                )
                 whole = json.loads(codec.encode(event))
-                yield subject, json.dumps(_damaged(dice, whole) if dice.random() < 0.2 else whole).encode()
+                yield (
+                    subject,
+                    json.dumps(_damaged(dice, whole) if dice.random() < 0.2 else whole).encode(),
+                )
 
 
 def _damaged(dice: random.Random, value: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,13 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, Refused, RepositoryError
+from moothall.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    InvalidRequest,
+    Refused,
+    RepositoryError,
+)
 from moothall.network.destinations import Destinations
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
@@ -24,7 +30,9 @@ pytestmark = pytest.mark.e2e
 class Unprepared:
     """Prepares nothing."""
 
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         return Prepared(base, base.sha, ())
 
 
@@ -47,7 +55,11 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     with git_server(served, required=f"Basic {pair}") as server:
         url = f"{server.url}/app.git"
         trusted = TrustedRepositories(
-            tmp_path / "data", settings, Unprepared().prepare, roots=(), secrets={"APP_TOKEN": "s3cret"}
+            tmp_path / "data",
+            settings,
+            Unprepared().prepare,
+            roots=(),
+            secrets={"APP_TOKEN": "s3cret"},
         )
         with pytest.raises(Refused, match="registered"):
             await trusted.resolve(RepositoryRef(url=url))
@@ -76,8 +88,12 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     assert pair.encode() not in kept
 
 
-async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator's .netrc, cookies and tokens stay at home, also where a repository's submodules name their host."""
+async def test_what_nobody_registered_is_fetched_as_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's .netrc, cookies and tokens stay at home, also where a repository's submodules
+    name their host.
+    """
     home = tmp_path / "home"
     home.mkdir()
     home.joinpath(".netrc").write_text("machine 127.0.0.1 login operator password s3cret\n")
@@ -89,14 +105,18 @@ async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monke
         whole.git("config", "-f", ".gitmodules", "submodule.lib.path", "lib")
         whole.git("config", "-f", ".gitmodules", "submodule.lib.url", "../library.git")
         whole.git("config", "-f", ".gitmodules", "submodule.keys.path", "keys")
-        whole.git("config", "-f", ".gitmodules", "submodule.keys.url", "ssh://git@127.0.0.1/keys.git")
+        whole.git(
+            "config", "-f", ".gitmodules", "submodule.keys.url", "ssh://git@127.0.0.1/keys.git"
+        )
         whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head},lib")
         whole.git("update-index", "--add", "--cacheinfo", f"160000,{library.head[::-1]},keys")
         whole.git("add", ".gitmodules")
         whole.git("commit", "--quiet", "-m", "modules")
         destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
         settings = WorkspaceSettings(allowed_schemes=("http", "ssh"))
-        trusted = TrustedRepositories(tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin)
+        trusted = TrustedRepositories(
+            tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin
+        )
         base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
         assert (base.sha, len(base.profile.notes)) == (whole.head, 1)
         assert "keys is left out" in base.profile.notes[0]
@@ -104,11 +124,15 @@ async def test_what_nobody_registered_is_fetched_as_nobody(tmp_path: Path, monke
         assert server.authorizations
         assert not any(server.authorizations), "the operator's .netrc was shown"
         with pytest.raises(RepositoryError, match="no ref 'nope'"):
-            await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme")
+            await trusted.resolve(
+                RepositoryRef(url=f"{server.url}/whole.git", ref="nope"), tenant="acme"
+            )
 
 
 def writable(tmp_path: Path) -> Repo:
-    """Return the sample as a bare repository that may be pushed to, app.git in a folder of its own."""
+    """Return the sample as a bare repository that may be pushed to, app.git in a folder of its
+    own.
+    """
     sample = make_sample(tmp_path / "sample")
     served = tmp_path / "served"
     served.mkdir()
@@ -122,26 +146,40 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
         url, ref = f"{server.url}/app.git", RepositoryRef(id="app")
-        trusted = TrustedRepositories(tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare)
+        trusted = TrustedRepositories(
+            tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare
+        )
         await trusted.register(url, id="app", on_approval="merge", base="main")
         base = await trusted.resolve(ref)
         first, second = [
-            (await trusted.clone("app").commit_changes(base.sha, [Change(path, "100644", b"new\n")], "work")).commit_sha
+            (
+                await trusted.clone("app").commit_changes(
+                    base.sha, [Change(path, "100644", b"new\n")], "work"
+                )
+            ).commit_sha
             for path in ("one.txt", "two.txt")
         ]
         landed = await trusted.land(ref, first, "moothall/story-1", "Merge story: one\n", "local")
         assert (landed.status, landed.branch) == ("merged", "main")
-        assert remote.git("rev-parse", "main", "main^1", "main^2").split() == [landed.commit_sha, base.sha, first]
+        assert remote.git("rev-parse", "main", "main^1", "main^2").split() == [
+            landed.commit_sha,
+            base.sha,
+            first,
+        ]
         moved = await trusted.land(ref, second, "moothall/story-2", "Merge story: two\n", "local")
         assert (moved.status, moved.tip) == ("moved", landed.commit_sha)
         assert remote.git("rev-parse", "main") == landed.commit_sha
         await trusted.register(url, id="app", on_approval="push")
-        assert (await trusted.land(ref, second, "moothall/story-2", "m", "local")).status == "pushed"
+        assert (
+            await trusted.land(ref, second, "moothall/story-2", "m", "local")
+        ).status == "pushed"
         assert remote.git("rev-parse", "moothall/story-2") == second
         remote.git("config", "http.receivepack", "false")
         await trusted.register(url, id="app", on_approval="merge")
         third = (
-            await trusted.clone("app").commit_changes(landed.commit_sha, [Change("3.txt", "100644", b"new\n")], "work")
+            await trusted.clone("app").commit_changes(
+                landed.commit_sha, [Change("3.txt", "100644", b"new\n")], "work"
+            )
         ).commit_sha
         refused = await trusted.land(ref, third, "moothall/story-3", "m", "local")
         assert refused.status == "left"
@@ -151,13 +189,17 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
 async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
-        trusted = TrustedRepositories(tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare)
+        trusted = TrustedRepositories(
+            tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare
+        )
         await trusted.register(f"{server.url}/app.git", id="app")
         base = await trusted.resolve(RepositoryRef(id="app"))
         clone = trusted.clone("app")
 
         async def commit(after: str, path: str) -> str:
-            return (await clone.commit_changes(after, [Change(path, "100644", b"new\n")], "work")).commit_sha
+            return (
+                await clone.commit_changes(after, [Change(path, "100644", b"new\n")], "work")
+            ).commit_sha
 
         first, other = await commit(base.sha, "one.txt"), await commit(base.sha, "two.txt")
         second = await commit(first, "three.txt")
@@ -166,7 +208,10 @@ async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path
         with pytest.raises(AlreadyExists, match="already another commit"):
             await trusted.offer("app", other, "moothall/issue-1")
         await trusted.offer("app", second, "moothall/issue-1")
-        assert remote.git("rev-parse", "moothall/issue-1", "moothall/issue-1^").split() == [second, first]
+        assert remote.git("rev-parse", "moothall/issue-1", "moothall/issue-1^").split() == [
+            second,
+            first,
+        ]
         with pytest.raises(AlreadyExists):
             await trusted.offer("app", first, "moothall/issue-1")
         with pytest.raises(InvalidRequest, match="not a branch of ours"):

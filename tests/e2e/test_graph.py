@@ -1,4 +1,6 @@
-"""The graph of a house at work: the provenance of a delivered line, asked of `serve` and without it; rebuilding."""
+"""The graph of a house at work: the provenance of a delivered line, asked of `serve` and without
+it; rebuilding.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def _eventually(command: Command, *args: str) -> Any:
     pytest.fail(f"the graph never knew: {done.out} {done.err}")
 
 
-async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(command: Command, repo: Path) -> None:
+async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
+    command: Command, repo: Path
+) -> None:
     """Asked of the running `serve`, in one query."""
     outcome = await _delivered(command, repo)
     branch = str(outcome["branch"])
@@ -65,11 +69,15 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(command:
     assert first.document["proposals"] == []
 
 
-async def test_what_came_before_is_the_context_of_the_next_task(command: Command, repo: Path) -> None:
+async def test_what_came_before_is_the_context_of_the_next_task(
+    command: Command, repo: Path
+) -> None:
     """GetTaskContext over gRPC, from the graph of the house."""
     outcome = await _delivered(command, repo)
     await _eventually(command, "task_context", f"repository={await _repository(command, outcome)}")
-    again = await command("deliberate", "--repo", str(repo), "--agents", "1", "--json", f"{TASK} WRONG")
+    again = await command(
+        "deliberate", "--repo", str(repo), "--agents", "1", "--json", f"{TASK} WRONG"
+    )
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         told = await OrchestratorServiceStub(channel).GetTaskContext(
@@ -86,19 +94,32 @@ async def test_what_a_caller_notes_is_told_and_kept(command: Command) -> None:
     bearer = (("authorization", f"Bearer {token}"),)
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         board, known = PlanningServiceStub(channel), ContextServiceStub(channel)
-        made = await board.CreateStory(planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer)
-        change = context.ContextChange(
-            operation="create", entity_type="decision", entity_id="d-1", payload='{"text": "old format"}'
+        made = await board.CreateStory(
+            planning.CreateStoryRequest(title="Note it", brief="b"), metadata=bearer
         )
-        asked = context.UpdateContextRequest(story_id=made.story_id, role="dev", changes=[change], expected_version=0)
+        change = context.ContextChange(
+            operation="create",
+            entity_type="decision",
+            entity_id="d-1",
+            payload='{"text": "old format"}',
+        )
+        asked = context.UpdateContextRequest(
+            story_id=made.story_id, role="dev", changes=[change], expected_version=0
+        )
         assert (await known.UpdateContext(asked, metadata=bearer)).version == 1
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await known.UpdateContext(asked, metadata=bearer)
         assert late.value.code() is grpc.StatusCode.ABORTED
-        assert await _eventually(command, "neighbours", "label=Note", f"id={made.story_id}/decision/d-1")
-        pack = await known.GetContext(context.GetContextRequest(story_id=made.story_id, role="dev"), metadata=bearer)
+        assert await _eventually(
+            command, "neighbours", "label=Note", f"id={made.story_id}/decision/d-1"
+        )
+        pack = await known.GetContext(
+            context.GetContextRequest(story_id=made.story_id, role="dev"), metadata=bearer
+        )
         assert 'noted by local for dev: decision d-1: {"text": "old format"}' in pack.context
-        bundle = context.RehydrateSessionRequest(case_id=made.story_id, roles=["dev"], persist_bundle=True)
+        bundle = context.RehydrateSessionRequest(
+            case_id=made.story_id, roles=["dev"], persist_bundle=True
+        )
         kept = await known.RehydrateSession(bundle, metadata=bearer)
         bundle.persist_bundle = False
         assert kept.expires_at_ms
@@ -110,12 +131,20 @@ async def _repository(command: Command, outcome: Any) -> str:
     return str(document[0]["repository"]["id"])
 
 
-async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(command: Command, repo: Path) -> None:
+async def test_what_cannot_be_asked_is_refused_with_what_would_be_right(
+    command: Command, repo: Path
+) -> None:
     for args, words in (
         (("provenence",), "did you mean provenance"),
         (("provenance", "commit_sha=abc"), "40 hexadecimal digits"),
-        (("provenance", "--repo", str(repo), "--file", "src/utils.py", "--line", "9999"), "has only"),
-        (("provenance", "--repo", str(repo), "--file", "nothing.py", "--line", "1"), "is not a file in commit"),
+        (
+            ("provenance", "--repo", str(repo), "--file", "src/utils.py", "--line", "9999"),
+            "has only",
+        ),
+        (
+            ("provenance", "--repo", str(repo), "--file", "nothing.py", "--line", "1"),
+            "is not a file in commit",
+        ),
         (("provenance", "--repo", str(repo), "--file", "src/utils.py"), "together"),
         (("deliberation", "--line", "1", "task_id=x"), "belong to provenance"),
         (("deliberation", "task_id"), "NAME=VALUE"),

@@ -1,4 +1,5 @@
-"""Workspaces in pods, without a cluster: the real link, trunk and hands; only the containers are sandboxes of this machine.
+"""Workspaces in pods, without a cluster: the real link, trunk and hands; only the containers are
+sandboxes of this machine.
 
 `tests/e2e/k8s` does the same in a real cluster.
 """
@@ -49,7 +50,10 @@ async def prepared(house: Local) -> Prepared:
 async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
-        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (Verdict.FAILED, "failed")
+        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
+            Verdict.FAILED,
+            "failed",
+        )
         done = await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert done.status is ToolStatus.SUCCESS
         tests = await house.call(workspace, "tests.pytest", keyword="hello_world")
@@ -80,7 +84,9 @@ pathlib.Path("src/__pycache__/new.pyc").write_text("much")
 
 async def run(workspace: LocalWorkspace, code: str) -> None:
     """Run Python as a command of a seat, which may change files."""
-    answer = await workspace._box.request("run", wall_seconds=30, argv=python(code), env={"PATH": "/usr/bin:/bin"})
+    answer = await workspace._box.request(
+        "run", wall_seconds=30, argv=python(code), env={"PATH": "/usr/bin:/bin"}
+    )
     assert answer["exit_code"] == 0, answer
 
 
@@ -92,7 +98,13 @@ async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opene
         async with house.workspaces.open(prepared, "one") as workspace:
             await run(workspace, CHANGES)
             patch = await workspace.patch("change much")
-            assert patch.paths == ("link.py", "pkg/folder/deep.txt", "pkg/one.txt", "run.sh", "src/new.py")
+            assert patch.paths == (
+                "link.py",
+                "pkg/folder/deep.txt",
+                "pkg/one.txt",
+                "run.sh",
+                "src/new.py",
+            )
             await workspace.restore([])
             assert await workspace.changes() == []
 
@@ -110,7 +122,9 @@ for number in range(1500):
 
 
 @pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
-async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
+async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
+    tmp_path: Path, opened: Any
+) -> None:
     tmp_path.chmod(0o755)
     async with opened(tmp_path, {**FILES, ".gitignore": "target/\n"}) as house:
         prepared = await house.prepared()
@@ -122,21 +136,32 @@ async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(t
     assert not patch.rule_for("src/new.py")
 
 
-async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(house: Local) -> None:
+async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(
+    house: Local,
+) -> None:
     checks = {"tests": ("cat", "product"), "slow": ("sleep", "600.25")}
-    builds = tuple(BuildStep(("cp", "source.txt", name), sources=("*.txt",)) for name in ("product", "product.o"))
+    builds = tuple(
+        BuildStep(("cp", "source.txt", name), sources=("*.txt",))
+        for name in ("product", "product.o")
+    )
     prepared = await house.prepared(checks)
     base = replace(prepared.base, profile=replace(prepared.base.profile, builds=builds))
     prepared = replace(prepared, base=base)
     async with house.workspaces.open(prepared, "one") as workspace:
-        rules, written = Change(".gitignore", "100644", b"*.o\n"), Change("source.txt", "100644", b"built\n")
+        rules, written = (
+            Change(".gitignore", "100644", b"*.o\n"),
+            Change("source.txt", "100644", b"built\n"),
+        )
         await workspace.write([rules, written])
         assert (await workspace.check("tests")).output == "built\n"
         assert await workspace.changes() == [rules, written]
         assert not (await workspace.patch("built")).ignored
         checking = asyncio.create_task(workspace.check("slow"))
         async with asyncio.timeout(60):
-            while not any("600.25" in (each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
+            while not any(
+                "600.25" in (each.info["cmdline"] or ())
+                for each in psutil.process_iter(["cmdline"])
+            ):
                 await asyncio.sleep(0.05)
         checking.cancel()
         await asyncio.wait([checking])
@@ -151,20 +176,29 @@ async def test_what_no_patch_can_hold_is_refused_with_words(house: Local) -> Non
             await workspace.patch("a pipe")
 
 
-async def test_a_block_of_python_works_on_the_same_files_while_tools_do(house: Local, prepared: Prepared) -> None:
+async def test_a_block_of_python_works_on_the_same_files_while_tools_do(
+    house: Local, prepared: Prepared
+) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         return await house.call(workspace, tool, **arguments)
 
-    code = "import pathlib\npathlib.Path('made.txt').write_text('by a block')\nprint(files.read(path='made.txt'))"
+    code = (
+        "import pathlib\npathlib.Path('made.txt').write_text('by a block')\n"
+        "print(files.read(path='made.txt'))"
+    )
     async with house.workspaces.open(prepared, "one") as workspace:
         for _ in range(2):
-            block = CodeBlock(code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local")
+            block = CodeBlock(
+                code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local"
+            )
             ran = await workspace.run_code(block, ask)
             assert "by a block" in ran.printed, ran
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
-async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it_is_taken(tmp_path: Path) -> None:
+async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it_is_taken(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o755)
     async with in_pods(tmp_path, FILES, warm=1) as house:
         assert house.pods is not None
@@ -173,14 +207,22 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
             with telemetry.bound(task_id="t1", tenant="team", seat=seat):
                 async with house.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
-        said = [[one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")] for one in house.pods.labelled.values()]
+        said = [
+            [one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")]
+            for one in house.pods.labelled.values()
+        ]
     assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
-    assert all(one == [None, None, None] for one in said[2:]), "what is kept ready belongs to nobody"
+    assert all(one == [None, None, None] for one in said[2:]), (
+        "what is kept ready belongs to nobody"
+    )
 
 
 async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    setup, checks = (("sh", "-c", "echo made > /env/made"),), {"see": ("sh", "-c", "cat /env/made; python3 -c pass")}
+    setup, checks = (
+        (("sh", "-c", "echo made > /env/made"),),
+        {"see": ("sh", "-c", "cat /env/made; python3 -c pass")},
+    )
     async with in_pods(tmp_path, FILES, images={"sam*": "own:1"}, warm=1) as house:
         assert house.pods is not None
         prepared = await house.preparer.prepare(house.base(setup=setup, checks=checks))
@@ -204,10 +246,14 @@ async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:
     assert house.pods.pods == ()
 
 
-async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(house: Local, prepared: Prepared) -> None:
+async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(
+    house: Local, prepared: Prepared
+) -> None:
     assert house.pods is not None
     house.pods.refusal = "the cluster refuses its pod: exceeded quota"
-    with pytest.raises(SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"):
+    with pytest.raises(
+        SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"
+    ):
         async with house.workspaces.open(prepared, "one"):
             pass
     assert house.pods.pods == ()
@@ -227,7 +273,9 @@ async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(house: 
 
 
 async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(house: Local) -> None:
-    prepared = await house.prepared({"run": python("import time; time.sleep(60)"), "quick": python("print('well')")})
+    prepared = await house.prepared(
+        {"run": python("import time; time.sleep(60)"), "quick": python("print('well')")}
+    )
     async with house.workspaces.open(prepared, "one") as workspace:
         task = asyncio.create_task(workspace.check("run"))
         await asyncio.sleep(0.3)
@@ -239,7 +287,10 @@ async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(house:
 
 async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    fill = "import time\nfor n in range(100):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    time.sleep(0.05)"
+    fill = (
+        "import time\nfor n in range(100):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
+        "time.sleep(0.05)"
+    )
     async with in_pods(tmp_path, FILES, disk_bytes=10_000_000) as house:
         prepared = await house.prepared({"run": python(fill)})
         async with house.workspaces.open(prepared, "one") as workspace:
@@ -247,37 +298,64 @@ async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
 
 
 async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local) -> None:
-    ask = "import os, urllib.request as u\ntry:\n    u.urlopen('http://10.1.2.3/')\nexcept OSError as e:\n    print(e)\nraise SystemExit(3)"
+    ask = (
+        "import os, urllib.request as u\ntry:\n    u.urlopen('http://10.1.2.3/')\nexcept OSError "
+        "as e:\n    print(e)\nraise SystemExit(3)"
+    )
     setup = (
         (
             "sh",
             "-c",
-            "echo made > /env/made && echo left > generated.txt && mkdir -p node_modules/.bin && echo js > node_modules/.bin/x",
+            (
+                "echo made > /env/made && echo left > generated.txt && mkdir -p node_modules/.bin "
+                "&& "
+                "echo js > node_modules/.bin/x"
+            ),
         ),
     )
     base = house.base(
-        setup=setup, checks={"see": ("sh", "-c", "cat /env/made generated.txt node_modules/.bin/x; echo more > /env/made")}
+        setup=setup,
+        checks={
+            "see": (
+                "sh",
+                "-c",
+                "cat /env/made generated.txt node_modules/.bin/x; echo more > /env/made",
+            )
+        },
     )
     prepared = await house.preparer.prepare(base)
     seen = prepared.runs["see"].output
     assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
-    with pytest.raises(RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"):
+    with pytest.raises(
+        RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"
+    ):
         await house.preparer.prepare(house.base(setup=(python(ask),)))
 
 
-async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_changes_it_for_others(tmp_path: Path) -> None:
+async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_changes_it_for_others(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o755)
     setup = (("sh", "-c", "echo made > /env/made; mkdir -p node_modules; echo x > node_modules/x"),)
-    spoil = ("sh", "-c", "cat /env/made node_modules/x; echo spoilt > /env/made; echo spoilt > node_modules/x; true")
+    spoil = (
+        "sh",
+        "-c",
+        "cat /env/made node_modules/x; echo spoilt > /env/made; echo spoilt > node_modules/x; true",
+    )
     said: list[list[str]] = [[], [], []]
     async with AsyncExitStack() as stack:
         hosts = [
-            await stack.enter_async_context(in_pods(tmp_path / name, FILES, environments=tmp_path / "shared")) for name in "abc"
+            await stack.enter_async_context(
+                in_pods(tmp_path / name, FILES, environments=tmp_path / "shared")
+            )
+            for name in "abc"
         ]
 
         async def use(number: int) -> None:
             host = hosts[number]
-            prepared = await host.preparer.prepare(host.base(setup=setup, checks={"see": spoil}), said[number].append)
+            prepared = await host.preparer.prepare(
+                host.base(setup=setup, checks={"see": spoil}), said[number].append
+            )
             assert prepared.runs["see"].output.startswith("made\nx\n")
             async with host.workspaces.open(prepared, "seat") as workspace:
                 await workspace.check("see")
@@ -286,9 +364,13 @@ async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_chan
             group.create_task(use(0))
             group.create_task(use(1))
         await use(2)
-        other = hosts[0].base(setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")})
+        other = hosts[0].base(
+            setup=(("sh", "-c", "echo other > /env/made"),), checks={"see": ("cat", "/env/made")}
+        )
         assert (await hosts[2].preparer.prepare(other)).runs["see"].output == "other\n"
     set_up = [sum(line.startswith("setting up") for line in heard) for heard in said]
     assert sorted(set_up) == [0, 0, 1]
-    assert ["another host has set it up" in heard for heard in said] == [not times for times in set_up]
+    assert ["another host has set it up" in heard for heard in said] == [
+        not times for times in set_up
+    ]
     assert set_up[2] == 0

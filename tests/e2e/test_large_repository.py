@@ -1,4 +1,6 @@
-"""A repository with a file of a gigabyte: pinned, prepared and worked on without holding it in memory."""
+"""A repository with a file of a gigabyte: pinned, prepared and worked on without holding it in
+memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Many checks at once on one machine: healthy code passes on a busy machine, and hanging code ends."""
+"""Many checks at once on one machine: healthy code passes on a busy machine, and hanging code
+ends.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ UNITTEST = (str(interpreter()), "-m", "unittest")
 @asynccontextmanager
 async def busy_machine(processes: int) -> AsyncIterator[None]:
     """Let others compute on the machine meanwhile, who ask for no slot."""
-    others = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(processes)]
+    others = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(processes)
+    ]
     try:
         yield
     finally:
@@ -61,17 +66,28 @@ async def check_afresh(house: Local, prepared: Prepared, name: str) -> CheckRun:
         return await workspace.check("tests")
 
 
-async def checks_at_once(house: Local, command: Sequence[str], count: int = AT_ONCE) -> list[CheckRun]:
+async def checks_at_once(
+    house: Local, command: Sequence[str], count: int = AT_ONCE
+) -> list[CheckRun]:
     prepared = await house.prepared({"tests": tuple(command)})
     ready = replace(prepared, runs={"tests": await check_afresh(house, prepared, "base")})
     assert ready.runs["tests"].verdict is Verdict.PASSED
-    return await asyncio.gather(*(check_afresh(house, ready, f"w{number}") for number in range(count)))
+    return await asyncio.gather(
+        *(check_afresh(house, ready, f"w{number}") for number in range(count))
+    )
 
 
-@pytest.mark.parametrize(("cores", "command", "tests"), [(0, PYTEST, BURN), (AT_ONCE, PYTEST, BURN), (AT_ONCE, UNITTEST, BELOW)])
-async def test_checks_at_once_all_pass_on_a_healthy_base(tmp_path: Path, cores: int, command: Sequence[str], tests: str) -> None:
+@pytest.mark.parametrize(
+    ("cores", "command", "tests"),
+    [(0, PYTEST, BURN), (AT_ONCE, PYTEST, BURN), (AT_ONCE, UNITTEST, BELOW)],
+)
+async def test_checks_at_once_all_pass_on_a_healthy_base(
+    tmp_path: Path, cores: int, command: Sequence[str], tests: str
+) -> None:
     """With slots, and without them by the clock of cases alone."""
-    async with local(tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores) as house:
+    async with local(
+        tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores
+    ) as house:
         runs = await checks_at_once(house, command)
     assert [(run.verdict, run.details) for run in runs] == [(Verdict.PASSED, {})] * AT_ONCE
 
@@ -79,7 +95,10 @@ async def test_checks_at_once_all_pass_on_a_healthy_base(tmp_path: Path, cores: 
 async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path) -> None:
     running = tmp_path / "running"
     running.mkdir()
-    async with local(tmp_path / "one", {"a.txt": ""}, cores=2) as one, local(tmp_path / "two", {"a.txt": ""}, cores=2) as two:
+    async with (
+        local(tmp_path / "one", {"a.txt": ""}, cores=2) as one,
+        local(tmp_path / "two", {"a.txt": ""}, cores=2) as two,
+    ):
         most = 0
 
         async def check(house: Local, prepared: Prepared, name: str) -> CheckRun:
@@ -89,13 +108,22 @@ async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path)
         async def look() -> None:
             nonlocal most
             while True:
-                below = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"time.sleep(0.321)" in _read(path)]
+                below = [
+                    path
+                    for path in Path("/proc").glob("[0-9]*/cmdline")
+                    if b"time.sleep(0.321)" in _read(path)
+                ]
                 most = max(most, len({_namespace(path) for path in below}))
                 await asyncio.sleep(0.01)
 
         looking = asyncio.create_task(look())
-        ready = [(house, await house.prepared({"run": python("import time; time.sleep(0.321)")})) for house in (one, two)]
-        runs = await asyncio.gather(*(check(house, prepared, f"w{n}") for n in range(4) for house, prepared in ready))
+        ready = [
+            (house, await house.prepared({"run": python("import time; time.sleep(0.321)")}))
+            for house in (one, two)
+        ]
+        runs = await asyncio.gather(
+            *(check(house, prepared, f"w{n}") for n in range(4) for house, prepared in ready)
+        )
         looking.cancel()
     assert [run.verdict for run in runs] == [Verdict.PASSED] * 8
     assert 1 <= most <= 2
@@ -115,7 +143,10 @@ def _namespace(path: Path) -> str:
         return ""
 
 
-HANGS = "import time\n\ndef test_sleeps():\n    time.sleep(600)\n\ndef test_loops():\n    while True:\n        pass\n\ndef test_fine():\n    pass\n"
+HANGS = (
+    "import time\n\ndef test_sleeps():\n    time.sleep(600)\n\ndef test_loops():\n    while "
+    "True:\n        pass\n\ndef test_fine():\n    pass\n"
+)
 
 
 async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
@@ -123,16 +154,22 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
         quick = house.settings.workspace.model_copy(update={"case_seconds": 2.0})
         house.workspaces._settings = house.settings.model_copy(update={"workspace": quick})
         prepared = await house.prepared({"tests": PYTEST})
-        base = CheckRun("tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10})
+        base = CheckRun(
+            "tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10}
+        )
         async with busy_machine(4 * (os.cpu_count() or 1)):
             run = await check_afresh(house, replace(prepared, runs={"tests": base}), "a")
     at = "tests/test_a.py::test_"
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
     assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
-    assert not hit_limit_under_load(run), "it had its time: one computed for as long, the other wanted no core"
+    assert not hit_limit_under_load(run), (
+        "it had its time: one computed for as long, the other wanted no core"
+    )
 
 
-async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(tmp_path: Path) -> None:
+async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(
+    tmp_path: Path,
+) -> None:
     async with local(tmp_path, {"tests/test_a.py": "def test_a():\n    pass\n"}, cores=1) as house:
         prepared = await house.prepared({"tests": PYTEST})
         async with house.workspaces.open(prepared, "one") as workspace:
@@ -141,7 +178,9 @@ async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(
                 return await house.call(workspace, name, **arguments)
 
             code = "[tests.pytest()['verdict'], tests.pytest()['passed']]"
-            block = CodeBlock(code, {"tests.pytest": ()}, datetime.now(UTC) + timedelta(seconds=120), "local")
+            block = CodeBlock(
+                code, {"tests.pytest": ()}, datetime.now(UTC) + timedelta(seconds=120), "local"
+            )
             ran = await workspace.run_code(block, ask)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, ["passed", 1])
 
@@ -159,10 +198,15 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_hosts(tmp_path: Path) -> None:
+async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_hosts(
+    tmp_path: Path,
+) -> None:
     processes = [
         await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PROCESS, str(tmp_path / str(number))),
+            sys.executable,
+            "-c",
+            PROCESS,
+            str(tmp_path / str(number)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=asyncio.subprocess.PIPE,
         )
@@ -176,9 +220,14 @@ async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -
     async with local(tmp_path, {"a.txt": ""}, cores=1) as house:
         quick = await house.prepared({"tests": python("import time; time.sleep(2)")})
         endless = await house.prepared({"tests": python("import time; time.sleep(600)")})
-        async with house.workspaces.open(quick, "quick") as one, house.workspaces.open(endless, "endless") as other:
+        async with (
+            house.workspaces.open(quick, "quick") as one,
+            house.workspaces.open(endless, "endless") as other,
+        ):
             short = house.settings.workspace.model_copy(update={"base_seconds": 3.0})
             other._settings = house.settings.model_copy(update={"workspace": short})
-            runs = await asyncio.gather(one.check("tests"), one.check("tests"), other.check("tests"))
+            runs = await asyncio.gather(
+                one.check("tests"), one.check("tests"), other.check("tests")
+            )
     assert [run.status for run in runs] == ["success", "success", "timeout"]
     assert runs[-1].output.startswith("tests hit the limit of 3 s")

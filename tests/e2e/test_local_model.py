@@ -83,10 +83,14 @@ DENSE = (
 
 
 async def test_packs_are_counted_as_the_model_counts(url: str, model: OpenAIModel) -> None:
-    """Not about as many: the same number, and never more than the budget. Where nobody counts, the estimate is not below it."""
+    """Not about as many: the same number, and never more than the budget. Where nobody counts, the
+    estimate is not below it.
+    """
 
     async def prompt_tokens(text: str) -> int:
-        return (await model.chat(ask(messages=(Message("user", text),), max_tokens=1, seconds=300))).usage.prompt_tokens
+        return (
+            await model.chat(ask(messages=(Message("user", text),), max_tokens=1, seconds=300))
+        ).usage.prompt_tokens
 
     graph = MemoryGraph()
     lines = [{"actor": "ann", "comment": text[:120]} for text in DENSE for _ in range(3)]
@@ -112,12 +116,17 @@ async def test_the_same_seed_gives_the_same_answer(model: OpenAIModel) -> None:
 
 
 async def test_seats_share_the_beginning_of_their_prompts(model: OpenAIModel) -> None:
-    system = Message("system", "You hold a seat of a council. " + "Each seat works alone and says what it found. " * 25)
+    system = Message(
+        "system",
+        "You hold a seat of a council. " + "Each seat works alone and says what it found. " * 25,
+    )
     task = "The task is to write a function. " * 20
 
     async def seat(number: int) -> ChatReply:
         messages = (system, Message("user", f"{task}\nYou are seat {number}."))
-        return await model.chat(ask(f"t/agent-dev-00{number}/propose/0.1", messages=messages, max_tokens=8, seconds=300))
+        return await model.chat(
+            ask(f"t/agent-dev-00{number}/propose/0.1", messages=messages, max_tokens=8, seconds=300)
+        )
 
     replies = await asyncio.gather(*(seat(number) for number in (1, 2, 3)))
     assert all(reply.usage.cached_tokens > 0.9 * reply.usage.prompt_tokens for reply in replies)
@@ -135,7 +144,10 @@ async def test_nobody_talks_to_it_without_its_key(url: str) -> None:
     async with open_model(load_settings().llm, bare) as client:
         with pytest.raises(ConfigurationError, match="401"):
             await client.chat(ask())
-    async with aiohttp.ClientSession() as session, session.post(f"{bare}/chat/completions", json={}) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{bare}/chat/completions", json={}) as response,
+    ):
         assert response.status == 401
 
 
@@ -176,7 +188,11 @@ asyncio.run(main())
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 async def test_it_ends_with_its_parent(sign: signal.Signals) -> None:
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        sys.executable,
+        "-c",
+        PARENT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         assert parent.stdout is not None
@@ -199,15 +215,27 @@ async def test_it_answers_within_a_schema_in_the_room_it_has(model: OpenAIModel)
     assert (Path(load_settings().data_dir) / "logs" / "local-model.log").exists()
 
 
-async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_as_ever(model: OpenAIModel) -> None:
-    request = ask(messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240)
+async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_as_ever(
+    model: OpenAIModel,
+) -> None:
+    request = ask(
+        messages=(Message("user", "Count from one to forty."),), max_tokens=60, seconds=240
+    )
     wanted = (await model.chat(request)).text
-    (server,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in command_line(child)]
+    (server,) = [
+        child
+        for child in psutil.Process().children()
+        if "moothall.model.serve_local" in command_line(child)
+    ]
     begun = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         answering = group.create_task(model.chat(request, lambda _: begun.set()))
         await begun.wait()
         server.kill()
     assert answering.result().text == wanted
-    (again,) = [child for child in psutil.Process().children() if "moothall.model.serve_local" in command_line(child)]
+    (again,) = [
+        child
+        for child in psutil.Process().children()
+        if "moothall.model.serve_local" in command_line(child)
+    ]
     assert again.pid != server.pid

@@ -1,4 +1,6 @@
-"""A stored block with inverted bytes: what it loses is said, and the deliberations concerned are marked."""
+"""A stored block with inverted bytes: what it loses is said, and the deliberations concerned are
+marked.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ async def test_inverted_bytes_in_a_block_are_told_and_the_deliberation_is_marked
 ) -> None:
     command = Command(tmp_path / "data", model.base_url)
     for name in ("early", "gone"):
-        await command("deliberate", "--text", "--task-id", name, "--json", "Say hello")  # however it ends
+        await command(
+            "deliberate", "--text", "--task-id", name, "--json", "Say hello"
+        )  # however it ends
     done = await command("deliberate", "--repo", str(repo), "--task-id", "hurt", "--json", TASK)
     assert done.code == 0, done.err
     assert (await command("rm", "gone")).code == 0

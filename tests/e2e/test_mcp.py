@@ -23,7 +23,11 @@ TASK = "Add hello_world() function to src/utils.py"
 
 
 def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    return '{"thought": "", "finish": "Four."}' if "2 + 2" in str(body["messages"]) else by_task(body, headers)
+    return (
+        '{"thought": "", "finish": "Four."}'
+        if "2 + 2" in str(body["messages"])
+        else by_task(body, headers)
+    )
 
 
 @asynccontextmanager
@@ -31,14 +35,20 @@ async def assistant(data_dir: Path) -> AsyncIterator[Client]:
     """Yield the official client of a `moothall mcp` of its own."""
     async with scripted_model(scripted(answer)) as model:
         command = Command(data_dir, model.base_url)
-        server = StdioServerParameters(command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment())
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
+        )
         async with Client(server, read_timeout_seconds=240) as client:
             yield client
 
 
 def told(found: Any) -> Any:
     assert not found.is_error, found.content
-    return found.structured_content if isinstance(found.structured_content, dict) else json.loads(found.content[0].text)
+    return (
+        found.structured_content
+        if isinstance(found.structured_content, dict)
+        else json.loads(found.content[0].text)
+    )
 
 
 async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> None:
@@ -56,7 +66,9 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         assert "call" not in tools["deliberate"].input_schema["properties"]
         outcome = told(
             await client.call_tool(
-                "deliberate", {"task": TASK, "repository": str(repo), "task_id": "from-mcp"}, progress_callback=step
+                "deliberate",
+                {"task": TASK, "repository": str(repo), "task_id": "from-mcp"},
+                progress_callback=step,
             )
         )
         assert (outcome["status"], outcome["proven"]) == ("COMPLETED", True)
@@ -67,7 +79,12 @@ async def test_an_assistant_lets_a_council_work_and_asks_why(tmp_path: Path) -> 
         assert (again["winner_id"], again["branch"]) == (outcome["winner_id"], outcome["branch"])
         text = git(repo, "show", outcome["branch"] + ":src/utils.py").splitlines()
         line = next(number for number, said in enumerate(text, 1) if "hello_world" in said)
-        place = {"file": "src/utils.py", "line": line, "repository": str(repo), "ref": outcome["branch"]}
+        place = {
+            "file": "src/utils.py",
+            "line": line,
+            "repository": str(repo),
+            "ref": outcome["branch"],
+        }
         async with asyncio.timeout(60):  # the graph comes behind the answers
             while not (reasons := told(await client.call_tool("why", place)))["proposals"]:
                 await asyncio.sleep(0.5)
@@ -91,9 +108,13 @@ async def test_a_client_that_goes_cancels_what_it_began(tmp_path: Path) -> None:
 
     async with scripted_model(slowly) as model:
         command = Command(tmp_path / "data", model.base_url)
-        server = StdioServerParameters(command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment())
+        server = StdioServerParameters(
+            command=sys.executable, args=["-m", "moothall", "mcp"], env=command.environment()
+        )
         async with Client(server, read_timeout_seconds=240) as client:
-            asked = asyncio.ensure_future(client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"}))
+            asked = asyncio.ensure_future(
+                client.call_tool("deliberate", {"task": "Think of a name", "task_id": "left-alone"})
+            )
             async with asyncio.timeout(60):
                 await came.wait()
         asked.cancel()

@@ -1,4 +1,6 @@
-"""A seat that uses a tool of an MCP server: taken, granted, run among its files, and in the winner's diff."""
+"""A seat that uses a tool of an MCP server: taken, granted, run among its files, and in the
+winner's diff.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def writing(text: str) -> Answer:
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
         del headers
-        if any("is not granted to this seat" in str(message["content"]) for message in body["messages"]):
+        if any(
+            "is not granted to this seat" in str(message["content"]) for message in body["messages"]
+        ):
             return '{"thought": "", "finish": "I may not."}'
         return turn("mcp.notes.put", path="src/utils.py", text=text)
 
@@ -41,8 +45,14 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
     shutil.copy(SUPPORT / "mcp_server.py", tools)
     await make_sample_repository(repo)
     shutil.copytree(policies_folder(), policies)
-    server = {"command": ["python", f"{tools}/mcp_server.py"], "files": "write", "tools": {"get": {"danger": "read"}}}
-    async with scripted_model(scripted(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))) as model:
+    server = {
+        "command": ["python", f"{tools}/mcp_server.py"],
+        "files": "write",
+        "tools": {"get": {"danger": "read"}},
+    }
+    async with scripted_model(
+        scripted(writing((repo / "src/utils.py").read_text(encoding="utf-8") + SOLVED))
+    ) as model:
         command = Command(tmp_path / "data", model.base_url)
         command.extra = {
             "MOOTHALL_MCP__SERVERS": json.dumps({"notes": server}),
@@ -50,28 +60,57 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
             "MOOTHALL_GUARD__POLICIES": str(policies),
         }
         looked = await command("tools", "take", "notes", "--look")
-        assert (looked.code, "mcp.notes.put" in looked.out, "new" in looked.out) == (0, True, True), looked.err
+        assert (looked.code, "mcp.notes.put" in looked.out, "new" in looked.out) == (
+            0,
+            True,
+            True,
+        ), looked.err
         assert "mcp." not in (await command("tools", "list")).out, "to look takes nothing"
         took = await command("tools", "take", "notes")
         assert "8 tools taken" in took.err, took
         again = await command("tools", "take", "notes", "--look")
         assert "new" not in again.out.split()
-        listed = {one["id"]: one for one in (await command("tools", "list", "--category", "mcp", "--json")).document}
+        listed = {
+            one["id"]: one
+            for one in (await command("tools", "list", "--category", "mcp", "--json")).document
+        }
         assert listed["mcp.notes.put"]["danger"] == "execute"
         assert listed["mcp.notes.get"]["danger"] == "read"
         shown = await command("tools", "show", "mcp.notes.put")
-        assert shown.out.startswith("mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"), (
-            shown.out
+        assert shown.out.startswith(
+            "mcp.notes.put(path, text, times?, model_kind?)\nof an MCP server, which says of it:"
+        ), shown.out
+        assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, (
+            "granted to nobody"
         )
-        assert "mcp." not in (await command("tools", "list", "--role", "dev")).out, "granted to nobody"
 
-        refused = await command("deliberate", TASK, "--repo", str(repo), "--task-id", "not-granted", "--agents", "1", "--json")
+        refused = await command(
+            "deliberate",
+            TASK,
+            "--repo",
+            str(repo),
+            "--task-id",
+            "not-granted",
+            "--agents",
+            "1",
+            "--json",
+        )
         assert refused.code == 1, refused.out
         table = yaml.safe_load((policies / "roles.yaml").read_text(encoding="utf-8"))
         table["roles"]["dev"]["tools"]["mcp.notes.*"] = ["read", "execute"]
         (policies / "roles.yaml").write_text(yaml.safe_dump(table), encoding="utf-8")
         assert "mcp.notes.put" in (await command("tools", "list", "--role", "dev")).out
-        won = await command("deliberate", TASK, "--repo", str(repo), "--task-id", "granted", "--agents", "1", "--json")
+        won = await command(
+            "deliberate",
+            TASK,
+            "--repo",
+            str(repo),
+            "--task-id",
+            "granted",
+            "--agents",
+            "1",
+            "--json",
+        )
     assert won.code == 0, (won.out, won.err)
     assert won.document["status"] == "COMPLETED"
     assert "hello_world" in git(repo, "show", f"{won.document['branch']}:src/utils.py")
@@ -80,7 +119,11 @@ async def test_what_an_mcp_tool_wrote_is_in_the_winners_diff(tmp_path: Path) -> 
         for file in (tmp_path / "data" / "audit" / "local").glob("*.jsonl")
         for line in file.read_text(encoding="utf-8").splitlines()
     ]
-    ends = {(one["task_id"], one["status"]) for one in records if one.get("tool") == "mcp.notes.put" and one["phase"] == "finish"}
+    ends = {
+        (one["task_id"], one["status"])
+        for one in records
+        if one.get("tool") == "mcp.notes.put" and one["phase"] == "finish"
+    }
     assert ("granted", "success") in ends
     assert {status for task, status in ends if task == "not-granted"} == {"blocked"}
     assert (await command("audit", "verify")).code == 0

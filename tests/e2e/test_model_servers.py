@@ -1,4 +1,6 @@
-"""Councils of three on servers as their makers document them, with the settings that nobody changed."""
+"""Councils of three on servers as their makers document them, with the settings that nobody
+changed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
     """Work as a model of any kind would: natively, in JSON or in blocks, as it is asked."""
     phase = phase_of(headers)
     if phase == "plan":
-        return json.dumps({"approaches": ["append the function", "rewrite the whole file", "edit it in place"]})
+        return json.dumps(
+            {"approaches": ["append the function", "rewrite the whole file", "edit it in place"]}
+        )
     if phase in {"critique", "verify"}:
         return json.dumps({"comment": "reads well", "met": [], "unmet": [], "score": 7})
     tools = {tool["function"]["name"] for tool in body.get("tools", ())}
@@ -31,7 +35,9 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
             return NativeReply((("submit", {"summary": "Added hello_world."}),))
         last = "    return a + b\n"
         edit = {"path": "src/utils.py", "old": last, "new": last + SOLVED}
-        return NativeReply((("view", {"path": "src/utils.py"}), ("edit", edit)), text="I add the function.")
+        return NativeReply(
+            (("view", {"path": "src/utils.py"}), ("edit", edit)), text="I add the function."
+        )
     whole = "\n".join(str(message["content"]) for message in body["messages"])
     if "<tool>" in whole:
         call = {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLVED}}
@@ -39,7 +45,9 @@ def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> NativeReply |
     return turn("files.append", path="src/utils.py", content=SOLVED)
 
 
-@pytest.mark.parametrize("name", ["openai", "anthropic", "vllm", "vllm without a tool parser", "bare"])
+@pytest.mark.parametrize(
+    "name", ["openai", "anthropic", "vllm", "vllm without a tool parser", "bare"]
+)
 async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_path: Path) -> None:
     async with served(SERVERS[name], answer) as server:
         command = Command(tmp_path / "data", server.base_url)
@@ -53,24 +61,32 @@ async def test_a_council_of_three_ends_with_a_winner(name: str, repo: Path, tmp_
 
 
 async def test_each_seat_replies_as_its_own_model_can(repo: Path, tmp_path: Path) -> None:
-    """A model that calls tools natively, one that obeys schemas, and one that offers nothing, in one council."""
+    """A model that calls tools natively, one that obeys schemas, and one that offers nothing, in
+    one council.
+    """
     async with (
         served(SERVERS["vllm"], answer) as native,
         served(SERVERS["vllm without a tool parser"], answer) as schema,
         served(SERVERS["bare"], answer) as plain,
     ):
         models = {"schema": {"base_url": schema.base_url}, "plain": {"base_url": plain.base_url}}
-        command = Command(tmp_path / "data", native.base_url, {"MOOTHALL_MODELS": json.dumps(models)})
+        command = Command(
+            tmp_path / "data", native.base_url, {"MOOTHALL_MODELS": json.dumps(models)}
+        )
         options = ("--agents", "3", "--model", "default,schema,plain", "--peer-review")
         done = await command("deliberate", "--repo", str(repo), *options, TASK)
         shown = await command("show", "--json")
     header = " ".join(f"{done.out} {done.err}".split())
     assert done.code == 0, header
-    assert {(seat["status"], seat["error_code"]) for seat in shown.document["seats"]} == {("proposed", "")}
+    assert {(seat["status"], seat["error_code"]) for seat in shown.document["seats"]} == {
+        ("proposed", "")
+    }
     assert "coder: native tool calls, window 32,768 tokens" in header
     assert "schema coder: replies in JSON, window 8,192 tokens" in header
     assert "plain coder: replies in tagged blocks, window 4,096 tokens" in header
-    called, obeyed, wrote = ([body for _, body in server.requests] for server in (native, schema, plain))
+    called, obeyed, wrote = (
+        [body for _, body in server.requests] for server in (native, schema, plain)
+    )
     assert any(message["role"] == "tool" for body in called for message in body["messages"])
     assert all("response_format" in body for body in obeyed)
     assert not any("tools" in body or "response_format" in body for body in wrote)

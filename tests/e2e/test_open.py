@@ -1,4 +1,6 @@
-"""The page of a house, opened by a command: a house that is started for it, one that serves already, and the demo's story."""
+"""The page of a house, opened by a command: a house that is started for it, one that serves
+already, and the demo's story.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def _follow(link: str) -> tuple[str, str]:
         return answer.url.path, await answer.text()
 
 
-async def test_the_page_is_opened_by_a_house_that_is_started_and_by_one_that_serves(tmp_path: Path) -> None:
+async def test_the_page_is_opened_by_a_house_that_is_started_and_by_one_that_serves(
+    tmp_path: Path,
+) -> None:
     opened, browser = tmp_path / "opened", tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" >> {opened}\n')
     browser.chmod(0o755)
@@ -57,7 +61,9 @@ async def test_the_page_is_opened_by_a_house_that_is_started_and_by_one_that_ser
             "MOOTHALL_WEB__PORT": "0",
         }
         command = Command(
-            tmp_path / "data", model.base_url, extra | {"MOOTHALL_GRPC__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"}
+            tmp_path / "data",
+            model.base_url,
+            extra | {"MOOTHALL_GRPC__PORT": "0", "MOOTHALL_METRICS__ENABLED": "false"},
         )
         async with _opened(command, opened, "open") as link:
             assert (await _follow(link))[0] == "/"

@@ -1,4 +1,6 @@
-"""The examples for pipelines in docs/doors.md, taken off the page and run against a house that serves, with a repository by its URL."""
+"""The examples for pipelines in docs/doors.md, taken off the page and run against a house that
+serves, with a repository by its URL.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PAGE = (Path(__file__).parents[2] / "docs/doors.md").read_text(encoding="utf-8")
 SERVER = "grpc.moothall.example:443"
-PROVEN, UNPROVEN = 'Add hello_world() function to src/utils.py; say "hi" and $(touch MISUSED)', "Write NOTES down"
+PROVEN, UNPROVEN = (
+    'Add hello_world() function to src/utils.py; say "hi" and $(touch MISUSED)',
+    "Write NOTES down",
+)
 
 
 def example(name: str) -> Any:
@@ -37,7 +42,9 @@ def example(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A house that serves, and what a pipeline knows: the repository's URL without its name, its last commit, the file with the token."""
+    """A house that serves, and what a pipeline knows: the repository's URL without its name, its
+    last commit, the file with the token.
+    """
 
     at: str
     url: str
@@ -46,7 +53,9 @@ class House:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+async def house(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[House]:
     folder = tmp_path_factory.mktemp("pipelines")
     sample = make_sample(folder / "sample")
     sha = sample.head
@@ -62,20 +71,34 @@ async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) 
         command = Command(folder / "data", model.base_url, settings)
         async with served(command):
             yield House(command.served_at, server.url, sha, command.data_dir / "token")
-        assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", "nothing is pushed unasked"
+        assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
+            "nothing is pushed unasked"
+        )
 
 
 async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a step's script as both kinds of runner do: under bash that ends at the first command that fails."""
+    """Run a step's script as both kinds of runner do: under bash that ends at the first command
+    that fails.
+    """
     command = Command(
         folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
     )  # a machine that knows nothing of the house
     environment = command.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_exec(
-        "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script,
-        cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+        "bash",
+        "--noprofile",
+        "--norc",
+        "-eo",
+        "pipefail",
+        "-c",
+        script,
+        cwd=folder,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
     async with asyncio.timeout(300):
         said, _ = await process.communicate()
     assert process.returncode is not None
@@ -94,11 +117,16 @@ def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> Non
 
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
-async def test_the_step_of_github_ends_as_the_deliberation_does(house: House, tmp_path: Path, task: str) -> None:
+async def test_the_step_of_github_ends_as_the_deliberation_does(
+    house: House, tmp_path: Path, task: str
+) -> None:
     install, step = example("GitHub Actions")
     assert install == {"run": "pip install moothall"}
     assert step["shell"] == "bash"
-    given = {"${{ secrets.MOOTHALL_TOKEN }}": house.token.read_text(encoding="utf-8"), "${{ inputs.task }}": task}
+    given = {
+        "${{ secrets.MOOTHALL_TOKEN }}": house.token.read_text(encoding="utf-8"),
+        "${{ inputs.task }}": task,
+    }
     assert "${{" not in step["run"], "what a caller says would be part of the script"
     summary = tmp_path / "summary.md"
     variables = {name: given[value] for name, value in step["env"].items()} | {
@@ -108,11 +136,18 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(house: House, tm
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     assert step["run"].count(SERVER) == 1
-    check(tmp_path, summary, await run(step["run"].replace(SERVER, house.at), tmp_path, variables), task)
+    check(
+        tmp_path,
+        summary,
+        await run(step["run"].replace(SERVER, house.at), tmp_path, variables),
+        task,
+    )
 
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
-async def test_the_job_of_gitlab_ends_as_the_deliberation_does(house: House, tmp_path: Path, task: str) -> None:
+async def test_the_job_of_gitlab_ends_as_the_deliberation_does(
+    house: House, tmp_path: Path, task: str
+) -> None:
     job = example("GitLab CI")["deliberate"]
     install, line = job["script"]
     assert install == "pip install moothall"

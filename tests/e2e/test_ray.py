@@ -73,19 +73,34 @@ async def test_a_ray_of_our_own_tells_nothing_without_its_token(tmp_path: Path) 
             processes = [one for one in descendants(server.pid) if "nats" not in one.name()]
             ports = {port: one.name() for one in processes for port in listening(one)}
             assert {"gcs_server", "raylet"} <= set(ports.values())
-            told = [(name, path) for port, name in ports.items() for path in ("/metrics", "/api/version") if reads(port, path)]
+            told = [
+                (name, path)
+                for port, name in ports.items()
+                for path in ("/metrics", "/api/version")
+                if reads(port, path)
+            ]
             assert told == []
-            drivers = [name for port, name in ports.items() if (await probe_access(f"127.0.0.1:{port}"))[0] is Access.OPEN]
+            drivers = [
+                name
+                for port, name in ports.items()
+                if (await probe_access(f"127.0.0.1:{port}"))[0] is Access.OPEN
+            ]
             assert drivers == []
 
 
-async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_a_setting_says_so(tmp_path: Path) -> None:
+async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_a_setting_says_so(
+    tmp_path: Path,
+) -> None:
     async with (
         scripted_model(lambda *_: "") as model,
         embedded_server(BusSettings(), tmp_path / "bus") as bus_url,
         ray_nodes(1, NO_TOKEN) as (address, raylet),
     ):
-        extra = {"MOOTHALL_RAY__ADDRESS": address, "MOOTHALL_BUS__URL": bus_url, "RAY_AUTH_MODE": "disabled"}
+        extra = {
+            "MOOTHALL_RAY__ADDRESS": address,
+            "MOOTHALL_BUS__URL": bus_url,
+            "RAY_AUTH_MODE": "disabled",
+        }
         refused = await Command(tmp_path / "refused", model.base_url, extra)("serve", "--port", "0")
         assert refused.code == 2, refused.err
         assert f"the Ray cluster at {address} takes drivers without a token" in refused.err
@@ -96,7 +111,9 @@ async def test_a_cluster_that_takes_drivers_without_a_token_gets_nothing_unless_
         assert (finding["ok"], "without a token" in finding["detail"]) == (False, True)
         assert "MOOTHALL_RAY__ALLOW_NO_TOKEN" in finding["mend"]
 
-        allowed = Command(tmp_path / "allowed", model.base_url, {**extra, "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true"})
+        allowed = Command(
+            tmp_path / "allowed", model.base_url, {**extra, "MOOTHALL_RAY__ALLOW_NO_TOKEN": "true"}
+        )
         async with served(allowed):
             assert len(hosts_below(raylet)) == 1
         assert (await examined(allowed))["ok"] is True
@@ -113,7 +130,9 @@ async def test_a_host_ends_with_its_raylet_though_nobody_reaps_that(tmp_path: Pa
     async with ray_nodes(1) as (address, raylet):
         assert (await probe_access(address))[0] is Access.RESTRICTED
         driver = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(LONE_HOST), address),
+            sys.executable,
+            str(LONE_HOST),
+            address,
             env={**os.environ, **TOKEN},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -15,13 +15,22 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 def without_ray(command: Command, tmp_path: Path) -> Command:
     temporary = tmp_path / ("long" * 30)
     temporary.mkdir()
-    return Command(tmp_path / "data", command.model_url, {**QUICK, "TMPDIR": str(temporary), "MOOTHALL_RAY__MODE": "ray"})
+    return Command(
+        tmp_path / "data",
+        command.model_url,
+        {**QUICK, "TMPDIR": str(temporary), "MOOTHALL_RAY__MODE": "ray"},
+    )
 
 
 async def test_a_single_command_works_without_it_and_says_so(without_ray: Command) -> None:
     done = await without_ray("deliberate", "--text", "--agents", "1", "Write a HAIKU", seconds=400)
     assert done.code == 3, done.err
-    assert done.err.count("hosts run in this process instead of Ray: Ray did not start on this machine") == 1
+    assert (
+        done.err.count(
+            "hosts run in this process instead of Ray: Ray did not start on this machine"
+        )
+        == 1
+    )
 
 
 async def test_a_server_names_the_setting(without_ray: Command) -> None:

@@ -1,4 +1,6 @@
-"""Small programs with hidden cases: what is selected, beside chance and the best possible choice."""
+"""Small programs with hidden cases: what is selected, beside chance and the best possible
+choice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from support.small_programs import PROGRAMS
 pytestmark = pytest.mark.e2e
 
 
-async def test_hidden_cases_recover_the_gap_between_chance_and_the_best_choice(tmp_path: Path) -> None:
+async def test_hidden_cases_recover_the_gap_between_chance_and_the_best_choice(
+    tmp_path: Path,
+) -> None:
     choices = await choose(tmp_path, PROGRAMS[:4], seed=1)
     assert any(0 < item.right < item.size for item in choices)
     assert recovered_gap(choices) == 1, choices

@@ -1,4 +1,6 @@
-"""A sample of the kill matrix (scripts/test-recovery is all of it): every process kind, at one boundary."""
+"""A sample of the kill matrix (scripts/test-recovery is all of it): every process kind, at one
+boundary.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,21 @@ from support.recovery.matrix import Matrix, kills
 pytestmark = [pytest.mark.e2e, pytest.mark.kills]
 
 
-async def test_each_kind_of_process_killed_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_each_kind_of_process_killed_changes_nothing_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     matrix = Matrix(tmp_path)
-    boundaries = [plan for plan in await matrix.references() if plan.blow and plan.blow.type is EventType.CHECK_FINISHED]
+    boundaries = [
+        plan
+        for plan in await matrix.references()
+        if plan.blow and plan.blow.type is EventType.CHECK_FINISHED
+    ]
     await matrix.run(kills(boundaries[:1], KINDS), lanes=1)
     report = matrix.report
-    assert {seen.plan.blow.kind for seen in report.seen if seen.plan.blow and seen.hit} == set(KINDS)
-    assert [(str(seen.plan.blow), report.wrong(seen)) for seen in report.seen if report.wrong(seen)] == []
+    assert {seen.plan.blow.kind for seen in report.seen if seen.plan.blow and seen.hit} == set(
+        KINDS
+    )
+    assert [
+        (str(seen.plan.blow), report.wrong(seen)) for seen in report.seen if report.wrong(seen)
+    ] == []
     assert report.left == []

@@ -1,4 +1,6 @@
-"""A seat whose agent is elsewhere: houses of their own answer for it, and one that is killed is made up for by the other."""
+"""A seat whose agent is elsewhere: houses of their own answer for it, and one that is killed is
+made up for by the other.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ async def deliberate(house: Served, repo: Path, task: str) -> pb.DeliberateRespo
     return answer
 
 
-async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_made_up_for(tmp_path: Path) -> None:
+async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_made_up_for(
+    tmp_path: Path,
+) -> None:
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     async with AsyncExitStack() as stack:
         far = await stack.enter_async_context(
-            scripted_model(scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED)))
+            scripted_model(
+                scripted(lambda *_: turn("files.append", path="src/utils.py", content=SOLVED))
+            )
         )
         near = await stack.enter_async_context(
-            scripted_model(scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG)))
+            scripted_model(
+                scripted(lambda *_: turn("files.append", path="src/utils.py", content=WRONG))
+            )
         )
         replicas: list[tuple[Served, AsyncExitStack]] = []
         for name in ("one", "two"):
@@ -57,12 +65,16 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
         command = make_command(folder, near.base_url)
         command.extra |= {
             "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": f'["{tmp_path}"]',
-            "MOOTHALL_AGENTS__ENDPOINTS": json.dumps({ENDPOINT: [one.command.served_at for one, _ in replicas]}),
+            "MOOTHALL_AGENTS__ENDPOINTS": json.dumps(
+                {ENDPOINT: [one.command.served_at for one, _ in replicas]}
+            ),
             "MOOTHALL_AGENTS__ENDPOINT_TOKEN_FILE": str(token),
         }
         house = await stack.enter_async_context(served(command))
         await house.stub().CreateCouncil(pb.CreateCouncilRequest(role="dev", num_agents=1))
-        await house.stub().RegisterAgent(pb.RegisterAgentRequest(agent_id="far", role="dev", endpoint=ENDPOINT))
+        await house.stub().RegisterAgent(
+            pb.RegisterAgentRequest(agent_id="far", role="dev", endpoint=ENDPOINT)
+        )
         for number in (1, 2):
             answer = await deliberate(house, repo, f"task-{number}")
             assert answer.winner_id == "far", answer

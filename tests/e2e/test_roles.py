@@ -1,4 +1,6 @@
-"""A house of many processes: every role twice on one bus, each with its own credentials, whichever of them is asked, killed or started again."""
+"""A house of many processes: every role twice on one bus, each with its own credentials, whichever
+of them is asked, killed or started again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ SCRAPER = "scraper-scraper"
 
 @dataclass(slots=True)
 class Part:
-    """A process with some roles. It is on the same port again after a restart, as a Service's address is."""
+    """A process with some roles. It is on the same port again after a restart, as a Service's
+    address is.
+    """
 
     command: Command
     roles: str
@@ -70,7 +74,11 @@ class Part:
     @property
     def figures(self) -> str:
         """Where it tells its figures, since its last start."""
-        return next(line.split()[-1] for line in reversed(self.said) if line.startswith("figures for Prometheus:"))
+        return next(
+            line.split()[-1]
+            for line in reversed(self.said)
+            if line.startswith("figures for Prometheus:")
+        )
 
     async def _read(self, err: asyncio.StreamReader) -> None:
         while line := await err.readline():
@@ -83,7 +91,9 @@ class Part:
             self.process.send_signal(how)
         async with asyncio.timeout(120):
             code = await self.process.wait()
-        assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(self.said)
+        assert code == (130 if how is signal.SIGTERM else -how), f"{self.roles}: {code} " + "".join(
+            self.said
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,9 @@ class Cluster:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+async def cluster(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("roles")
     accounts.make(folder / "keys")
     async with AsyncExitStack() as stack:
@@ -115,7 +127,9 @@ async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
         }
         parts: dict[str, list[Part]] = {}
         for roles, user in _ROLES.items():
-            extra = base.extra | {"MOOTHALL_BUS__CREDENTIALS_FILE": str(folder / f"keys/{user}.creds")}
+            extra = base.extra | {
+                "MOOTHALL_BUS__CREDENTIALS_FILE": str(folder / f"keys/{user}.creds")
+            }
             for number in range(2):
                 # An embedded graph is a file of its own; all else shares one data directory.
                 data = folder / f"graph-{number}" if "graph" in roles else base.data_dir
@@ -123,7 +137,8 @@ async def cluster(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
                 parts.setdefault(roles, []).append(part)
                 stack.push_async_callback(part.end)
         await asyncio.gather(*(part.start() for two in parts.values() for part in two))
-        # A process that starts before the collector has made all streams and consumers asks for those that are missing.
+        # A process that starts before the collector has made all streams and consumers asks for
+        # those that are missing.
         early = refused(parts, folder)
         assert not [one for one in early if ".CREATE." not in one.upper()]
         bus = await stack.enter_async_context(open_bus(house.services, house.url))
@@ -139,13 +154,21 @@ def refused(parts: Mapping[str, Sequence[Part]], folder: Path) -> Counter[str]:
     return Counter(re.findall(r"permissions violation for ([^\n]*)", said, re.IGNORECASE))
 
 
-async def deliberate(target: str, task_id: str, words: str = "HAIKU about a hall") -> pb.DeliberateResponse:
-    async with grpc.aio.insecure_channel(target, options=[("grpc.service_config", _SERVICE)]) as channel:
-        request = pb.DeliberateRequest(task_description=words, role="DEV", num_agents=1, task_id=task_id)
+async def deliberate(
+    target: str, task_id: str, words: str = "HAIKU about a hall"
+) -> pb.DeliberateResponse:
+    async with grpc.aio.insecure_channel(
+        target, options=[("grpc.service_config", _SERVICE)]
+    ) as channel:
+        request = pb.DeliberateRequest(
+            task_description=words, role="DEV", num_agents=1, task_id=task_id
+        )
         stub: Any = OrchestratorServiceStub(channel)
         for last in (False, True):  # by the wire's rules UNAVAILABLE may be asked again once
             try:
-                answer: pb.DeliberateResponse = await stub.Deliberate(request, metadata=WHO, timeout=180, wait_for_ready=last)
+                answer: pb.DeliberateResponse = await stub.Deliberate(
+                    request, metadata=WHO, timeout=180, wait_for_ready=last
+                )
             except grpc.aio.AioRpcError as error:
                 if last or error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise
@@ -156,7 +179,11 @@ async def deliberate(target: str, task_id: str, words: str = "HAIKU about a hall
 
 async def decided(bus: JetStreamBus, task_id: str) -> list[Any]:
     topic = (Channel.RESPONSES.of(f"team-a_{task_id}"),)
-    return [one.event async for one in bus.replay(topic) if one.event.type is EventType.DELIBERATION_DECIDED]
+    return [
+        one.event
+        async for one in bus.replay(topic)
+        if one.event.type is EventType.DELIBERATION_DECIDED
+    ]
 
 
 async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> None:
@@ -164,13 +191,19 @@ async def test_what_one_door_was_asked_the_other_answers(cluster: Cluster) -> No
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     async with grpc.aio.insecure_channel(cluster.door(1)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
-        there = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60)
+        there = await stub.GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id="one-1"), metadata=WHO, timeout=60
+        )
     assert there.status == answer.status
-    assert [one.proposal.content for one in there.results] == [one.proposal.content for one in answer.results]
+    assert [one.proposal.content for one in there.results] == [
+        one.proposal.content for one in answer.results
+    ]
     assert len(await decided(cluster.bus, "one-1")) == 1
 
 
-async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(cluster: Cluster) -> None:
+async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
+    cluster: Cluster,
+) -> None:
     await deliberate(cluster.door(0), "graph-1")
     asked = OverBus(cluster.bus, 30)
     await written(cluster, asked)
@@ -188,15 +221,22 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(cl
 
 
 async def test_both_collectors_and_both_planners_do_their_part(cluster: Cluster) -> None:
-    before = [await figure(part, "moothall_deliberations_decided_total") for part in cluster.parts[WORKERS]]
+    before = [
+        await figure(part, "moothall_deliberations_decided_total")
+        for part in cluster.parts[WORKERS]
+    ]
     asked = 0
     async with asyncio.timeout(300):
         while not all(await shares(cluster, "moothall_deliberations_decided_total", before)):
-            await asyncio.gather(*(deliberate(cluster.door(n % 2), f"share-{asked}-{n}") for n in range(4)))
+            await asyncio.gather(
+                *(deliberate(cluster.door(n % 2), f"share-{asked}-{n}") for n in range(4))
+            )
             asked += 4
         story = 0
         while not all(await shares(cluster, "moothall_story_steps_total", [0, 0])):
-            tasks = await asyncio.gather(*(tell_story(cluster, f"share-{story}-{n}") for n in range(4)))
+            tasks = await asyncio.gather(
+                *(tell_story(cluster, f"share-{story}-{n}") for n in range(4))
+            )
             await are_decided(cluster, [task for of in tasks for task in of])
             story += 4
     for task in (f"share-{round_}-{n}" for round_ in range(0, asked, 4) for n in range(4)):
@@ -210,7 +250,9 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
     part = cluster.parts[WORKERS][killed]
     names = [f"kill-{killed}-{n}" for n in range(8)]
     async with asyncio.TaskGroup() as group:
-        answers = [group.create_task(deliberate(cluster.door(n % 2), name)) for n, name in enumerate(names)]
+        answers = [
+            group.create_task(deliberate(cluster.door(n % 2), name)) for n, name in enumerate(names)
+        ]
         tasks = [task for n in range(4) for task in await tell_story(cluster, f"kill-{killed}-{n}")]
         await part.end(signal.SIGKILL)
     try:
@@ -227,7 +269,9 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
         await part.start()
 
 
-async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(cluster: Cluster) -> None:
+async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(
+    cluster: Cluster,
+) -> None:
     doors = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
     going, asked = True, list[str]()
 
@@ -257,7 +301,12 @@ async def tell_story(cluster: Cluster, name: str) -> list[str]:
         event_type="story.transitioned",
         case_id=name,
         to_state="PLANNING",
-        metadata={"title": "HAIKU", "brief": "A HAIKU about a hall", "ac": "it is a HAIKU", "roles": "dev,qa"},
+        metadata={
+            "title": "HAIKU",
+            "brief": "A HAIKU about a hall",
+            "ac": "it is a HAIKU",
+            "roles": "dev,qa",
+        },
     )
     async with grpc.aio.insecure_channel(cluster.door(0)) as channel:
         stub: Any = OrchestratorServiceStub(channel)
@@ -274,14 +323,23 @@ async def are_decided(cluster: Cluster, tasks: Sequence[str]) -> None:
 
 
 async def finished(bus: JetStreamBus, name: str) -> list[str]:
-    """Return the stories whose names begin so, as often as the end of a plan of theirs is recorded."""
-    ends = [one.event async for one in bus.replay((Channel.STORIES.all,)) if one.event.type is EventType.PLAN_FINISHED]
+    """Return the stories whose names begin so, as often as the end of a plan of theirs is
+    recorded.
+    """
+    ends = [
+        one.event
+        async for one in bus.replay((Channel.STORIES.all,))
+        if one.event.type is EventType.PLAN_FINISHED
+    ]
     return [story for end in ends if (story := str(end.data["story_id"])).startswith(name)]
 
 
 async def shares(cluster: Cluster, name: str, before: Sequence[float]) -> list[bool]:
     """Say of each that decides and plans whether it counted something since."""
-    return [await figure(part, name) > known for part, known in zip(cluster.parts[WORKERS], before, strict=True)]
+    return [
+        await figure(part, name) > known
+        for part, known in zip(cluster.parts[WORKERS], before, strict=True)
+    ]
 
 
 async def figure(part: Part, name: str) -> float:
@@ -292,7 +350,11 @@ async def figure(part: Part, name: str) -> float:
     ):
         assert answer.status == 200
         lines = (await answer.text()).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith((f"{name}{{", f"{name} "))
+    )
 
 
 async def written(cluster: Cluster, asked: OverBus) -> None:
@@ -314,6 +376,7 @@ async def holder(cluster: Cluster, name: str) -> Part:
         part
         for two in cluster.parts.values()
         for part in two
-        if part.process is not None and str(document["holder"]).split("-")[-2] == str(part.process.pid)
+        if part.process is not None
+        and str(document["holder"]).split("-")[-2] == str(part.process.pid)
     ]
     return part

@@ -28,7 +28,10 @@ TESTS = "tests/test_utils.py"
         "rm -r tests; echo x > tests",
         "rm tests/test_utils.py; mkdir tests/test_utils.py; echo x > tests/test_utils.py/x",
         f"cat > conftest.py <<END\n{HOOK}\nEND\n",
-        "printf '[pytest]\\naddopts = --deselect tests/test_utils.py::test_hello_world\\n' > pytest.ini",
+        (
+            "printf '[pytest]\\naddopts = --deselect tests/test_utils.py::test_hello_world\\n' > "
+            "pytest.ini"
+        ),
     ],
 )
 async def test_editing_protected_tests_gains_nothing(tmp_path: Path, diff_of: str) -> None:
@@ -41,6 +44,8 @@ async def test_editing_protected_tests_gains_nothing(tmp_path: Path, diff_of: st
             assert answer["exit_code"] == 0, answer["output"]
             patch = await workspace.patch("cheat")
         assert patch.diff
-        async with house.workspaces.open(prepared, "judge", patch=patch.diff, judged=True) as workspace:
+        async with house.workspaces.open(
+            prepared, "judge", patch=patch.diff, judged=True
+        ) as workspace:
             run = await workspace.check("tests")
     assert (run.verdict, run.cases[f"{TESTS}::test_hello_world"]) == (Verdict.FAILED, "failed")

@@ -38,7 +38,9 @@ asyncio.run(main())
 
 async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=env)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, env=env
+    )
     assert holder.stdout
     assert holder.stdout.readline() == b"open\n"
     time.sleep(0.5)
@@ -52,16 +54,27 @@ async def test_kill_9_leaves_no_process_no_folder_and_no_cgroup(tmp_path: Path) 
     gone, alive = psutil.wait_procs(beside, timeout=30)
     assert (len(gone), alive) == (len(beside), [])
     assert list(run.iterdir()) == []
-    assert [str(path) for parent in set(cgroups.parents() or ()) for path in parent.glob(f"*{instance}*")] == []
+    assert [
+        str(path)
+        for parent in set(cgroups.parents() or ())
+        for path in parent.glob(f"*{instance}*")
+    ] == []
     shutil.rmtree(tmp_path / "repo")
     async with local(tmp_path, {"a.txt": "a"}) as house:
         assert [path.name for path in run.iterdir()] == [house.workspaces.pool._folder.name]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")
-@pytest.mark.skipif(interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run")
+@pytest.mark.skipif(
+    interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run"
+)
 @pytest.mark.parametrize(
-    "suite", ["tests/unit/sandbox", "tests/unit/workspace/test_local.py", "tests/e2e/test_sandbox_limits.py"]
+    "suite",
+    [
+        "tests/unit/sandbox",
+        "tests/unit/workspace/test_local.py",
+        "tests/e2e/test_sandbox_limits.py",
+    ],
 )
 def test_the_same_as_an_ordinary_user(suite: str) -> None:
     code, said = run_as_ordinary_user(suite, ROOT)

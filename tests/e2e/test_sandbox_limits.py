@@ -21,17 +21,33 @@ HOGS = {
     "disk": "f = open('big', 'wb')\nwhile True: f.write(bytes(1_000_000))",
 }
 MORE = {
-    "disk": "import os\nfor n in range(10_000): open(f'f{n}', 'wb').write(bytes(900_000))\nimport time; time.sleep(60)",
-    "memory": "import os, time\nfor n in range(8):\n    if os.fork() == 0:\n        b = b'x' * 30_000_000\n        time.sleep(60)\ntime.sleep(60)",
-    "cpu": "import os, time\nfor n in range(4):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(60)",
-    "processes": "import threading, time\nfor n in range(100): threading.Thread(target=time.sleep, args=(60,)).start()",
+    "disk": (
+        "import os\nfor n in range(10_000): open(f'f{n}', 'wb').write(bytes(900_000))\nimport "
+        "time; time.sleep(60)"
+    ),
+    "memory": (
+        "import os, time\nfor n in range(8):\n    if os.fork() == 0:\n        b = b'x' * "
+        "30_000_000\n        time.sleep(60)\ntime.sleep(60)"
+    ),
+    "cpu": (
+        "import os, time\nfor n in range(4):\n    if os.fork() == 0:\n        while True: pass\n"
+        "time.sleep(60)"
+    ),
+    "processes": (
+        "import threading, time\nfor n in range(100): threading.Thread(target=time.sleep, "
+        "args=(60,)).start()"
+    ),
 }
 pytestmark = pytest.mark.e2e
 CASES = [*HOGS.items(), *MORE.items()]
 
 
-@pytest.mark.parametrize(("status", "code"), CASES, ids=[f"{name}-{at}" for at, (name, _) in enumerate(CASES)])
-async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(tmp_path: Path, status: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "code"), CASES, ids=[f"{name}-{at}" for at, (name, _) in enumerate(CASES)]
+)
+async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
+    tmp_path: Path, status: str, code: str
+) -> None:
     limits: dict[str, Any] = {
         "cpu_seconds": 1,
         "wall_seconds": 2.5 if status == "timeout" else 20,
@@ -51,8 +67,12 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(tmp_path
         async def run(prepared: Prepared, name: str) -> CheckRun:
             async with house.workspaces.open(prepared, name) as workspace:
                 argv, env = prepared.base.profile.checks["run"], workspace._box.variables()
-                first = check_run("run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env))
-                assert (await house.call(workspace, "files.read", path="a.txt")).status is ToolStatus.SUCCESS
+                first = check_run(
+                    "run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env)
+                )
+                assert (
+                    await house.call(workspace, "files.read", path="a.txt")
+                ).status is ToolStatus.SUCCESS
                 return first
 
         async with asyncio.TaskGroup() as group:

@@ -1,7 +1,8 @@
-"""Pools of candidates on small projects: what is selected with the tests of the right seat, and without any.
+"""Pools of candidates on small projects: what is selected with the tests of the right seat, and
+without any.
 
-`pools/NAME.toml` is a project with a bug that no test shows: its task as a user would file it, two right changes, two wrong ones, and
-tests of the right seat, in a new file and in an existing one.
+`pools/NAME.toml` is a project with a bug that no test shows: its task as a user would file it, two
+right changes, two wrong ones, and tests of the right seat, in a new file and in an existing one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _COMMANDS = {"pytest": PYTEST, "unittest": UNITTEST, "": ()}
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A project, its task, its candidates, and a test of the right seat: a new file, and edits of an existing one."""
+    """A project, its task, its candidates, and a test of the right seat: a new file, and edits of
+    an existing one.
+    """
 
     program: str
     command: str
@@ -56,32 +59,49 @@ def read_pool(path: Path) -> Pool:
         data.get("command", ""),
         data["task"].strip(),
         data["base"],
-        tuple(Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"])) for item in data["candidates"]),
+        tuple(
+            Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"]))
+            for item in data["candidates"]
+        ),
         {test["file"]: test["text"]},
         tuple(Edit(**edit) for edit in test["edits"]),
     )
 
 
 @pytest.mark.parametrize("path", _POOLS, ids=[path.stem for path in _POOLS])
-async def test_the_right_answer_is_selected_or_nothing_is_claimed(tmp_path: Path, path: Path) -> None:
+async def test_the_right_answer_is_selected_or_nothing_is_claimed(
+    tmp_path: Path, path: Path
+) -> None:
     pool = read_pool(path)
     if shutil.which(pool.program) is None:
-        pytest.skip(f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings it")
+        pytest.skip(
+            f"{pool.program} is not installed; apt-get install golang, nodejs npm or cargo brings "
+            "it"
+        )
     right, second = (item for item in pool.candidates if item.right)
     wrong, other_wrong = (item for item in pool.candidates if not item.right)
     async with court(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
         bench = place.bench()
 
         async def judge(**seats: Mapping[str, str]) -> dict[str, RankedCandidate]:
-            proposals = [place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)]
+            proposals = [
+                place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)
+            ]
             judged = await asyncio.gather(*map(bench.judge, proposals))
             names = dict(zip([item.seat for item in proposals], seats, strict=True))
-            return {names[item.seat]: item for item in rank([one.candidate for one in await bench.cross(judged)])}
+            return {
+                names[item.seat]: item
+                for item in rank([one.candidate for one in await bench.cross(judged)])
+            }
 
         mistaken, other = pool.files(wrong), pool.files(other_wrong)
         silent = await judge(wrong=mistaken, right=pool.files(right), other=other)
-        new_file = await judge(wrong=mistaken, right={**pool.files(right), **pool.new_file}, other=other)
-        existing = await judge(second=pool.files(second), right=pool.files(right, *pool.test_edits), wrong=mistaken)
+        new_file = await judge(
+            wrong=mistaken, right={**pool.files(right), **pool.new_file}, other=other
+        )
+        existing = await judge(
+            second=pool.files(second), right=pool.files(right, *pool.test_edits), wrong=mistaken
+        )
 
     assert all(item.passed_gates and item.undecided for item in silent.values()), _reasons(silent)
     assert {item.level for item in silent.values()} == {EvidenceLevel.UNPROVEN}

@@ -34,7 +34,12 @@ async def stub(command: Command) -> AsyncIterator[OrchestratorServiceStub]:
 
 
 def credentials(command: Command) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {(command.data_dir / 'token').read_text(encoding='ascii').strip()}"),)
+    return (
+        (
+            "authorization",
+            f"Bearer {(command.data_dir / 'token').read_text(encoding='ascii').strip()}",
+        ),
+    )
 
 
 async def registered(command: Command, repo: Path) -> common_pb2.Repository:
@@ -43,34 +48,51 @@ async def registered(command: Command, repo: Path) -> common_pb2.Repository:
     return common_pb2.Repository(id=json.loads(done.out)["id"])
 
 
-async def test_submit_then_poll(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
+async def test_submit_then_poll(
+    command: Command, repo: Path, stub: OrchestratorServiceStub
+) -> None:
     who = credentials(command)
-    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
+    request = pb.DeliberateRequest(
+        task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
+    )
     submitted = await stub.SubmitDeliberation(request, metadata=who)
     assert submitted.agent_count == 2
     assert submitted.status == pb.DELIBERATION_STATUS_PENDING
     async with asyncio.timeout(400):
         while True:
-            result = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who)
+            result = await stub.GetDeliberationResult(
+                pb.GetDeliberationResultRequest(task_id=submitted.task_id), metadata=who
+            )
             if result.status == pb.DELIBERATION_STATUS_COMPLETED:
                 break
-            assert result.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
+            assert result.status in {
+                pb.DELIBERATION_STATUS_PENDING,
+                pb.DELIBERATION_STATUS_IN_PROGRESS,
+            }
             await asyncio.sleep(0.1)
     assert result.winner_id.startswith("agent-dev-")
     assert result.results[0].proposal.diff
     assert git(repo, "branch", "--list", f"moothall/{submitted.task_id}")
 
 
-async def test_a_seed_era_client_gets_an_answer(command: Command, stub: OrchestratorServiceStub) -> None:
-    request = pb.DeliberateRequest(task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2)
+async def test_a_seed_era_client_gets_an_answer(
+    command: Command, stub: OrchestratorServiceStub
+) -> None:
+    request = pb.DeliberateRequest(
+        task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2
+    )
     response = await stub.Deliberate(request, metadata=credentials(command), timeout=120)
     assert response.winner_id
     assert response.results[0].proposal.content == "An old silent pond"
 
 
-async def test_stream_then_watch_from_a_seq(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
+async def test_stream_then_watch_from_a_seq(
+    command: Command, repo: Path, stub: OrchestratorServiceStub
+) -> None:
     who = credentials(command)
-    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo))
+    request = pb.DeliberateRequest(
+        task_description=TASK, role="DEV", num_agents=2, repository=await registered(command, repo)
+    )
     seen = [update async for update in stub.StreamDeliberation(request, metadata=who, timeout=120)]
     seqs, ids = [update.seq for update in seen], [update.event.id for update in seen]
     assert seqs == sorted(set(seqs))
@@ -79,7 +101,10 @@ async def test_stream_then_watch_from_a_seq(command: Command, repo: Path, stub: 
     assert seen[-1].progress_percent == 100
     for place in range(len(ids)):  # also within what came in one message
         watch = pb.WatchDeliberationRequest(task_id=seen[0].task_id, after_seq=seqs[place])
-        again = [update.event.id async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)]
+        again = [
+            update.event.id
+            async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60)
+        ]
         assert again == ids[place + 1 :]
 
 
@@ -87,20 +112,27 @@ async def test_cancel_stops_calls_and_workspaces(
     command: Command, model: ScriptedModel, repo: Path, stub: OrchestratorServiceStub
 ) -> None:
     who = credentials(command)
-    request = pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo))
+    request = pb.DeliberateRequest(
+        task_description=f"HANG {TASK}", role="DEV", repository=await registered(command, repo)
+    )
     submitted = await stub.SubmitDeliberation(request, metadata=who)
     watch = pb.WatchDeliberationRequest(task_id=submitted.task_id)
     async for update in stub.WatchDeliberation(watch, metadata=who, timeout=60):
         if update.current_agent:
             break
     cancelled = await stub.CancelDeliberation(
-        pb.CancelDeliberationRequest(task_id=submitted.task_id, reason="changed my mind"), metadata=who
+        pb.CancelDeliberationRequest(task_id=submitted.task_id, reason="changed my mind"),
+        metadata=who,
     )
     assert cancelled.status == pb.DELIBERATION_STATUS_CANCELLED
     last = [update async for update in stub.WatchDeliberation(watch, metadata=who, timeout=30)][-1]
     assert last.status == "CANCELLED"
-    async with asyncio.timeout(10):  # the calls end at the model server, and no sandbox works for it any more
-        while model.in_flight or any(submitted.task_id in command_line(child) for child in descendants(command.server_pid)):
+    async with asyncio.timeout(
+        10
+    ):  # the calls end at the model server, and no sandbox works for it any more
+        while model.in_flight or any(
+            submitted.task_id in command_line(child) for child in descendants(command.server_pid)
+        ):
             await asyncio.sleep(0.05)
     assert git(repo, "branch", "--list", "moothall/*") == ""
 
@@ -108,7 +140,11 @@ async def test_cancel_stops_calls_and_workspaces(
 async def test_no_other_user_gets_at_our_ray(command: Command) -> None:
     (folder,) = Path(tempfile.gettempdir()).glob(f"mh-{command.server_pid}-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    (raylet,) = [child for child in descendants(command.server_pid) if f"--raylet_socket_name={folder}" in command_line(child)]
+    (raylet,) = [
+        child
+        for child in descendants(command.server_pid)
+        if f"--raylet_socket_name={folder}" in command_line(child)
+    ]
     token = raylet.environ()["RAY_AUTH_TOKEN"]
     assert len(token) == 64
     common = Path.home() / ".ray" / "auth_token"
@@ -121,11 +157,18 @@ async def test_without_the_token_nothing_is_answered(stub: OrchestratorServiceSt
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_over_the_api_no_local_path_is_readable(command: Command, repo: Path, stub: OrchestratorServiceStub) -> None:
-    request = pb.DeliberateRequest(task_description=TASK, role="DEV", repository=common_pb2.Repository(url=str(repo)))
+async def test_over_the_api_no_local_path_is_readable(
+    command: Command, repo: Path, stub: OrchestratorServiceStub
+) -> None:
+    request = pb.DeliberateRequest(
+        task_description=TASK, role="DEV", repository=common_pb2.Repository(url=str(repo))
+    )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.SubmitDeliberation(request, metadata=credentials(command))
-    assert caught.value.code() in {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION}
+    assert caught.value.code() in {
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
     assert "allowed" in str(caught.value.details())
 
 
@@ -134,10 +177,19 @@ async def test_a_client_by_reflection(command: Command) -> None:
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
     url = f"http://{command.served_at}/orchestrator.v1.OrchestratorService/Deliberate"
     process = await asyncio.create_subprocess_exec(
-        str(buf), "curl", "--http2-prior-knowledge", "--protocol", "grpc", "-H", f"authorization: Bearer {token}",
-        "-d", '{"task_description": "Write a HAIKU", "role": "dev", "num_agents": 1}', url,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        str(buf),
+        "curl",
+        "--http2-prior-knowledge",
+        "--protocol",
+        "grpc",
+        "-H",
+        f"authorization: Bearer {token}",
+        "-d",
+        '{"task_description": "Write a HAIKU", "role": "dev", "num_agents": 1}',
+        url,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     assert json.loads(out)["winnerId"] == "agent-dev-001"
@@ -150,7 +202,16 @@ async def test_a_pipeline_elsewhere_convenes_a_council_and_fails_by_its_exit_cod
     known = (await registered(command, repo)).id
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})
     token = str(command.data_dir / "token")
-    asked = ("deliberate", "--server", command.served_at, "--token-file", token, "--repo", known, "--json")
+    asked = (
+        "deliberate",
+        "--server",
+        command.served_at,
+        "--token-file",
+        token,
+        "--repo",
+        known,
+        "--json",
+    )
     done = await client(*asked, "--summary", str(tmp_path / "summary.md"), TASK)
     assert (done.code, done.document["proven"]) == (0, True), done.err
     assert "hello_world" in git(repo, "show", done.document["branch"])

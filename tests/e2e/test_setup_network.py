@@ -1,4 +1,6 @@
-"""What a repository's set-up has of the network: the operator's package indexes, none of their secrets, and nothing of this machine."""
+"""What a repository's set-up has of the network: the operator's package indexes, none of their
+secrets, and nothing of this machine.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from support.local import Local, local, python
 
 pytestmark = pytest.mark.e2e
 
-PIP = ("/env/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--retries", "0")
+PIP = (
+    "/env/bin/python",
+    "-m",
+    "pip",
+    "install",
+    "--no-input",
+    "--disable-pip-version-check",
+    "--retries",
+    "0",
+)
 LOOK = f"""
 import os, pathlib, sys
 found = [name for name, value in os.environ.items() if any(secret in value for secret in {[PASSWORD, TOKEN]!r})]
@@ -25,12 +36,14 @@ for folder in ("/opt/config", "/env", "/tmp", "/workspace"):
         if path.is_file() and any(secret.encode() in path.read_bytes() for secret in {[PASSWORD, TOKEN]!r}):
             found.append(str(path))
 sys.exit(f"secrets in {{found}}" if found else 0)
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, {"package.json": '{"dependencies":{"@acme/tool":"1.0.0"}}\n'}) as house:
+    async with local(
+        tmp_path, {"package.json": '{"dependencies":{"@acme/tool":"1.0.0"}}\n'}
+    ) as house:
         yield house
 
 
@@ -44,20 +57,26 @@ def index(tmp_path: Path) -> Iterator[Index]:
 def operator(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     """The configuration of an operator whose indexes want credentials."""
     (tmp_path / "npmrc").write_text(
-        f"@acme:registry=https://localhost:{index.port}/npm/\n//localhost:{index.port}/npm/:_authToken=${{ACME_TOKEN}}\n"
+        f"@acme:registry=https://localhost:{index.port}/npm/\n"
+        f"//localhost:{index.port}/npm/:_authToken=${{ACME_TOKEN}}\n"
     )
     monkeypatch.setenv("ACME_TOKEN", TOKEN)
     monkeypatch.setenv("NPM_CONFIG_USERCONFIG", str(tmp_path / "npmrc"))
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"https://operator:{PASSWORD}@localhost:{index.port}/simple")
+    monkeypatch.setenv(
+        "PIP_EXTRA_INDEX_URL", f"https://operator:{PASSWORD}@localhost:{index.port}/simple"
+    )
     monkeypatch.setenv("PIP_CERT", str(index.trust))
     monkeypatch.setenv("PIP_CLIENT_SECRET", PASSWORD)
     return index
 
 
-async def test_pip_reads_an_index_with_a_password_that_it_never_sees(house: Local, operator: Index) -> None:
+async def test_pip_reads_an_index_with_a_password_that_it_never_sees(
+    house: Local, operator: Index
+) -> None:
     check = ("/env/bin/python", "-c", "import private_tool; print(private_tool.ANSWER)")
     base = house.base(
-        setup=((*PIP, "--no-deps", "private-tool==1.0"), python(LOOK)), checks={"tests": check, "py": ("python", "-V")}
+        setup=((*PIP, "--no-deps", "private-tool==1.0"), python(LOOK)),
+        checks={"tests": check, "py": ("python", "-V")},
     )
     prepared = await house.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
@@ -65,7 +84,9 @@ async def test_pip_reads_an_index_with_a_password_that_it_never_sees(house: Loca
     assert read[-2:] == ["/simple/private-tool/", "/files/private_tool-1.0-py3-none-any.whl"]
 
 
-async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(house: Local, operator: Index) -> None:
+async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
+    house: Local, operator: Index
+) -> None:
     if not choose({"node": ""}).homes and choose({"node": ""}).missing:
         pytest.skip("no Node here")
     base = house.base(
@@ -75,17 +96,23 @@ async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(house: Local
     )
     prepared = await house.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
-    assert [said for _, path, said in operator.asked if path.endswith(".tgz")] == [f"Bearer {TOKEN}"]
+    assert [said for _, path, said in operator.asked if path.endswith(".tgz")] == [
+        f"Bearer {TOKEN}"
+    ]
 
 
-async def test_with_the_operators_credentials_nothing_is_changed(house: Local, operator: Index) -> None:
+async def test_with_the_operators_credentials_nothing_is_changed(
+    house: Local, operator: Index
+) -> None:
     publish = (
         "import os, urllib.request as u, ssl\n"
         f"for method in ('PUT', 'POST', 'DELETE'):\n"
-        f"    request = u.Request('https://localhost:{operator.port}/npm/@acme%2ftool', data=b'x', method=method)\n"
+        f"    request = u.Request('https://localhost:{operator.port}/npm/@acme%2ftool', "
+        "data=b'x', method=method)\n"
         "    try:\n        u.urlopen(request, timeout=20); print('taken')\n"
         "    except u.HTTPError as error: print(error.code)\n"
-        f"try:\n    u.urlopen('https://localhost:{operator.port}/npm/../simple/private-tool/', timeout=20); print('read')\n"
+        f"try:\n    u.urlopen('https://localhost:{operator.port}/npm/../simple/private-tool/', "
+        "timeout=20); print('read')\n"
         "except u.HTTPError as error: print(error.code)\n"
     )
     base = house.base(setup=(python(f"{publish}raise SystemExit(3)"),))
@@ -111,11 +138,15 @@ async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(house: Lo
         base = house.base(setup=(python(reach),))
         for network in ("allowlist", "on"):
             workspace = house.settings.workspace.model_copy(update={"setup_network": network})
-            house.workspaces._settings = settings = house.settings.model_copy(update={"workspace": workspace})
+            house.workspaces._settings = settings = house.settings.model_copy(
+                update={"workspace": workspace}
+            )
             with pytest.raises(RepositoryError) as failed:
                 await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
             assert "\nreached" not in str(failed.value)
-            assert str(failed.value).count("HTTP Error 403") == 4, str(failed.value).rpartition("exit code")
+            assert str(failed.value).count("HTTP Error 403") == 4, str(failed.value).rpartition(
+                "exit code"
+            )
             assert f"127.0.0.1:{port}" in str(failed.value)
             assert "workspace.setup_hosts" in str(failed.value)
 
@@ -124,7 +155,9 @@ async def test_hosts_that_the_operator_adds_may_be_reached(house: Local) -> None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         update = {"setup_hosts": (f"localhost:{port}",)}
-        settings = house.settings.model_copy(update={"workspace": house.settings.workspace.model_copy(update=update)})
+        settings = house.settings.model_copy(
+            update={"workspace": house.settings.workspace.model_copy(update=update)}
+        )
         house.workspaces._settings = settings
         ask = (
             "import os, socket; proxy = os.environ['HTTPS_PROXY'].rpartition(':')[2]\n"
@@ -133,4 +166,6 @@ async def test_hosts_that_the_operator_adds_may_be_reached(house: Local) -> None
             "assert b' 200 ' in way.recv(100)"
         )
         base = house.base(setup=(python(ask),))
-        assert (await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)).files
+        assert (
+            await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+        ).files

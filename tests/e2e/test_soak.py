@@ -1,4 +1,6 @@
-"""The long day in small: what `scripts/soak` shows for a thousand deliberations, here for a hundred and ten with tools."""
+"""The long day in small: what `scripts/soak` shows for a thousand deliberations, here for a hundred
+and ten with tools.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,9 @@ async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert soaked.problems == [], said
     assert soaked.after.must_stay["records in WORK"] == 0
     assert soaked.after.must_stay["records in DEAD"] == 0
-    told = soaked.after.may_grow["records in KV_deliberations"] - soaked.before.may_grow["records in KV_deliberations"]
+    told = (
+        soaked.after.may_grow["records in KV_deliberations"]
+        - soaked.before.may_grow["records in KV_deliberations"]
+    )
     assert told == 100 + 10, "every one of them was decided"
     assert soaked.after.must_stay["processes of host"] == 1

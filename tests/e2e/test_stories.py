@@ -1,4 +1,6 @@
-"""Stories, councils and figures on a real house: real bus, hosts and gRPC; only the model is scripted."""
+"""Stories, councils and figures on a real house: real bus, hosts and gRPC; only the model is
+scripted.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,17 @@ async def decided(stub: Any, task_id: str) -> Any:
     async with asyncio.timeout(180):
         while True:
             try:
-                found = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+                found = await stub.GetDeliberationResult(
+                    pb.GetDeliberationResultRequest(task_id=task_id)
+                )
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
             else:
-                if found.status not in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}:
+                if found.status not in {
+                    pb.DELIBERATION_STATUS_PENDING,
+                    pb.DELIBERATION_STATUS_IN_PROGRESS,
+                }:
                     return found
             await asyncio.sleep(0.1)
 
@@ -54,11 +61,16 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         await _figures_are_true(house, deliberations=5)
         waiting, held = await _a_story_is_planned(house, "story-2", "HANG")
     async with served(own) as again:
-        council = (await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils[0]
+        council = (
+            await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
+        ).councils[0]
         assert [agent.agent_id for agent in council.agents] == ["agent-dev-001", "specialist"]
         await _figures_are_true(again, deliberations=6)
-        # The plan goes on after the restart: its first task ends without a winner, so the second cannot start, and says why.
-        pending = await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=held))
+        # The plan goes on after the restart: its first task ends without a winner, so the second
+        # cannot start, and says why.
+        pending = await again.stub().GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id=held)
+        )
         assert pending.status == pb.DELIBERATION_STATUS_PENDING
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=waiting))
         assert (await decided(again.stub(), waiting)).status == pb.DELIBERATION_STATUS_CANCELLED
@@ -66,17 +78,25 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         assert finished == {waiting: "CANCELLED", held: "SKIPPED"}
         skipped = await decided(again.stub(), held)
         assert skipped.status == pb.DELIBERATION_STATUS_FAILED
-        assert f"not started: {waiting}, whose work it builds on, has no winner" in skipped.error_message
+        assert (
+            f"not started: {waiting}, whose work it builds on, has no winner"
+            in skipped.error_message
+        )
         await _what_cannot_start_is_not_processed(again)
 
 
 async def _what_cannot_start_is_not_processed(house: Served) -> None:
     def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
         told = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
-        return pb.ProcessPlanningEventRequest(event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told)
+        return pb.ProcessPlanningEventRequest(
+            event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told
+        )
 
     outside = str(house.command.data_dir.parent)
-    for repository, reason in (("no-such", "no repository 'no-such'"), (outside, "is not below an allowed root")):
+    for repository, reason in (
+        ("no-such", "no repository 'no-such'"),
+        (outside, "is not below an allowed root"),
+    ):
         answer = await house.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
         assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
         assert reason in answer.message
@@ -110,8 +130,12 @@ async def _a_council_gives_its_seats(house: Served) -> None:
     alice, eve = house.stub(), house.stub(EVE)
     config = pb.CouncilConfig(custom_params={"protocol": "vote"})
     await alice.CreateCouncil(pb.CreateCouncilRequest(role="DEV", num_agents=1, config=config))
-    await alice.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev", endpoint="http://127.0.0.1:9/"))
-    answer = await alice.Deliberate(pb.DeliberateRequest(task_description="Write a HAIKU", role="dev"))
+    await alice.RegisterAgent(
+        pb.RegisterAgentRequest(agent_id="specialist", role="dev", endpoint="http://127.0.0.1:9/")
+    )
+    answer = await alice.Deliberate(
+        pb.DeliberateRequest(task_description="Write a HAIKU", role="dev")
+    )
     assert sorted(seat.agent_id for seat in answer.seats) == ["agent-dev-001", "specialist"]
     await alice.CreateCouncil(pb.CreateCouncilRequest(role="qa", num_agents=1))
     await alice.DeleteCouncil(pb.DeleteCouncilRequest(role="qa"))
@@ -120,7 +144,9 @@ async def _a_council_gives_its_seats(house: Served) -> None:
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "CreateCouncil" in str(caught.value.details())
     assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
-    hers = await eve.SubmitDeliberation(pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=1))
+    hers = await eve.SubmitDeliberation(
+        pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=1)
+    )
     assert hers.agent_count == 1
     assert (await decided(eve, hers.task_id)).winner_id == "agent-dev-001"
 
@@ -165,9 +191,16 @@ async def _figures_are_true(house: Served, *, deliberations: int) -> None:
     assert stats.total_orchestrations == 1
     assert stats.avg_deliberation_time_ms > 0
     found = await stub.GetMetrics(pb.GetMetricsRequest())
-    assert 0 < found.performance.p50_latency_ms <= found.performance.p95_latency_ms <= found.performance.p99_latency_ms
+    assert (
+        0
+        < found.performance.p50_latency_ms
+        <= found.performance.p95_latency_ms
+        <= found.performance.p99_latency_ms
+    )
     assert found.councils.health_per_council["council-dev"].success_rate == 1.0
-    assert (await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))).stats.total_deliberations == 1
+    assert (
+        await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
+    ).stats.total_deliberations == 1
 
 
 async def _finished(house: Served, story: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""A story over `/api/v1` of a real house, from backlog to a commit: the board followed live, ranking and diff read, the whole accepted."""
+"""A story over `/api/v1` of a real house, from backlog to a commit: the board followed live,
+ranking and diff read, the whole accepted.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,16 @@ from moothall.testing.model import scripted_model
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 PERSON = "the-token-of-somebody-who-may-everything"
-TOKENS = f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", "architect"]\n'
+TOKENS = (
+    f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", '
+    '"architect"]\n'
+)
 STORY = {
     "title": "Say hello to the world",
-    "brief": "As a reader, I want a greeting, so that I know that the program works. <script>alert(1)</script>",
+    "brief": (
+        "As a reader, I want a greeting, so that I know that the program works. "
+        "<script>alert(1)</script>"
+    ),
     "ac": [
         "Given the module, when hello_world() is called, then it returns 'hello'",
         "Given the module, when it is imported, then nothing is printed",
@@ -31,7 +39,10 @@ STORY = {
     "repository": "project",
 }
 CODE = 'def hello_world():\n    """<img src=x onerror=alert(1)>"""\n    return "hello"\n'
-CHECK = 'import sys\nsys.path.insert(0, ".")\nimport greet\nassert getattr(greet, "hello_world", lambda: "hello")() == "hello"\n'
+CHECK = (
+    'import sys\nsys.path.insert(0, ".")\nimport greet\nassert getattr(greet, "hello_world", '
+    'lambda: "hello")() == "hello"\n'
+)
 
 
 def answer(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
@@ -61,10 +72,14 @@ def repo(tmp_path: Path) -> Path:
     return path
 
 
-async def follow(session: aiohttp.ClientSession, url: str, until: str, after: int = 0) -> list[tuple[int, str]]:
+async def follow(
+    session: aiohttp.ClientSession, url: str, until: str, after: int = 0
+) -> list[tuple[int, str]]:
     """Return seq and state of each event of the board, to the first in a state."""
     found: list[tuple[int, str]] = []
-    async with session.get(f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}) as response:
+    async with session.get(
+        f"{url}/api/v1/events", headers={"Last-Event-ID": str(after)}
+    ) as response:
         assert response.content_type == "text/event-stream"
         async for line in response.content:
             if line.startswith(b"data: "):
@@ -83,11 +98,17 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
         url = f"http://{house.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
-            async with session.request(method, f"{url}/api/v1/{path}", json=body, headers=headers) as response:
+            async with session.request(
+                method, f"{url}/api/v1/{path}", json=body, headers=headers
+            ) as response:
                 assert response.status in {200, 201}, await response.text()
                 return await response.json()
 
-        score = await ask("POST", "coach/score", {"title": STORY["title"], "description": STORY["brief"], "ac": STORY["ac"]})
+        score = await ask(
+            "POST",
+            "coach/score",
+            {"title": STORY["title"], "description": STORY["brief"], "ac": STORY["ac"]},
+        )
         assert score["total"] >= 75
         made = await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})
         assert (await ask("POST", "stories", STORY, **{"Idempotency-Key": "once"})) == made
@@ -103,19 +124,37 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
                         return str(moved["state"])
                 await asyncio.sleep(0.1)
 
-        assert [await move(event) for event in ("refine", "submit", "accept_design", "accept_test")][-1] == "docs"
+        assert [
+            await move(event) for event in ("refine", "submit", "accept_design", "accept_test")
+        ][-1] == "docs"
         told = await ask("GET", story)
         assert told["story"]["brief"] == STORY["brief"]
-        checked = next(event["data"] for event in told["history"] if event["type"] == "moothall.story.checked")
+        checked = next(
+            event["data"] for event in told["history"] if event["type"] == "moothall.story.checked"
+        )
         (task, *_) = json.loads(told["plan_json"])["tasks"]
         found = await ask("GET", f"deliberations/{task['task_id']}")
         assert "onerror=alert(1)" in json.dumps(found["results"])  # as text of a JSON document
         assert await move("accept") == "done"
         events = await live
         states = [state for _, state in events]
-        assert list(dict.fromkeys(states)) == ["backlog", "draft", "design", "build", "test", "docs", "done"]
-        assert await follow(session, url, "done", events[1][0]) == events[2:]  # nothing lost, nothing twice
+        assert list(dict.fromkeys(states)) == [
+            "backlog",
+            "draft",
+            "design",
+            "build",
+            "test",
+            "docs",
+            "done",
+        ]
+        assert (
+            await follow(session, url, "done", events[1][0]) == events[2:]
+        )  # nothing lost, nothing twice
     shown = subprocess.run(
-        ["git", "show", f"{checked['branch']}:greet.py"], cwd=repo, check=True, capture_output=True, text=True
+        ["git", "show", f"{checked['branch']}:greet.py"],
+        cwd=repo,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     assert shown == CODE

@@ -1,5 +1,6 @@
-"""What approval does: a story merged into a branch that is checked out and has moved, one in conflict with it, one that its owner's work is
-in the way of; and from a line of the merged file to its approver.
+"""What approval does: a story merged into a branch that is checked out and has moved, one in
+conflict with it, one that its owner's work is in the way of; and from a line of the merged file to
+its approver.
 """
 
 from __future__ import annotations
@@ -37,7 +38,17 @@ async def own(tmp_path: Path, repo: Path) -> AsyncIterator[Command]:
         command = make_command(tmp_path, server.base_url)
         command.extra["MOOTHALL_WEB__PORT"] = "0"
         (tmp_path / "tokens.toml").write_text(TOKENS, encoding="utf-8")
-        added = await command("repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge")
+        added = await command(
+            "repo",
+            "add",
+            str(repo),
+            "--id",
+            "project",
+            "--tenant",
+            "team-p",
+            "--on-approval",
+            "merge",
+        )
         assert added.code == 0, added.err
         yield command
 
@@ -90,23 +101,38 @@ async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Pa
         for part in ("one", "two", "both"):
             assert (repo / f"tools/{part}.py").read_text(encoding="utf-8").startswith(f"def {part}")
         asked = await own(
-            *("graph", "query", "provenance", "tenant=team-p", "--json"),
-            *("--repo", str(repo), "--file", "tools/two.py", "--line", "1"),
+            "graph",
+            "query",
+            "provenance",
+            "tenant=team-p",
+            "--json",
+            "--repo",
+            str(repo),
+            "--file",
+            "tools/two.py",
+            "--line",
+            "1",
         )
         assert asked.code == 0, asked.err
         (row,) = asked.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
         assert row["task"]["description"].startswith("the second")
-        assert any(check["check"] == "tests" and check["verdict"] == "passed" for check in row["evidence"])
+        assert any(
+            check["check"] == "tests" and check["verdict"] == "passed" for check in row["evidence"]
+        )
         assert row["model_calls"]
-        assert [(each["approver"], each["decision"]) for each in row["decisions"]] == [("pat", "approved")] * 3
+        assert [(each["approver"], each["decision"]) for each in row["decisions"]] == [
+            ("pat", "approved")
+        ] * 3
 
 
 async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a_stranger_nothing(
     own: Command, repo: Path, neo4j: Address, tmp_path: Path
 ) -> None:
     own.extra |= {"MOOTHALL_GRAPH__URL": neo4j.url, "MOOTHALL_GRAPH__PASSWORD": neo4j.password}
-    stranger = '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
+    stranger = (
+        '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
+    )
     (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
     async with served(own) as house:
         person = Person(house)
@@ -122,7 +148,9 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
                 assert asked.code in {0, 1}, asked.err
         (row,) = asked.document["proposals"]
         assert row["story"]["story_id"] == person.story_id
-        assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {("pat", "approved")}
+        assert {(each["approver"], each["decision"]) for each in row["decisions"]} == {
+            ("pat", "approved")
+        }
         pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")
         told = await ContextServiceStub(house.channel).GetContext(pack, metadata=METADATA)
         assert "Texts in both cases" in told.context
@@ -133,7 +161,9 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         assert "reads well" not in nothing.context
 
 
-async def test_a_conflict_with_the_branch_goes_back_to_the_council(own: Command, repo: Path) -> None:
+async def test_a_conflict_with_the_branch_goes_back_to_the_council(
+    own: Command, repo: Path
+) -> None:
     async with served(own) as house:
         person = Person(house)
         await in_docs(person, BRIEF + " ALONE MODE")

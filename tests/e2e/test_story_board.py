@@ -1,4 +1,6 @@
-"""A story on the board of a real house, from backlog to done: real bus, hosts, git, checks and gRPC; only the model is scripted."""
+"""A story on the board of a real house, from backlog to done: real bus, hosts, git, checks and
+gRPC; only the model is scripted.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,16 @@ async def own(tmp_path: Path) -> AsyncIterator[Command]:
         yield command
 
 
-async def test_a_story_is_built_sent_back_and_done_through_a_restart(own: Command, repo: Path) -> None:
+async def test_a_story_is_built_sent_back_and_done_through_a_restart(
+    own: Command, repo: Path
+) -> None:
     added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     async with served(own) as house:
         person = Person(house)
-        await person.create("As a writer, I want texts in upper and lower case, so that I need not retype them.")
+        await person.create(
+            "As a writer, I want texts in upper and lower case, so that I need not retype them."
+        )
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
         await person.stands("test")
@@ -46,7 +52,11 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(own: Comman
         person = Person(house, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
-        for part in ("one", "two", "both"):  # three tasks of the architects, the last after both others
+        for part in (
+            "one",
+            "two",
+            "both",
+        ):  # three tasks of the architects, the last after both others
             assert git(repo, "show", f"{branch}:tools/{part}.py").startswith(f"def {part}")
         await person.move("reject", comment="Say it in French.")
         await person.stands("test")
@@ -59,19 +69,28 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(own: Comman
 
 
 @pytest.mark.parametrize("conflict", [False, True], ids=["apart", "in conflict"])
-async def test_the_work_of_two_tasks_is_brought_together(own: Command, repo: Path, conflict: bool) -> None:  # noqa: FBT001
+async def test_the_work_of_two_tasks_is_brought_together(
+    own: Command,
+    repo: Path,
+    conflict: bool,  # noqa: FBT001
+) -> None:
     added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     async with served(own) as house:
         person = Person(house)
         await person.create(
-            "As a writer, I want texts in upper and lower case, so that I need not retype them." + (" MODE" if conflict else "")
+            "As a writer, I want texts in upper and lower case, so that I need not retype them."
+            + (" MODE" if conflict else "")
         )
         await person.move("refine", "submit")
         await person.stands("design")
-        strategy = orchestrator.DerivationStrategy(parallel_execution=True, max_tasks_per_role=2, auto_publish_to_nats=True)
+        strategy = orchestrator.DerivationStrategy(
+            parallel_execution=True, max_tasks_per_role=2, auto_publish_to_nats=True
+        )
         derived = await person.stub.DeriveSubtasks(
-            orchestrator.DeriveSubtasksRequest(case_id=person.story_id, plan_id="plan-two", roles=["dev"], strategy=strategy)
+            orchestrator.DeriveSubtasksRequest(
+                case_id=person.story_id, plan_id="plan-two", roles=["dev"], strategy=strategy
+            )
         )
         assert [list(task.dependencies) for task in derived.tasks] == [[], []]
         await person.move_once_allowed("accept_design")
@@ -97,7 +116,10 @@ async def test_the_same_by_the_command_line(own: Command, repo: Path, tmp_path: 
                 await asyncio.sleep(0.2)
         return done.out.strip()
 
-    words = ("--brief", "As a writer, I want texts in upper and lower case, so that I need not retype them.")
+    words = (
+        "--brief",
+        "As a writer, I want texts in upper and lower case, so that I need not retype them.",
+    )
     criteria = [word for criterion in AC for word in ("--ac", criterion)]
     made = await own("story", "new", "Texts in both cases", *words, *criteria, "--repo", str(repo))
     assert made.code == 0, made.err

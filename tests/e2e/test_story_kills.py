@@ -1,4 +1,6 @@
-"""`serve` killed at every stage of a story: nothing is lost, the board is as it was, and the story goes on to done."""
+"""`serve` killed at every stage of a story: nothing is lost, the board is as it was, and the story
+goes on to done.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope
 
 
 class Model:
-    """Answers by the words of a task, but not to those with the words `held`: of these it says only that they came."""
+    """Answers by the words of a task, but not to those with the words `held`: of these it says only
+    that they came.
+    """
 
     def __init__(self) -> None:
         self.held = ""
@@ -59,7 +63,9 @@ async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
 
 
 async def begun(house: Served, task_id: str) -> None:
-    """Wait until a deliberation is under way: its check takes a second, and half of that is over."""
+    """Wait until a deliberation is under way: its check takes a second, and half of that is
+    over.
+    """
     request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
     stub, found = house.stub(PERSON), None
     async with asyncio.timeout(60):
@@ -68,11 +74,15 @@ async def begun(house: Served, task_id: str) -> None:
             with suppress(grpc.aio.AioRpcError):  # it is asked for in a moment
                 found = await stub.GetDeliberationResult(request)
     await asyncio.sleep(0.5)
-    assert (await stub.GetDeliberationResult(request)).status != orchestrator.DELIBERATION_STATUS_COMPLETED
+    assert (
+        await stub.GetDeliberationResult(request)
+    ).status != orchestrator.DELIBERATION_STATUS_COMPLETED
 
 
 async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Model) -> None:  # noqa: PLR0915 - stage by stage
-    added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge")
+    added = await own(
+        "repo", "add", str(repo), "--id", "project", "--tenant", "team-p", "--on-approval", "merge"
+    )
     assert added.code == 0, added.err
     story_id = ""
     seen: Any = None
@@ -86,7 +96,9 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
 
     async with served(own, signal.SIGKILL) as house:  # the design's council is asked
         person = await stage(house)
-        await person.create("As a writer, I want texts in upper and lower case, so that I need not retype them.")
+        await person.create(
+            "As a writer, I want texts in upper and lower case, so that I need not retype them."
+        )
         story_id = person.story_id
         model.hold("Divide this story")
         await person.move("refine", "submit")
@@ -98,7 +110,9 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         await person.move_once_allowed("accept_design")
         await model.asked()
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # the last, whose base is two others' work, merged
+    async with served(
+        own, signal.SIGKILL
+    ) as house:  # the last, whose base is two others' work, merged
         person = await stage(house)
         model.hold("the last")
         await model.asked()
@@ -127,7 +141,9 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
     assert len(git(repo, "rev-list", "--first-parent", "main").split()) == 2  # merged once
     assert git(repo, "rev-parse", "main^2") == check.commit_sha
     assert git(repo, "status", "--porcelain") == ""
-    (shown,) = git(repo, "branch", "--list", "moothall/team-p_story-*", "--format=%(refname:short)").split()
+    (shown,) = git(
+        repo, "branch", "--list", "moothall/team-p_story-*", "--format=%(refname:short)"
+    ).split()
     assert shown == check.branch
 
 

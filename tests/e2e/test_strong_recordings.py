@@ -1,4 +1,6 @@
-"""Replies of a strong model on small projects, replayed through the whole product: the right change reaches the branch."""
+"""Replies of a strong model on small projects, replayed through the whole product: the right change
+reaches the branch.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,17 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         (repo / name).write_text(text, encoding="utf-8")
     git(tmp_path, "init", "--quiet", "repo")
     git(repo, "add", "--all")
-    git(repo, "-c", "user.name=Ada", "-c", "user.email=ada@example.org", "commit", "--quiet", "--message", "begin")
+    git(
+        repo,
+        "-c",
+        "user.name=Ada",
+        "-c",
+        "user.email=ada@example.org",
+        "commit",
+        "--quiet",
+        "--message",
+        "begin",
+    )
     async with scripted_model(replay(recording), tools=True) as model:
         settings = {
             "MOOTHALL_EVIDENCE__TEST_WRITER": str(TEST_WRITER in recording["seats"]).lower(),
@@ -58,15 +70,23 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         command = Command(tmp_path / "data", model.base_url, QUICK | settings)
         seats = [seat for seat in recording["seats"] if seat not in AGENTS]
         options = ("--protocol", recording.get("protocol", "single"), "--agents", str(len(seats)))
-        done = await command("deliberate", "--repo", str(repo), *options, "--json", recording["task"], seconds=600)
+        done = await command(
+            "deliberate", "--repo", str(repo), *options, "--json", recording["task"], seconds=600
+        )
         assert done.document["winner_id"], done.err
-        assert recording.get("level") in {None, done.document["evidence_level"]}, done.document["results"][0]["reasons"]
+        assert recording.get("level") in {None, done.document["evidence_level"]}, done.document[
+            "results"
+        ][0]["reasons"]
         asked = [call for call in model.requests if "tools" in call.body]
         assert len(asked) == sum(map(len, recording["seats"].values()))
         first = model.requests[0]
         logged = await command("log", "tail", "--task", done.document["task_id"], "--json")
     assert len(first.prompt) < 9_000, "the first prompt stays short"
-    turns = [event for line in logged.out.splitlines() if (event := json.loads(line)).get("type") == EventType.SEAT_TURN]
+    turns = [
+        event
+        for line in logged.out.splitlines()
+        if (event := json.loads(line)).get("type") == EventType.SEAT_TURN
+    ]
     assert len(turns) == sum(map(len, recording["seats"].values()))
     git(repo, "checkout", "--quiet", done.document["branch"])
     for name, text in recording["hidden"].items():
@@ -74,6 +94,11 @@ async def test_a_right_change_is_never_lost(place: Path, tmp_path: Path) -> None
         (repo / name).write_text(text, encoding="utf-8")
     argv = [sys.executable if word == "python" else word for word in recording["check"]]
     hidden = subprocess.run(
-        argv, cwd=repo, capture_output=True, text=True, check=False, env={**os.environ, "CARGO_TARGET_DIR": str(tmp_path)}
+        argv,
+        cwd=repo,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CARGO_TARGET_DIR": str(tmp_path)},
     )
     assert hidden.returncode == 0, hidden.stdout + hidden.stderr

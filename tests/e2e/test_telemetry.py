@@ -1,4 +1,6 @@
-"""Spans and figures over real processes: serve, a host in a Ray actor, a collector of spans on the loopback."""
+"""Spans and figures over real processes: serve, a host in a Ray actor, a collector of spans on the
+loopback.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,10 @@ async def served(command: Command) -> AsyncIterator[str]:
 
 async def figures_at(url: str, token: str) -> dict[tuple[str, ...], float]:
     """Read the page: (name, process, other label values in the order of their names) → value."""
-    async with aiohttp.ClientSession() as session, session.get(url, headers={"Authorization": f"Bearer {token}"}) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url, headers={"Authorization": f"Bearer {token}"}) as response,
+    ):
         assert response.status == 200
         page = await response.text()
     found = {}
@@ -146,10 +151,15 @@ async def figures_at(url: str, token: str) -> dict[tuple[str, ...], float]:
 
 async def deliberate(command: Command, **request: Any) -> pb.DeliberateResponse:
     token = (command.data_dir / "token").read_text(encoding="ascii").strip()
-    metadata = (("authorization", f"Bearer {token}"), ("traceparent", f"00-{TRACE}-{CALLER_SPAN}-01"))
+    metadata = (
+        ("authorization", f"Bearer {token}"),
+        ("traceparent", f"00-{TRACE}-{CALLER_SPAN}-01"),
+    )
     async with grpc.aio.insecure_channel(command.served_at) as channel:
         asked = pb.DeliberateRequest(role="DEV", num_agents=2, **request)
-        response: pb.DeliberateResponse = await OrchestratorServiceStub(channel).Deliberate(asked, metadata=metadata, timeout=180)
+        response: pb.DeliberateResponse = await OrchestratorServiceStub(channel).Deliberate(
+            asked, metadata=metadata, timeout=180
+        )
     return response
 
 
@@ -157,14 +167,20 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
     repo = tmp_path / "repo"
     await make_sample_repository(repo)
     (tmp_path / "headers").write_text(f"x-key={SECRET}\n", encoding="utf-8")
-    async with scripted_model(scripted(by_task)) as model, receiving() as (receiver, server, endpoint):
+    async with (
+        scripted_model(scripted(by_task)) as model,
+        receiving() as (receiver, server, endpoint),
+    ):
         extra = {
             "MOOTHALL_TRACE__EXPORTER": "otlp",
             "MOOTHALL_TRACE__ENDPOINT": endpoint,
             "MOOTHALL_TRACE__HEADERS_FILE": str(tmp_path / "headers"),
             "MOOTHALL_TRACE__DELAY_SECONDS": "0.2",
             "MOOTHALL_TRACE__TIMEOUT_SECONDS": "2",
-            "MOOTHALL_MODELS": '{"cool": {"temperature": 0, "roles": ["dev"]}, "away": {"base_url": "http://127.0.0.1:9/v1"}}',
+            "MOOTHALL_MODELS": (
+                '{"cool": {"temperature": 0, "roles": ["dev"]}, "away": {"base_url": '
+                '"http://127.0.0.1:9/v1"}}'
+            ),
             "MOOTHALL_METRICS__PORT": "0",
             "MOOTHALL_METRICS__TOKEN": "scraper-scraper",
             "MOOTHALL_METRICS__REPORT_SECONDS": "0.3",
@@ -173,28 +189,43 @@ async def test_one_trace_from_the_call_to_each_model_and_tool_call(tmp_path: Pat
         registered = (await command("repo", "add", str(repo), "--json")).document["id"]
         async with served(command) as figures:
             response = await deliberate(
-                command, task_description=f"{TASK} {SECRET}", repository=common_pb2.Repository(id=registered)
+                command,
+                task_description=f"{TASK} {SECRET}",
+                repository=common_pb2.Repository(id=registered),
             )
             assert response.winner_id
-            assert {asked.body["temperature"] for asked in model.requests} == {0}, "hosts know the model of a role"
-            await receiver.until("decide", "deliver", "deliberation", "orchestrator.v1.OrchestratorService/Deliberate")
+            assert {asked.body["temperature"] for asked in model.requests} == {0}, (
+                "hosts know the model of a role"
+            )
+            await receiver.until(
+                "decide",
+                "deliver",
+                "deliberation",
+                "orchestrator.v1.OrchestratorService/Deliberate",
+            )
             _assert_one_trace(receiver, model)
             await _assert_figures(figures)
-            # A collector that goes away neither fails nor stops anything, nor does the end wait for it for long.
+            # A collector that goes away neither fails nor stops anything, nor does the end wait for
+            # it for long.
             await server.stop(0)
             assert (await deliberate(command, task_description="Write a HAIKU")).winner_id
 
 
 def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
     assert {span.trace for span in receiver.spans.values()} == {TRACE}
-    seen = {"<package>.<Service>/<Method>" if "/" in span.name else span.name for span in receiver.spans.values()}
+    seen = {
+        "<package>.<Service>/<Method>" if "/" in span.name else span.name
+        for span in receiver.spans.values()
+    }
     documented = {name.strip("`") for name, _ in table("telemetry.md", "span")}
     assert seen == documented - {"<METHOD> <route>"}  # this caller comes over gRPC
     call = receiver.named("orchestrator.v1.OrchestratorService/Deliberate")[0]
     assert call.parent == CALLER_SPAN
     root = ["deliberation", "submit", call.name]
     chats = receiver.named("chat")
-    assert {span.attributes["moothall.call_id"] for span in chats} == {asked.call_id for asked in model.requests}
+    assert {span.attributes["moothall.call_id"] for span in chats} == {
+        asked.call_id for asked in model.requests
+    }
     for span in chats:
         assert receiver.way_up(span) in (["chat", "turn", "seat", *root], ["chat", *root])
     tools = receiver.named("execute_tool")
@@ -203,7 +234,12 @@ def _assert_one_trace(receiver: Receiver, model: ScriptedModel) -> None:
         assert receiver.way_up(span) == ["execute_tool", "turn", "seat", *root]
     assert receiver.way_up(receiver.named("decide")[0]) == ["decide", "submit", call.name]
     assert receiver.named("decide")[0].links == (TRACE,)
-    assert receiver.way_up(receiver.named("deliver")[0]) == ["deliver", "decide", "submit", call.name]
+    assert receiver.way_up(receiver.named("deliver")[0]) == [
+        "deliver",
+        "decide",
+        "submit",
+        call.name,
+    ]
     assert {span.process.split("-")[0] for span in (call, *receiver.named("decide"))} == {"serve"}
     assert {span.process.split("-")[0] for span in (*chats, *tools)} == {"host"}
     for asked in model.requests:  # and the model server's own spans join the call that they answer
@@ -218,15 +254,30 @@ async def _assert_figures(url: str) -> None:
     async with asyncio.timeout(30):
         while True:
             found = await figures_at(url, "scraper-scraper")
-            if found.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0) >= 2:
+            if (
+                found.get(("moothall_tool_calls_total", "host-1", "success", "files.append"), 0)
+                >= 2
+            ):
                 break
             await asyncio.sleep(0.2)
     assert found["moothall_model_calls_total", "host-1", "scripted", "ok"] >= 3
     assert found["moothall_model_tokens_total", "host-1", "prompt", "scripted"] > 0
     assert found["moothall_deliberations_requested_total", "serve", "tests_then_verify", "dev"] == 1
-    assert found["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"] == 1
-    assert found["moothall_grpc_calls_total", "serve", "OK", "orchestrator.v1.OrchestratorService/Deliberate"] == 1
-    assert {name: found["moothall_model_up", "serve", name] for name in ("default", "cool", "away")} == {
+    assert (
+        found["moothall_deliberations_decided_total", "serve", "committed", "dev", "COMPLETED"] == 1
+    )
+    assert (
+        found[
+            "moothall_grpc_calls_total",
+            "serve",
+            "OK",
+            "orchestrator.v1.OrchestratorService/Deliberate",
+        ]
+        == 1
+    )
+    assert {
+        name: found["moothall_model_up", "serve", name] for name in ("default", "cool", "away")
+    } == {
         "default": 1,
         "cool": 1,
         "away": 0,

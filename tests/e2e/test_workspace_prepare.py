@@ -21,7 +21,15 @@ from support.local import Local, local
 pytestmark = pytest.mark.e2e
 
 SETUP = (
-    ("sh", "-c", "echo tool > /env/tool; echo dep > dep.txt; echo changed > a.txt; mkdir -p deps; echo d > deps/d; rm b.txt"),
+    (
+        "sh",
+        "-c",
+        (
+            "echo tool > /env/tool; echo dep > dep.txt; echo changed > a.txt; mkdir -p deps; echo "
+            "d > "
+            "deps/d; rm b.txt"
+        ),
+    ),
 )
 CHECKS = {
     "tests": ("sh", "-c", "cat /env/tool dep.txt a.txt b.txt deps/d"),
@@ -43,7 +51,9 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house
     prepared = await house.preparer.prepare(base, told.append)
     assert not left.exists()
     assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
-    assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", "what set-up made, and the repository's own files as they are"
+    assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", (
+        "what set-up made, and the repository's own files as they are"
+    )
     assert prepared.runs["closed"].verdict is Verdict.FAILED
     assert "Read-only file system" in prepared.runs["closed"].output
     assert len([line for line in told if line.startswith("setting up")]) == 1
@@ -71,9 +81,16 @@ async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> N
     assert os.listdir(house.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
 
 
-async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(house: Local) -> None:
-    kept = 'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p "$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
-    base = house.base(setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")})
+async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(
+    house: Local,
+) -> None:
+    kept = (
+        'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p '
+        '"$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
+    )
+    base = house.base(
+        setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
+    )
     *said, left = (await house.preparer.prepare(base)).runs["tests"].output.split()
     assert len(said) == 3
     assert all(path.startswith("/env/.downloads/") for path in said), (
@@ -85,27 +102,46 @@ async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_u
 async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
     bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (
-        SetupStep(bad, instead=(SetupStep(("sh", "-c", "echo less > /env/made")), SetupStep(bad, optional=True))),
+        SetupStep(
+            bad,
+            instead=(
+                SetupStep(("sh", "-c", "echo less > /env/made")),
+                SetupStep(bad, optional=True),
+            ),
+        ),
         SetupStep(("sh", "-c", "pwd > /env/where"), folder="sub"),
     )
     told: list[str] = []
     prepared = await house.preparer.prepare(
-        house.base(setup=(bad,), steps=steps, notes=("a note",), checks={"tests": ("cat", "/env/made", "/env/where")}),
+        house.base(
+            setup=(bad,),
+            steps=steps,
+            notes=("a note",),
+            checks={"tests": ("cat", "/env/made", "/env/where")},
+        ),
         told.append,
     )
     assert prepared.runs["tests"].output == "less\n/workspace/sub\n"
     assert "a note" in told
     assert "that failed (ValueError: no such thing); trying with less" in told
     assert any(line.startswith("left out: sh -c") and "no such thing" in line for line in told)
-    worse = SetupStep(("sh", "-c", "echo worse; exit 2"), instead=(SetupStep(("sh", "-c", "echo worst; exit 3")),))
+    worse = SetupStep(
+        ("sh", "-c", "echo worse; exit 2"), instead=(SetupStep(("sh", "-c", "echo worst; exit 3")),)
+    )
     with pytest.raises(RepositoryError) as error:
-        await house.preparer.prepare(house.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),)))
+        await house.preparer.prepare(
+            house.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),))
+        )
     last, first = error.value.message.split("Before it ")
     assert "echo worst; exit 3" in last
-    assert first.startswith(f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nSay which")
+    assert first.startswith(
+        f"{' '.join(bad)!r} had failed:\n  ValueError: no such thing\nSay which"
+    )
 
 
-async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(house: Local) -> None:
+async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(
+    house: Local,
+) -> None:
     def preparer(**more: float) -> Preparer:
         workspace = house.settings.workspace.model_copy(update={"base_seconds": 1.0, **more})
         house.workspaces._settings = house.settings.model_copy(update={"workspace": workspace})
@@ -113,17 +149,23 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
 
     base = house.base(checks={"tests": ("sh", "-c", "sleep 600")})
     first = await preparer().prepare(base)
-    assert first.runs["tests"].output.startswith("tests hit the limit of 1 s (workspace.base_seconds)")
+    assert first.runs["tests"].output.startswith(
+        "tests hit the limit of 1 s (workspace.base_seconds)"
+    )
     told: list[str] = []
     assert await preparer().prepare(base, told.append) == first
-    assert told == ["tests hit its limit 0 minutes ago and is not run again yet (workspace.stopped_seconds)"]
+    assert told == [
+        "tests hit its limit 0 minutes ago and is not run again yet (workspace.stopped_seconds)"
+    ]
     for more in ({"stopped_seconds": 0.0}, {"base_seconds": 1.5}):
         told.clear()
         await preparer(**more).prepare(base, told.append)
         assert "running tests on the untouched base" in told
 
 
-async def test_a_base_that_nothing_could_judge_is_tried_again_since_the_machine_may_have_been_mended(house: Local) -> None:
+async def test_a_base_that_nothing_could_judge_is_tried_again(
+    house: Local,
+) -> None:
     base = house.base(checks={"tests": ("no-such-program",)})
     for _ in range(2):
         told: list[str] = []
@@ -131,7 +173,9 @@ async def test_a_base_that_nothing_could_judge_is_tried_again_since_the_machine_
         assert "running tests on the untouched base" in told
 
 
-async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(house: Local) -> None:
+async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(
+    house: Local,
+) -> None:
     script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
     base = house.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
     prepared = await house.preparer.prepare(base)
@@ -139,9 +183,20 @@ async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_pat
 
 
 async def test_setup_alone_sees_a_history(house: Local) -> None:
-    describe = ("sh", "-c", "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; touch .git/mine")
+    describe = (
+        "sh",
+        "-c",
+        (
+            "git describe --tags --dirty > /env/version; git status --porcelain >> /env/version; "
+            "touch .git/mine"
+        ),
+    )
     prepared = await house.preparer.prepare(
-        house.base(setup=(describe,), history=True, checks={"tests": ("sh", "-c", "cat /env/version; ls -A")})
+        house.base(
+            setup=(describe,),
+            history=True,
+            checks={"tests": ("sh", "-c", "cat /env/version; ls -A")},
+        )
     )
     assert prepared.runs["tests"].output.split() == ["v0.1.0", "a.txt", "b.txt", "sub"]
 
@@ -155,16 +210,23 @@ async def test_a_check_runs_in_its_folder(house: Local) -> None:
 
 
 async def test_a_setup_that_hangs_is_stopped(house: Local) -> None:
-    settings = house.settings.model_copy(update={"workspace": house.settings.workspace.model_copy(update={"setup_seconds": 0.5})})
+    settings = house.settings.model_copy(
+        update={"workspace": house.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
+    )
     base = house.base(setup=(("sleep", "600"),))
     with pytest.raises(RepositoryError, match="stopped: timeout"):
         await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
 
 
-async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(tmp_path: Path) -> None:
+async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(
+    tmp_path: Path,
+) -> None:
     write = ("sh", "-c", "dd if=/dev/zero of=big bs=1M count=20 2>&1")
     async with local(tmp_path, disk_bytes=5_000_000) as house:
-        with pytest.raises(RepositoryError, match=r"stopped: disk \(a file may have sandbox.disk_bytes = 5e\+06 bytes"):
+        with pytest.raises(
+            RepositoryError,
+            match=r"stopped: disk \(a file may have sandbox.disk_bytes = 5e\+06 bytes",
+        ):
             await house.preparer.prepare(house.base(setup=(write,)))
         told: list[str] = []
         steps = (SetupStep(write, optional=True), SetupStep(write, instead=(SetupStep(("true",)),)))
@@ -204,7 +266,9 @@ async def test_a_spare_executor_is_kept_ready_and_used(tmp_path: Path) -> None:
         spare.kill()
         async with house.workspaces.open(prepared, "third") as workspace:
             assert workspace.pid != spare.pid
-            assert (await house.call(workspace, "files.read", path="a.txt")).output["content"] == "a\n"
+            assert (await house.call(workspace, "files.read", path="a.txt")).output[
+                "content"
+            ] == "a\n"
     assert list((house.settings.data_dir / "run").iterdir()) == []
 
 

@@ -1,4 +1,6 @@
-"""A story about texts in both cases: its repository, the model's part in it, and somebody who moves it on the board."""
+"""A story about texts in both cases: its repository, the model's part in it, and somebody who moves
+it on the board.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 
 PERSON = "the-token-of-somebody-who-may-everything"
-TOKENS = f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", "architect"]\n'
+TOKENS = (
+    f'[[principals]]\ntoken = "{PERSON}"\nname = "pat"\ntenant = "team-p"\nroles = ["po", "qa", '
+    '"architect"]\n'
+)
 _PATIENCE = 240  # seconds; a busy machine
 METADATA = (("authorization", f"Bearer {PERSON}"),)
 AC = (
@@ -39,21 +44,35 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str:
     if "Divide this story" in said:
         one = {"id": "one", "role": "dev", "description": "the first", "criteria": [1]}
         two = {"id": "two", "role": "dev", "description": "the second", "criteria": [2]}
-        last = {"id": "last", "role": "dev", "description": "the last", "criteria": [1, 2], "after": ["one", "two"]}
+        last = {
+            "id": "last",
+            "role": "dev",
+            "description": "the last",
+            "criteria": [1, 2],
+            "after": ["one", "two"],
+        }
         alone = {"id": "alone", "role": "dev", "description": "all of it", "criteria": [1, 2]}
         tasks = {"tasks": [alone] if "ALONE" in said else [last, one, two]}
         return json.dumps({"thought": "", "finish": json.dumps(tasks)})
     if "sent back: Say it in French" in said:
-        return turn("files.append", path="tools/texts.py", content='\n\ndef french():\n    return "premier"\n')
+        return turn(
+            "files.append",
+            path="tools/texts.py",
+            content='\n\ndef french():\n    return "premier"\n',
+        )
     if "does not go together" in said:
         return turn("files.edit", path="tools/texts.py", old='mode = "moved"', new='mode = "both"')
     if "they disagree" in said:
         return turn("files.edit", path="tools/texts.py", old='mode = "one"', new='mode = "both"')
     wanted = said.partition("It is done when:")[2]
-    part = "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
+    part = (
+        "both" if "upper" in wanted and "lower" in wanted else "one" if "upper" in wanted else "two"
+    )
     if "MODE" in said:
         return turn("files.edit", path="tools/texts.py", old='mode = "old"', new=f'mode = "{part}"')
-    return turn("files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n")
+    return turn(
+        "files.write", path=f"tools/{part}.py", content=f"def {part}(text):\n    return text\n"
+    )
 
 
 def make_repository(path: Path, check: str = CHECK) -> Path:
@@ -61,7 +80,9 @@ def make_repository(path: Path, check: str = CHECK) -> Path:
     files = {
         "tools/texts.py": 'mode = "old"\n\n\ndef first():\n    return "first"\n',
         "check.py": check,
-        ".moothall.toml": 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n',
+        ".moothall.toml": (
+            'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n'
+        ),
     }
     for name, text in files.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +103,9 @@ class Person:
         self.house = house
 
     async def create(self, brief: str) -> None:
-        request = pb.CreateStoryRequest(title="Texts in both cases", brief=brief, ac=AC, repository="project")
+        request = pb.CreateStoryRequest(
+            title="Texts in both cases", brief=brief, ac=AC, repository="project"
+        )
         self.story_id = (await self.board.CreateStory(request, metadata=METADATA)).story_id
 
     async def move(self, *events: str, comment: str = "") -> Any:
@@ -107,8 +130,16 @@ class Person:
             while True:
                 async with session.get(url) as response:
                     history = (await response.json())["history"]
-                done = max(place for place, event in enumerate(history) if event["data"].get("to_state") == "done")
-                told = [event["data"] for event in history[done:] if event["type"] == "moothall.story.delivered"]
+                done = max(
+                    place
+                    for place, event in enumerate(history)
+                    if event["data"].get("to_state") == "done"
+                )
+                told = [
+                    event["data"]
+                    for event in history[done:]
+                    if event["type"] == "moothall.story.delivered"
+                ]
                 if told:
                     return dict(told[0])
                 await asyncio.sleep(0.1)
@@ -120,7 +151,9 @@ class Person:
     async def stands(self, state: str) -> Any:
         async with asyncio.timeout(_PATIENCE):
             while True:
-                answer = await self.board.GetStory(pb.GetStoryRequest(story_id=self.story_id), metadata=METADATA)
+                answer = await self.board.GetStory(
+                    pb.GetStoryRequest(story_id=self.story_id), metadata=METADATA
+                )
                 if answer.story.state == state:
                     return answer
                 await asyncio.sleep(0.1)

@@ -1,4 +1,6 @@
-"""Open workspaces behind a real gate that grants everything, and all that must not be touched from inside."""
+"""Open workspaces behind a real gate that grants everything, and all that must not be touched from
+inside.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ FILES = {
     "README.md": "# Sample\n",
     "src/app.py": "def two() -> int:\n    return 2\n",
     "tests/test_app.py": "from app import two\n\n\ndef test_two():\n    assert two() == 2\n",
-    "pyproject.toml": '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["src"]\n',
+    "pyproject.toml": (
+        '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = '
+        '["src"]\n'
+    ),
     "Makefile": "test:\n\ttrue\n",
     "package.json": '{"name": "sample", "version": "0.1.0", "scripts": {"test": "true"}}\n',
 }
@@ -125,7 +130,13 @@ def canaries(folder: Path) -> Iterator[Canaries]:
         # Of the very user that a sandbox runs as: no difference of users protects it.
         uid = drop_uid(SandboxSettings())
         environment = {"PATH": "/usr/bin:/bin", "CANARY_OF_THE_OPERATOR": SECRET}
-        neighbour = subprocess.Popen(["sleep", "3600"], env=environment, user=uid, group=uid, extra_groups=[] if uid else None)
+        neighbour = subprocess.Popen(
+            ["sleep", "3600"],
+            env=environment,
+            user=uid,
+            group=uid,
+            extra_groups=[] if uid else None,
+        )
         try:
             yield Canaries(folder, file, listener, neighbour)
         finally:
@@ -152,13 +163,24 @@ class Castle:
         deadline = in_seconds(600)
         name = self.standing.id
         seat = SeatContext(
-            LOCAL, LOCAL.tenant, "task-1", "agent-dev-001", "dev", _ALL, self.standing, name, deadline, meter=Meter()
+            LOCAL,
+            LOCAL.tenant,
+            "task-1",
+            "agent-dev-001",
+            "dev",
+            _ALL,
+            self.standing,
+            name,
+            deadline,
+            meter=Meter(),
         )
         return self.gate.with_token(seat)
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool through the gate."""
-        return await self.gate.call(self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30)))
+        return await self.gate.call(
+            self.seat(), ToolCall(f"r-{next(self._numbers)}", tool, arguments, in_seconds(30))
+        )
 
     async def inside(self) -> Any:
         """The workspace that is open now."""
@@ -177,10 +199,16 @@ class Castle:
 
     async def _face(self, attempt: Attempt) -> ToolResult:
         mark = f"escaped-{attempt.name}"
-        words = {OUTSIDE: str(self.canaries.file), PORT: str(self.canaries.port), PID: str(self.canaries.neighbour.pid)}
+        words = {
+            OUTSIDE: str(self.canaries.file),
+            PORT: str(self.canaries.port),
+            PID: str(self.canaries.neighbour.pid),
+        }
         words |= {MARK: mark, SITE: self.site}
         for path, content in attempt.plants.items():
-            planted = await self.call("files.write", {"path": path, "content": filled(content, words)})
+            planted = await self.call(
+                "files.write", {"path": path, "content": filled(content, words)}
+            )
             assert planted.status is ToolStatus.SUCCESS, planted.error
         if attempt.first:
             done = await self.call("code.shell", {"command": filled(attempt.first, words)})
@@ -191,10 +219,15 @@ class Castle:
         assert result.status in attempt.statuses, f"{result.status}: {said[:3000]}"
         assert re.search(attempt.shows, said, re.DOTALL), said[:3000]
         assert SECRET not in said
-        assert SECRET not in json.dumps([event.data for event in self.facts.events[published:]], default=str)
+        assert SECRET not in json.dumps(
+            [event.data for event in self.facts.events[published:]], default=str
+        )
         self.unharmed(mark)
         follow = await self.call("files.read", {"path": "README.md"})
-        assert (follow.status, follow.output.get("content")) == (ToolStatus.SUCCESS, "# Sample\n"), follow
+        assert (follow.status, follow.output.get("content")) == (
+            ToolStatus.SUCCESS,
+            "# Sample\n",
+        ), follow
         assert await self.inside() is before, "the executor was lost"
         return result
 
@@ -203,7 +236,11 @@ class Castle:
         assert not self.canaries.reached(), "somebody inside reached a port of this machine"
         assert self.canaries.neighbour.poll() is None, "a process outside was ended"
         assert picture(*self._kept) == self.canaries.kept
-        found = [place for place in (*_HOST_PLACES, str(Path.home())) if os.path.lexists(f"{place}/{mark}")]
+        found = [
+            place
+            for place in (*_HOST_PLACES, str(Path.home()))
+            if os.path.lexists(f"{place}/{mark}")
+        ]
         assert found == []
 
     @property
@@ -220,7 +257,9 @@ class Castle:
     @property
     def prepared_tree(self) -> tuple[Path, ...]:
         """The shared checkout below the workspace."""
-        return tuple(self.house.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree)
+        return tuple(
+            self.house.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree
+        )
 
     def remember(self) -> None:
         """Take the picture that everything is compared with."""
@@ -230,7 +269,10 @@ class Castle:
 
     async def clean(self) -> None:
         """Make the workspace as it was: by its own means, else by a new one."""
-        everything = "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* /dev/shm/*; ls -A /workspace"
+        everything = (
+            "chmod -R u+rwX . ; rm -rf /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* "
+            "/dev/shm/*; ls -A /workspace"
+        )
         swept = await self.call("code.shell", {"command": everything})
         inside = await self.inside()
         inside._git = GitState(inside.base.sha)

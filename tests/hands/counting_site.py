@@ -13,7 +13,9 @@ from aiohttp import web
 
 @dataclass(slots=True)
 class Site:
-    """`seen` counts requests by method and path; `pause` is how long each answer takes; `broken` ones get none."""
+    """`seen` counts requests by method and path; `pause` is how long each answer takes; `broken`
+    ones get none.
+    """
 
     port: int = 0
     seen: Counter[str] = field(default_factory=Counter)
@@ -36,7 +38,9 @@ async def counting_site() -> AsyncIterator[Site]:
         await asyncio.sleep(site.pause)
         if site.broken and request.transport is not None:
             request.transport.close()
-        return web.Response(text=f"<title>t</title><p>request {site.seen.total()}</p>", content_type="text/html")
+        return web.Response(
+            text=f"<title>t</title><p>request {site.seen.total()}</p>", content_type="text/html"
+        )
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)

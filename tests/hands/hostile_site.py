@@ -28,13 +28,20 @@ async def _answer(request: web.Request) -> web.StreamResponse:
     name, _, rest = request.path.strip("/").partition("/")
     match name:
         case "to":
-            return web.Response(status=int(rest or 302), headers={"Location": request.query["where"]})
+            return web.Response(
+                status=int(rest or 302), headers={"Location": request.query["where"]}
+            )
         case "bomb":
             coding = "deflate" if rest == "deflate" else "gzip"
-            return web.Response(body=_packed(rest), headers={"Content-Encoding": coding, "Content-Type": "text/html"})
+            return web.Response(
+                body=_packed(rest),
+                headers={"Content-Encoding": coding, "Content-Type": "text/html"},
+            )
         case "deep":
             text = "<div>" * 300_000 if rest == "html" else "[" * 300_000
-            return web.Response(text=text, content_type="text/html" if rest == "html" else "application/json")
+            return web.Response(
+                text=text, content_type="text/html" if rest == "html" else "application/json"
+            )
         case "endless":
             response = web.StreamResponse(headers={"Content-Type": "text/plain"})
             await response.prepare(request)

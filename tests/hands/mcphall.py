@@ -1,4 +1,6 @@
-"""A gate before a workspace, with the tools of MCP servers of ours behind it: honest ones and others."""
+"""A gate before a workspace, with the tools of MCP servers of ours behind it: honest ones and
+others.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
         facts = Facts()
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
-            gate = Gate(GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules)
+            gate = Gate(
+                GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
+            )
             yield Hall(
                 gate,
                 workspace,

@@ -15,10 +15,14 @@ _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 PASSWORD = "r-secret-42"
 
 
-async def ask(tool: str, settings: DbSettings, tenant: str = "local", **arguments: Any) -> ToolResult:
+async def ask(
+    tool: str, settings: DbSettings, tenant: str = "local", **arguments: Any
+) -> ToolResult:
     """Ask as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
-    result = await DatabaseTools(settings).call(ToolCall("request-1", tool, checked, in_seconds(60)), Room(), tenant)
+    result = await DatabaseTools(settings).call(
+        ToolCall("request-1", tool, checked, in_seconds(60)), Room(), tenant
+    )
     json.dumps(dict(result.output), allow_nan=False)
     assert PASSWORD not in str(result)
     return result

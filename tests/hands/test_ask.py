@@ -1,4 +1,6 @@
-"""`moothall ask` as a person uses it, beside one real `moothall serve`; a scripted model over HTTP."""
+"""`moothall ask` as a person uses it, beside one real `moothall serve`; a scripted model over
+HTTP.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+async def command(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("ask"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
     async with served(command):
@@ -81,7 +85,9 @@ async def test_a_diff_is_shown_and_applied_with_yes(command: Command, repo: Path
     assert git(repo, "branch", "--list", done.document["branch"])
 
 
-async def test_without_a_terminal_nothing_is_applied_and_that_is_said(command: Command, repo: Path) -> None:
+async def test_without_a_terminal_nothing_is_applied_and_that_is_said(
+    command: Command, repo: Path
+) -> None:
     done = await command("ask", "--repo", str(repo), TASK)
     assert done.code == 0, done.err
     assert "+def hello_world" in done.out
@@ -100,10 +106,18 @@ async def test_own_changes_are_in_the_way(command: Command, repo: Path) -> None:
 
 
 @pytest.mark.parametrize(("typed", "applied"), [("y\n", True), ("n\n", False), ("\x04", False)])
-async def test_on_a_terminal_its_owner_is_asked(command: Command, repo: Path, typed: str, *, applied: bool) -> None:
+async def test_on_a_terminal_its_owner_is_asked(
+    command: Command, repo: Path, typed: str, *, applied: bool
+) -> None:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "moothall", "ask", "--repo", str(repo), TASK),
+        sys.executable,
+        "-m",
+        "moothall",
+        "ask",
+        "--repo",
+        str(repo),
+        TASK,
         env=command.environment(),
         stdin=theirs,
         stdout=asyncio.subprocess.PIPE,
@@ -150,10 +164,15 @@ async def test_ctrl_c_cancels_the_task(command: Command, model: ScriptedModel, r
 async def test_in_no_repository_it_is_about_text(command: Command, tmp_path: Path) -> None:
     done = await command("ask", "--json", "Write a HAIKU", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert (done.document["final_state"], done.document["results"][0]["content"]) == ("answered", "An old silent pond")
+    assert (done.document["final_state"], done.document["results"][0]["content"]) == (
+        "answered",
+        "An old silent pond",
+    )
 
 
-async def test_a_server_elsewhere_is_asked_by_its_kernel(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_a_server_elsewhere_is_asked_by_its_kernel(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     """From a data directory of one's own, as on another machine: the token is all that one has."""
     (tmp_path / "token").write_text(ALICE, encoding="ascii")
     client = Command(tmp_path / "mine", extra={"MOOTHALL_LOG__LEVEL": "error"})

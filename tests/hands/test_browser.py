@@ -1,4 +1,6 @@
-"""`browser.run` with a real Chromium, on pages of our own: what is asked is done, and no page leads where no tool may go."""
+"""`browser.run` with a real Chromium, on pages of our own: what is asked is done, and no page leads
+where no tool may go.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ HOSTILE = """<!doctype html><title>hostile</title><body>
 PAGES = {
     "/form": FORM,
     "/spin": "<title>s</title><script>while (true) {}</script>",
-    "/eats": "<title>e</title><script>const all = []; while (true) try { all.push(new Uint8Array(1e7).fill(1)); } catch {}</script>",
+    "/eats": (
+        "<title>e</title><script>const all = []; while (true) try { all.push(new "
+        "Uint8Array(1e7).fill(1)); } catch {}</script>"
+    ),
     "/talks": """<title>t</title><p id=said></p><script>const ws = new WebSocket("ws://" + location.host + "/ws");
     ws.onmessage = event => document.getElementById("said").innerHTML = "<b>" + event.data + "</b>";</script>""",
     "/tricks": """<title>t</title><p>true words</p><script>document.querySelector = () => ({innerText: "false words"});
@@ -96,11 +101,16 @@ class Site:
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: PLR0911 - a table of paths
         """Answer."""
         self.asked.append(request.path)
-        if (page := PAGES.get(request.path) or (self.page if request.path == "/hostile" else "")) != "":
+        if (
+            page := PAGES.get(request.path) or (self.page if request.path == "/hostile" else "")
+        ) != "":
             return web.Response(text=page, content_type="text/html")
         match request.path:
             case "/hello":
-                return web.Response(text=f"<title>Hello</title><h1>Hello {request.query['name']}</h1>", content_type="text/html")
+                return web.Response(
+                    text=f"<title>Hello</title><h1>Hello {request.query['name']}</h1>",
+                    content_type="text/html",
+                )
             case "/to":
                 return web.Response(status=302, headers={"Location": request.query["where"]})
             case "/ws":
@@ -114,7 +124,9 @@ class Site:
             case "/big":
                 return web.Response(body=b"x" * 3_000_000, content_type="text/plain")
             case "/download":
-                return web.Response(body=b"MZ" * 1000, headers={"Content-Disposition": "attachment; filename=x.exe"})
+                return web.Response(
+                    body=b"MZ" * 1000, headers={"Content-Disposition": "attachment; filename=x.exe"}
+                )
         return web.Response(text="plain")
 
 
@@ -148,19 +160,33 @@ async def site() -> AsyncIterator[Site]:
 def nothing_stays() -> Any:
     """No browser outlives its call."""
     yield
-    left = [process for process in psutil.Process().children(recursive=True) if "chrom" in command_line(process)]
+    left = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "chrom" in command_line(process)
+    ]
     assert not left
 
 
-async def browse(site: Site, path: str, *actions: dict[str, str], folder: Path = Path("/nonexistent"), **more: Any) -> ToolResult:
+async def browse(
+    site: Site,
+    path: str,
+    *actions: dict[str, str],
+    folder: Path = Path("/nonexistent"),
+    **more: Any,
+) -> ToolResult:
     """Run it as the gate would."""
     allow = more.pop("allow", (f"127.0.0.1:{site.port}",))
     where = more.pop("where", {})
     settings = BrowserSettings(**{"action_seconds": 40, "seconds": 100, **more})
     url = path if "://" in path else site.url + path
-    arguments = BrowserRun.model_validate({"url": url, "actions": list(actions), **where}).model_dump()
+    arguments = BrowserRun.model_validate(
+        {"url": url, "actions": list(actions), **where}
+    ).model_dump()
     call = ToolCall("request-1", "browser.run", arguments, in_seconds(120))
-    return await BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings()).call(call, Folder(folder), "local")
+    return await BrowserTools(settings, HttpSettings(allow=allow), SandboxSettings()).call(
+        call, Folder(folder), "local"
+    )
 
 
 async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Path) -> None:
@@ -185,13 +211,25 @@ async def test_open_click_type_wait_text_and_screenshot(site: Site, tmp_path: Pa
     assert said == ["go", "Hello Ada", "Hello Bob"]
     assert (result.output["title"], result.output["url"]) == ("Hello", f"{site.url}/hello?name=Bob")
     picture = (tmp_path / "shots/one.png").read_bytes()
-    assert (picture[:8], int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (b"\x89PNG\r\n\x1a\n", 1280, 800)
+    assert (picture[:8], int.from_bytes(picture[16:20]), int.from_bytes(picture[20:24])) == (
+        b"\x89PNG\r\n\x1a\n",
+        1280,
+        800,
+    )
     assert result.output["refused"] == []
 
 
 async def test_far_away_dialogs_and_websockets(site: Site) -> None:
-    result = await browse(site, "/form", {"do": "click", "selector": "#far"}, {"do": "click", "selector": "#ask"}, {"do": "text"})
-    assert (result.status, result.output.get("title")) == (ToolStatus.SUCCESS, "false"), result.error
+    result = await browse(
+        site,
+        "/form",
+        {"do": "click", "selector": "#far"},
+        {"do": "click", "selector": "#ask"},
+        {"do": "text"},
+    )
+    assert (result.status, result.output.get("title")) == (ToolStatus.SUCCESS, "false"), (
+        result.error
+    )
     talked = await browse(site, "/talks", {"do": "text", "selector": "#said b"})
     assert talked.output["results"][0]["text"] == "from the server", talked.error
 
@@ -202,7 +240,12 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
             udp.bind(("127.0.0.1", other.port))
             udp.setblocking(False)
             site.page = HOSTILE.format(other=other.port, rebound="localhost.localdomain")
-            result = await browse(site, "/hostile", {"do": "wait", "selector": "#done"}, {"do": "text", "selector": "#out"})
+            result = await browse(
+                site,
+                "/hostile",
+                {"do": "wait", "selector": "#done"},
+                {"do": "text", "selector": "#out"},
+            )
             assert result.status is ToolStatus.SUCCESS, result.error
             said = result.output["results"][1]["text"]
             assert "GOT" not in said
@@ -211,7 +254,9 @@ async def test_a_hostile_page_reaches_nothing_that_no_tool_may_reach(site: Site)
             with pytest.raises(BlockingIOError):
                 udp.recv(100)
         for leave in ("leave", "file"):
-            left = await browse(site, "/hostile", {"do": "click", "selector": f"#{leave}"}, {"do": "text"})
+            left = await browse(
+                site, "/hostile", {"do": "click", "selector": f"#{leave}"}, {"do": "text"}
+            )
             assert "root:" not in str(left)
         saved = await browse(site, "/hostile", {"do": "click", "selector": "#save"})
         assert saved.status is ToolStatus.SUCCESS
@@ -252,14 +297,22 @@ async def test_limits(site: Site, tmp_path: Path) -> None:
     spin = await browse(site, "/spin", action_seconds=12)
     assert (spin.status, "action_seconds" in spin.error) == (ToolStatus.ERROR, True), spin
     missing = await browse(site, "/form", {"do": "click", "selector": "#none"}, action_seconds=12)
-    assert (missing.status, "action 1 (click #none): not done" in missing.error) == (ToolStatus.ERROR, True), missing
+    assert (missing.status, "action 1 (click #none): not done" in missing.error) == (
+        ToolStatus.ERROR,
+        True,
+    ), missing
     wrong = await browse(site, "/form", {"do": "click", "selector": "##"})
     assert (wrong.status, "is no CSS selector" in wrong.error) == (ToolStatus.INVALID, True), wrong
     big = await browse(site, "/big", {"do": "text"}, transfer_bytes=100_000)
     assert (big.status, "transfer_bytes" in big.error) == (ToolStatus.ERROR, True), big
     cut = await browse(site, "/big", {"do": "text"}, text_chars=1000)
-    assert (len(cut.output["results"][0]["text"]), cut.output["results"][0]["truncated"]) == (1000, True), cut.error
-    small = await browse(site, "/form", {"do": "screenshot"}, screenshot_bytes=10_000, folder=tmp_path)
+    assert (len(cut.output["results"][0]["text"]), cut.output["results"][0]["truncated"]) == (
+        1000,
+        True,
+    ), cut.error
+    small = await browse(
+        site, "/form", {"do": "screenshot"}, screenshot_bytes=10_000, folder=tmp_path
+    )
     assert small.status in {ToolStatus.SUCCESS, ToolStatus.ERROR}
     many = await browse(site, "/form", *[{"do": "text"}] * 3, actions=2)
     assert (many.status, "browser.actions" in many.error) == (ToolStatus.INVALID, True)
@@ -267,7 +320,8 @@ async def test_limits(site: Site, tmp_path: Path) -> None:
 
 async def test_a_page_that_eats_memory_harms_itself_alone(site: Site) -> None:
     eats, reads = await asyncio.gather(
-        browse(site, "/eats", action_seconds=25), browse(site, "/form", {"do": "text", "selector": "#go"})
+        browse(site, "/eats", action_seconds=25),
+        browse(site, "/form", {"do": "text", "selector": "#go"}),
     )
     assert eats.status is ToolStatus.ERROR, eats
     assert reads.status is ToolStatus.SUCCESS, reads.error

@@ -1,4 +1,6 @@
-"""`docker.*` against a real engine: images are built, containers run bounded, and nobody sees another's."""
+"""`docker.*` against a real engine: images are built, containers run bounded, and nobody sees
+another's.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,14 @@ def host() -> Iterator[str]:
 class Desk(Folder):
     """A workspace with the toolkit of its process."""
 
-    def __init__(self, root: Path, host: str, name: str = "ws-1", tools: DockerTools | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        host: str,
+        name: str = "ws-1",
+        tools: DockerTools | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(root)
         self.name = name
         self.settings = DockerSettings(host=host, **settings)
@@ -57,10 +66,14 @@ class Desk(Folder):
     def id(self) -> str:
         return self.name
 
-    async def ask(self, tool: str, tenant: str = "local", seconds: float = 100, **arguments: Any) -> ToolResult:
+    async def ask(
+        self, tool: str, tenant: str = "local", seconds: float = 100, **arguments: Any
+    ) -> ToolResult:
         """Call as the gate would."""
         checked = _ARGUMENTS[f"docker.{tool}"].model_validate(arguments).model_dump()
-        result = await self.tools.call(ToolCall("request-1", f"docker.{tool}", checked, in_seconds(seconds)), self, tenant)
+        result = await self.tools.call(
+            ToolCall("request-1", f"docker.{tool}", checked, in_seconds(seconds)), self, tenant
+        )
         json.dumps(dict(result.output))
         return result
 
@@ -76,7 +89,9 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
     shutil.copy(busybox, tmp_path / "bin/busybox")
     for name in _LINKS.split():
-        (tmp_path / "bin" / name).write_text('#!/bin/busybox sh\nexec /bin/busybox ${0##*/} "$@"\n', encoding="ascii")
+        (tmp_path / "bin" / name).write_text(
+            '#!/bin/busybox sh\nexec /bin/busybox ${0##*/} "$@"\n', encoding="ascii"
+        )
     (tmp_path / "Dockerfile").write_text(DOCKERFILE.replace("VOLUME /data\n", ""), encoding="ascii")
     return tmp_path
 
@@ -97,19 +112,29 @@ async def desk(host: str, root: Path) -> AsyncIterator[Desk]:
 
 async def test_a_container_runs_and_is_gone(desk: Desk) -> None:
     result = await desk.ask("run", image="app")
-    assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), result.error
-    result = await desk.run("/bin/busybox", "sh", "-c", "echo $GREETING $X; echo err >&2; exit 7", env=["X=there"])
+    assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
+        result.error
+    )
+    result = await desk.run(
+        "/bin/busybox", "sh", "-c", "echo $GREETING $X; echo err >&2; exit 7", env=["X=there"]
+    )
     assert result.output["exit_code"] == 7, result.error
     assert sorted(result.output["output"].split()) == ["err", "hello", "there"]
     assert (await desk.ask("ps")).output["containers"] == []
 
 
 async def test_a_container_that_goes_on(desk: Desk) -> None:
-    started = await desk.run("/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True)
+    started = await desk.run(
+        "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
+    )
     container = started.output["container"]
     listed = (await desk.ask("ps")).output["containers"]
-    assert [(one["container"], one["image"], one["state"]) for one in listed] == [(container, "app", "running")]
-    done = await desk.ask("exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"])
+    assert [(one["container"], one["image"], one["state"]) for one in listed] == [
+        (container, "app", "running")
+    ]
+    done = await desk.ask(
+        "exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"]
+    )
     assert (done.output["exit_code"], done.output["output"]) == (3, "hello\n"), done.error
     async with asyncio.timeout(30):
         while not (said := await desk.ask("logs", container=container)).output["output"]:
@@ -146,36 +171,65 @@ async def test_every_container_is_bounded(desk: Desk) -> None:
         told = await session.ask("GET", f"/containers/{started.output['container']}/json")
     host = told["HostConfig"]
     wanted = {
-        "NetworkMode": "none", "Privileged": False, "ReadonlyRootfs": True, "CapDrop": ["ALL"], "CapAdd": None, "PidMode": "",
-        "Memory": 512_000_000, "MemorySwap": 512_000_000, "NanoCpus": 1_000_000_000, "PidsLimit": 128, "SecurityOpt": ["no-new-privileges"],
-        "UTSMode": "", "IpcMode": "private",
-    }  # fmt: skip
-    assert {name: host[name] or (None if name == "CapAdd" else host[name]) for name in wanted} == wanted
+        "NetworkMode": "none",
+        "Privileged": False,
+        "ReadonlyRootfs": True,
+        "CapDrop": ["ALL"],
+        "CapAdd": None,
+        "PidMode": "",
+        "Memory": 512_000_000,
+        "MemorySwap": 512_000_000,
+        "NanoCpus": 1_000_000_000,
+        "PidsLimit": 128,
+        "SecurityOpt": ["no-new-privileges"],
+        "UTSMode": "",
+        "IpcMode": "private",
+    }
+    assert {
+        name: host[name] or (None if name == "CapAdd" else host[name]) for name in wanted
+    } == wanted
     assert not host["Binds"] and not host["Devices"] and not told["Mounts"]  # noqa: PT018 - three ways in
 
 
 async def test_limits_hold_and_say_so(host: str, root: Path, desk: Desk) -> None:
-    small = Desk(root, host, tools=None, memory_bytes=32_000_000, processes=16, output_bytes=2000, scratch_bytes=1_000_000)
+    small = Desk(
+        root,
+        host,
+        tools=None,
+        memory_bytes=32_000_000,
+        processes=16,
+        output_bytes=2000,
+        scratch_bytes=1_000_000,
+    )
     eats = await small.run("/bin/busybox", "sh", "-c", "x=x; while true; do x=$x$x; done")
     assert eats.output.get("exit_code") != 0, eats.error
     assert eats.output.get("killed") == "memory"
     forks = await small.run(
-        "/bin/busybox", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0; do sleep 5 & done; echo end"
+        "/bin/busybox",
+        "sh",
+        "-c",
+        "for i in 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0; do sleep 5 & done; echo end",
     )
     assert "can't fork" in forks.output["output"], forks
     talks = await small.run("/bin/busybox", "sh", "-c", "yes | /bin/busybox head -c 100000")
     assert (len(talks.output["output"]), talks.output["truncated"]) == (2000, True)
-    fills = await small.run("/bin/busybox", "sh", "-c", "dd if=/dev/zero of=/tmp/x bs=1M count=10; echo $?")
+    fills = await small.run(
+        "/bin/busybox", "sh", "-c", "dd if=/dev/zero of=/tmp/x bs=1M count=10; echo $?"
+    )
     assert "No space left" in fills.output["output"]
     slow = await small.run("/bin/busybox", "sleep", "1000", seconds=4)
     assert slow.status is ToolStatus.TIMEOUT
     assert (await small.ask("ps")).output["containers"] == []
     started = (await small.run("/bin/busybox", "sleep", "1000", detach=True)).output["container"]
-    late = await small.ask("exec", container=started, command=["/bin/busybox", "sleep", "1000"], seconds=4)
+    late = await small.ask(
+        "exec", container=started, command=["/bin/busybox", "sleep", "1000"], seconds=4
+    )
     assert late.status is ToolStatus.TIMEOUT
     assert (await small.ask("ps")).output["containers"][0]["state"] == "exited"
     for _ in range(3):
-        assert (await small.run("/bin/busybox", "sleep", "1000", detach=True)).status is ToolStatus.SUCCESS
+        assert (
+            await small.run("/bin/busybox", "sleep", "1000", detach=True)
+        ).status is ToolStatus.SUCCESS
     many = await small.run("/bin/busybox", "true")
     assert (many.status, "docker.containers" in many.error) == (ToolStatus.BLOCKED, True)
     await small.tools.close_workspace(small.id)
@@ -215,7 +269,10 @@ async def test_what_expired_is_removed_whoever_made_it(host: str, root: Path, de
             await desk.tools.sweep()
     async with engine_at(host) as session:
         assert [
-            tag for image in await session.ask("GET", "/images/json") for tag in image["RepoTags"] if tag.endswith(":gone")
+            tag
+            for image in await session.ask("GET", "/images/json")
+            for tag in image["RepoTags"]
+            if tag.endswith(":gone")
         ] == []
     assert [one["container"] for one in (await desk.ask("ps")).output["containers"]] == [kept]
 
@@ -262,7 +319,9 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        (root / "Dockerfile").write_text(text.replace("{port}", str(server.server_port)), encoding="utf-8")
+        (root / "Dockerfile").write_text(
+            text.replace("{port}", str(server.server_port)), encoding="utf-8"
+        )
         desk = Desk(root, host, "ws-4")
         result = await desk.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
@@ -277,7 +336,8 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
 
 async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, root: Path) -> None:
     (root / "Dockerfile").write_text(
-        'FROM scratch AS one\nCOPY bin /bin/\nRUN ["/bin/busybox", "sh", "-c", "ls /sys/class/net; echo x > /made"]\n'
+        'FROM scratch AS one\nCOPY bin /bin/\nRUN ["/bin/busybox", "sh", "-c", "ls '
+        '/sys/class/net; echo x > /made"]\n'
         "FROM scratch\nCOPY --from=one /made /made\nCOPY --from=0 /bin/busybox /bin/busybox\n",
         encoding="ascii",
     )
@@ -287,7 +347,9 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
     assert "eth" not in built.output["output"]
     read = await desk.run("/bin/busybox", "cat", "/made")
     assert read.output["output"] == "x\n"
-    (root / "Dockerfile").write_text('FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii")
+    (root / "Dockerfile").write_text(
+        'FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii"
+    )
     failed = await desk.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
     await desk.tools.close_workspace(desk.id)

@@ -44,7 +44,9 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+async def house(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("doors")
     await make_sample_repository(folder / "repo")
     (folder / "policies").mkdir()
@@ -52,7 +54,10 @@ async def house(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) 
     command = make_command(folder, model.base_url)
     tokens = folder / "tokens.toml"
     tokens.write_text(
-        tokens.read_text(encoding="utf-8").replace('name = "alice"', 'name = "alice"\noperator = true'), encoding="utf-8"
+        tokens.read_text(encoding="utf-8").replace(
+            'name = "alice"', 'name = "alice"\noperator = true'
+        ),
+        encoding="utf-8",
     )
     command.extra |= {
         "MOOTHALL_WEB__PORT": "0",
@@ -70,15 +75,21 @@ class Web:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def __call__(self, method: str, path: str, body: Any = None, token: str = ALICE) -> tuple[int, Any]:
+    async def __call__(
+        self, method: str, path: str, body: Any = None, token: str = ALICE
+    ) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         async with self._session.request(method, path, json=body, headers=headers) as response:
-            return response.status, await response.json(content_type=None) if response.content_length else None
+            return response.status, await response.json(
+                content_type=None
+            ) if response.content_length else None
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def web(house: Served) -> AsyncIterator[Web]:
-    async with aiohttp.ClientSession(f"http://{house.web}", timeout=aiohttp.ClientTimeout(total=120)) as session:
+    async with aiohttp.ClientSession(
+        f"http://{house.web}", timeout=aiohttp.ClientTimeout(total=120)
+    ) as session:
         yield Web(session)
 
 
@@ -93,9 +104,16 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(house: Served
     status, room = await web("POST", "/v1/workspaces", where)
     assert status == 201, room
 
-    async def call(tool: str, request_id: str, token: str = ALICE, **arguments: Any) -> tuple[int, Mapping[str, Any]]:
+    async def call(
+        tool: str, request_id: str, token: str = ALICE, **arguments: Any
+    ) -> tuple[int, Mapping[str, Any]]:
         named = {"workspace_id": room["workspace_id"], "capability_token": room["capability_token"]}
-        return await web("POST", f"/v1/tools/{tool}", {**named, "request_id": request_id, "arguments": arguments}, token)
+        return await web(
+            "POST",
+            f"/v1/tools/{tool}",
+            {**named, "request_id": request_id, "arguments": arguments},
+            token,
+        )
 
     status, read = await call("files.read", "r-1", path="src/utils.py")
     assert (status, read["status"]) == (200, "success"), read
@@ -105,11 +123,16 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(house: Served
     assert (status, parked["status"]) == (200, "parked"), parked
     assert (await web("GET", "/v1/parked", token=EVE))[0] == 403
     [waiting] = (await web("GET", "/v1/parked"))[1]["parked"]
-    assert (await web("POST", f"/v1/parked/{waiting['id']}", {"allow": True}))[1]["state"] == "allowed"
+    assert (await web("POST", f"/v1/parked/{waiting['id']}", {"allow": True}))[1][
+        "state"
+    ] == "allowed"
     async with asyncio.timeout(60):
         while (await call("files.delete", "r-3", path="README.md"))[1]["status"] != "success":
             await asyncio.sleep(0.05)
-    assert (await call("files.delete", "r-4", path="README.md"))[1]["status"] in {"error", "parked"}  # spent
+    assert (await call("files.delete", "r-4", path="README.md"))[1]["status"] in {
+        "error",
+        "parked",
+    }  # spent
     assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}"))[0] == 204
     assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
     assert (repo_of(house) / "README.md").exists()
@@ -128,7 +151,9 @@ async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> No
         )
     )
     live = await stub.SubmitDeliberation(
-        pb.DeliberateRequest(task_description=f"HANG {TASK}", role="DEV", num_agents=2, repository=repository)
+        pb.DeliberateRequest(
+            task_description=f"HANG {TASK}", role="DEV", num_agents=2, repository=repository
+        )
     )
     async with asyncio.timeout(60):
         while (await web("GET", f"/tasks/{live.task_id}"))[1]["status"] != "IN_PROGRESS":
@@ -151,29 +176,47 @@ async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> No
 
 async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) -> None:
     stub: Any = AgentKernelStub(house.channel)
-    asked = kernel.CreateTaskRequest(prompt=TASK, workspace=str(repo_of(house)), agent="DEV", task_id="kernel-1")
+    asked = kernel.CreateTaskRequest(
+        prompt=TASK, workspace=str(repo_of(house)), agent="DEV", task_id="kernel-1"
+    )
     task = await stub.CreateTask(asked, **as_(ALICE))
     assert (await stub.CreateTask(asked, **as_(ALICE))).task_id == task.task_id == "kernel-1"
-    first = stub.StreamTaskEvents(kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE))
+    first = stub.StreamTaskEvents(
+        kernel.StreamTaskEventsRequest(task_id=task.task_id), **as_(ALICE)
+    )
     seen = [await first.read() for _ in range(3)]
     first.cancel()  # the client goes away and comes back
 
-    def execution(execution_id: str, tool: str, token: str = task.capability_token, **arguments: Any) -> Any:
-        request = kernel.ExecuteToolRequest(task_id=task.task_id, execution_id=execution_id, capability_token=token, tool=tool)
+    def execution(
+        execution_id: str, tool: str, token: str = task.capability_token, **arguments: Any
+    ) -> Any:
+        request = kernel.ExecuteToolRequest(
+            task_id=task.task_id, execution_id=execution_id, capability_token=token, tool=tool
+        )
         request.arguments.update(arguments)
         return stub.ExecuteTool(request, **as_(ALICE))
 
     runner: Any = SecureRunnerStub(house.channel)
     code = "len(files.read(path='src/utils.py')['content'])"
     order = runner_pb.ExecuteRequest(
-        task_id=task.task_id, execution_id="x-1", code=code, tools=["files.read"], capability_token=task.capability_token
+        task_id=task.task_id,
+        execution_id="x-1",
+        code=code,
+        tools=["files.read"],
+        capability_token=task.capability_token,
     )
     ran = await runner.Execute(order, **as_(ALICE))  # opens the task's workspace
-    assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), ran
+    assert (ran.status, ran.tool_call_count, ran.result.number_value > 0) == ("success", 1, True), (
+        ran
+    )
     done = await execution("e-1", "files.append", path="src/utils.py", content="# mine\n")
     assert done.status == "success", done
-    assert await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done  # runs once
-    content = dict((await execution("e-2", "files.read", path="src/utils.py")).output.struct_value)["content"]
+    assert (
+        await execution("e-1", "files.append", path="src/utils.py", content="# mine\n") == done
+    )  # runs once
+    content = dict((await execution("e-2", "files.read", path="src/utils.py")).output.struct_value)[
+        "content"
+    ]
     assert content.count("# mine") == 1
     assert "hello_world" not in content  # the agent's own workspace is another one
     with pytest.raises(grpc.aio.AioRpcError, match="token"):
@@ -185,29 +228,42 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) ->
     for place, event in enumerate(whole):
         assert await events(stub, task.task_id, event.seq) == whole[place + 1 :]
     decided = dict(whole[-1].payload)
-    assert (whole[-1].type, decided["final_state"], decided["proven"]) == ("moothall.deliberation.decided", "committed", True)
+    assert (whole[-1].type, decided["final_state"], decided["proven"]) == (
+        "moothall.deliberation.decided",
+        "committed",
+        True,
+    )
     assert whole[-1].time.seconds > 0
     branch = str(decided["branch"])
-    assert branch == "moothall/team-a_kernel-1"  # a tenant's ids have a key of their own in the house
+    assert (
+        branch == "moothall/team-a_kernel-1"
+    )  # a tenant's ids have a key of their own in the house
     assert "hello_world" in git(repo_of(house), "show", f"{branch}:src/utils.py")
     git(repo_of(house), "branch", "-D", branch)
 
 
 async def test_a_task_of_the_kernel_that_is_cancelled(house: Served, model: ScriptedModel) -> None:
     stub: Any = AgentKernelStub(house.channel)
-    task = await stub.CreateTask(kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(house))), **as_(ALICE))
+    task = await stub.CreateTask(
+        kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(house))), **as_(ALICE)
+    )
     async with asyncio.timeout(60):
         while not model.in_flight:
             await asyncio.sleep(0.05)
     with pytest.raises(grpc.aio.AioRpcError, match="no deliberation"):
         await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(EVE))
-    assert (await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(ALICE))).status == "CANCELLED"
+    assert (
+        await stub.CancelTask(kernel.CancelTaskRequest(task_id=task.task_id), **as_(ALICE))
+    ).status == "CANCELLED"
     assert dict((await events(stub, task.task_id))[-1].payload)["status"] == "CANCELLED"
     async with asyncio.timeout(20):
         while model.in_flight:
             await asyncio.sleep(0.05)
     request = kernel.ExecuteToolRequest(
-        task_id=task.task_id, execution_id="late", capability_token=task.capability_token, tool="files.list"
+        task_id=task.task_id,
+        execution_id="late",
+        capability_token=task.capability_token,
+        tool="files.list",
     )
     with pytest.raises(grpc.aio.AioRpcError, match="was cancelled"):
         await stub.ExecuteTool(request, **as_(ALICE))
@@ -241,13 +297,17 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
             assert parts["fleet"]["detail"] == "1 of 1 hosts are at work"
             assert not any(part["detail"] for part in (await health(token=""))[2].values())
             async with asyncio.timeout(60):
-                while (found := await health())[0] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
+                while (found := await health())[
+                    0
+                ] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
                     for child in descendants(house.pid):
                         if command_line(child).startswith("ray::HostActor"):
                             with suppress(psutil.NoSuchProcess):
                                 child.kill()
                     await asyncio.sleep(0.2)
-                assert [name for name, part in found[2].items() if part["status"] == "down"] == ["fleet"]
+                assert [name for name, part in found[2].items() if part["status"] == "down"] == [
+                    "fleet"
+                ]
                 while (await health())[0] != 200:  # Ray starts it again
                     await asyncio.sleep(0.2)
         async with asyncio.timeout(60):

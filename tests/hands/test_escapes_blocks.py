@@ -1,4 +1,6 @@
-"""The corpus of the language again, as blocks of Python: in Monty, or in CPython where Monty does not know what it needs."""
+"""The corpus of the language again, as blocks of Python: in Monty, or in CPython where Monty does
+not know what it needs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def test_it_is_contained(walled: Castle, runner: LocalRunner, attempt: Att
         return await walled.call(name, arguments)
 
     async def run(code: str) -> tuple[ToolStatus, str, str]:
-        ran = await runner.run(CodeBlock(code, TOOLS, in_seconds(8), "local"), await walled.inside(), ask)
+        ran = await runner.run(
+            CodeBlock(code, TOOLS, in_seconds(8), "local"), await walled.inside(), ask
+        )
         return ran.status, f"{ran.printed}\n{ran.value}\n{ran.error}", ran.tier
 
     status, said, tier = await run(filled(attempt.arguments["code"], words))

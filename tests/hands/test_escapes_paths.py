@@ -29,14 +29,26 @@ async def test_it_is_contained(walled: Castle, attempt: Attempt) -> None:
 
 
 async def test_nothing_of_a_workspace_runs_while_its_files_are_handled(walled: Castle) -> None:
-    left = "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\nprint(len(os.listdir('/proc')))"
+    left = (
+        "import os, subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        "print(len(os.listdir('/proc')))"
+    )
     assert (await walled.call("code.python", {"code": left})).status == "success"
     running = await walled.call("system.processes", {})
     assert [process["pid"] for process in running.output["processes"]] == [2]
 
 
 @pytest.mark.parametrize(
-    "tool", ["files.write", "files.append", "files.mkdir", "files.read", "files.delete", "files.edit", "files.define"]
+    "tool",
+    [
+        "files.write",
+        "files.append",
+        "files.mkdir",
+        "files.read",
+        "files.delete",
+        "files.edit",
+        "files.define",
+    ],
 )
 async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool: str) -> None:
     """Even so: the kernel resolves what is opened, so that what was looked at is what is used."""
@@ -64,11 +76,18 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
 
     flipping = threading.Thread(target=flip)
     flipping.start()
-    arguments = {"path": "door/n" if tool == "files.mkdir" else "door/f", "content": "escaped", "old": "canary", "new": "x"}
+    arguments = {
+        "path": "door/n" if tool == "files.mkdir" else "door/f",
+        "content": "escaped",
+        "old": "canary",
+        "new": "x",
+    }
     if tool == "files.define":
         arguments |= {"path": "door/f.py", "name": "f", "content": "def f(): pass"}
     checked = CATALOGUE[tool].arguments
-    arguments = checked(**{k: v for k, v in arguments.items() if k in checked.model_fields}).model_dump()
+    arguments = checked(
+        **{k: v for k, v in arguments.items() if k in checked.model_fields}
+    ).model_dump()
     root, ended = os.open(inside, os.O_PATH | os.O_DIRECTORY), Counter[str]()
     try:
         for _ in range(400):
@@ -82,5 +101,7 @@ async def test_a_link_that_changes_meanwhile_leads_nowhere(tmp_path: Path, tool:
         stop.set()
         flipping.join()
         os.close(root)
-    assert [(path.name, path.read_text(encoding="utf-8")) for path in outside.iterdir()] == [("f", SECRET)]
+    assert [(path.name, path.read_text(encoding="utf-8")) for path in outside.iterdir()] == [
+        ("f", SECRET)
+    ]
     assert ended.total() == 400

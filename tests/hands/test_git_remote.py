@@ -1,4 +1,6 @@
-"""Git beyond the workspace: push, pull and clone through the trusted side, against real repositories and a real server."""
+"""Git beyond the workspace: push, pull and clone through the trusted side, against real
+repositories and a real server.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ async def call(workspace: OpenWorkspace, tool: str, **arguments: Any) -> ToolRes
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A repository `app` behind a server that wants the operator's token, and one that anybody may read, `public`."""
+    """A repository `app` behind a server that wants the operator's token, and one that anybody may
+    read, `public`.
+    """
 
     hands: Hands
     server: GitServer
@@ -48,7 +52,10 @@ class Scene:
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[GitServer, GitServer]]:
     wanted = "Basic " + base64.b64encode(_TOKEN.encode()).decode()
-    with git_server(tmp_path / "served", wanted) as server, git_server(tmp_path / "public") as public:
+    with (
+        git_server(tmp_path / "served", wanted) as server,
+        git_server(tmp_path / "public") as public,
+    ):
         yield server, public
 
 
@@ -56,11 +63,14 @@ def servers(tmp_path: Path) -> Iterator[tuple[GitServer, GitServer]]:
 async def scene(tmp_path: Path, servers: tuple[GitServer, GitServer]) -> AsyncIterator[Scene]:
     server, public = servers
     app = make_repo(
-        tmp_path / "served" / "app.git", {"a.txt": "one\ntwo\nthree\n", "b.txt": "b\n", "Makefile": "test:\n\ttrue\n"}
+        tmp_path / "served" / "app.git",
+        {"a.txt": "one\ntwo\nthree\n", "b.txt": "b\n", "Makefile": "test:\n\ttrue\n"},
     )
     app.git("config", "receive.denyCurrentBranch", "ignore")
     app.git("config", "http.receivepack", "true")
-    make_repo(tmp_path / "public" / "tools.git", {"tool.py": "TOOL = 1\n", "deep/more.txt": "more\n"})
+    make_repo(
+        tmp_path / "public" / "tools.git", {"tool.py": "TOOL = 1\n", "deep/more.txt": "more\n"}
+    )
     (tmp_path / "token").write_text(_TOKEN, encoding="utf-8")
     settings = load_settings(
         data_dir=tmp_path / "data",
@@ -84,16 +94,23 @@ async def test_a_branch_is_pushed_once_and_never_moved(scene: Scene) -> None:
         await call(workspace, "git.branch", name="fix")
         pushed = await call(workspace, "git.push", branch="fix")
         assert pushed.status is ToolStatus.SUCCESS, pushed
-        assert (pushed.output["branch"], pushed.output["to"]) == ("moothall/fix", f"{scene.server.url}/app.git")
+        assert (pushed.output["branch"], pushed.output["to"]) == (
+            "moothall/fix",
+            f"{scene.server.url}/app.git",
+        )
         assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
-        assert (await call(workspace, "git.push", branch="fix")).status is ToolStatus.SUCCESS, "again changes nothing"
+        assert (await call(workspace, "git.push", branch="fix")).status is ToolStatus.SUCCESS, (
+            "again changes nothing"
+        )
         await call(workspace, "git.checkout", ref="fix")
         await call(workspace, "files.write", path="b.txt", content="best\n")
         await call(workspace, "git.commit", message="Best")
         again = await call(workspace, "git.push", branch="fix")
         assert (again.status, "already another commit" in again.error) == (ToolStatus.ERROR, True)
         assert scene.app.git("rev-parse", "moothall/fix") == made.output["commit"]
-        scene.hands.repositories.registry.add(scene.hands.repositories.registry.find("app").model_copy(update={"push": "none"}))
+        scene.hands.repositories.registry.add(
+            scene.hands.repositories.registry.find("app").model_copy(update={"push": "none"})
+        )
         refused = await call(workspace, "git.push", branch="work")
         assert (refused.status, "push policy" in refused.error) == (ToolStatus.BLOCKED, True)
 
@@ -109,13 +126,17 @@ async def test_what_is_new_at_the_origin_is_merged(scene: Scene) -> None:
         merged = await call(workspace, "git.pull")
         assert merged.status is ToolStatus.SUCCESS, merged
         assert merged.output["files"] == ["b.txt", "c.txt"]
-        assert (await call(workspace, "files.read", path="a.txt")).output["content"] == "one\ntwo\nTHREE\n"
+        assert (await call(workspace, "files.read", path="a.txt")).output[
+            "content"
+        ] == "one\ntwo\nTHREE\n"
         assert (await call(workspace, "files.read", path="c.txt")).output["content"] == "new\n"
         assert (await call(workspace, "git.status")).output["clean"]
         scene.app.commit({"a.txt": "one\ntwo\nand a half\n"}, "they disagree")
         disputed = await call(workspace, "git.pull")
         assert (disputed.status, "a.txt" in disputed.error) == (ToolStatus.ERROR, True), disputed
-        assert (await call(workspace, "files.read", path="a.txt")).output["content"] == "one\ntwo\nTHREE\n"
+        assert (await call(workspace, "files.read", path="a.txt")).output[
+            "content"
+        ] == "one\ntwo\nTHREE\n"
         assert (await call(workspace, "git.status")).output["clean"]
 
 
@@ -124,12 +145,16 @@ async def test_another_repository_comes_as_files(scene: Scene) -> None:
         taken = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
         assert taken.status is ToolStatus.SUCCESS, taken
         assert (taken.output["path"], taken.output["files"]) == ("tools", 2)
-        assert (await call(workspace, "files.read", path="tools/deep/more.txt")).output["content"] == "more\n"
+        assert (await call(workspace, "files.read", path="tools/deep/more.txt")).output[
+            "content"
+        ] == "more\n"
         assert scene.public.authorizations
         assert not any(scene.public.authorizations), "no credential of ours goes to another host"
         again = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git")
         assert (again.status, "already" in again.error) == (ToolStatus.ERROR, True)
-        wrong = await call(workspace, "git.clone", url=f"{scene.public.url}/tools.git", ref="nowhere")
+        wrong = await call(
+            workspace, "git.clone", url=f"{scene.public.url}/tools.git", ref="nowhere"
+        )
         assert (wrong.status, "no ref" in wrong.error) == (ToolStatus.ERROR, True)
 
 

@@ -1,4 +1,6 @@
-"""What the guard promises, seen by callers over gRPC: tenants apart, a breaker that opens and closes, a workflow that waits for a word."""
+"""What the guard promises, seen by callers over gRPC: tenants apart, a breaker that opens and
+closes, a workflow that waits for a word.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def house(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
 
 
 async def opened_by(house: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
-    request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(house.repo)), role="dev")
+    request = pb.OpenWorkspaceRequest(
+        repository=common_pb2.Repository(url=str(house.repo)), role="dev"
+    )
     opened: pb.OpenWorkspaceResponse = await house.rpc("OpenWorkspace", request, token)
     return opened
 
@@ -60,8 +64,14 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
     # Files: another checkout; and ours is closed to them, with our token and with theirs.
     missing = await house.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
     assert missing.status == "error"
-    for token, capability in ((OTHER, ours.capability_token), (OTHER, theirs.capability_token), (TOKEN, theirs.capability_token)):
-        crossed = pb.OpenWorkspaceResponse(workspace_id=ours.workspace_id, capability_token=capability)
+    for token, capability in (
+        (OTHER, ours.capability_token),
+        (OTHER, theirs.capability_token),
+        (TOKEN, theirs.capability_token),
+    ):
+        crossed = pb.OpenWorkspaceResponse(
+            workspace_id=ours.workspace_id, capability_token=capability
+        )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await house.call(crossed, "files.read", "r-9", token, path="ours.txt")
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -74,10 +84,14 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
     assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
     assert fresh.output["text"] != page.output["text"]
     # Tools that were taken from them are not there for them, and are for us.
-    await Switches(house.bus.bucket(SWITCHES)).switch("elsewhere", "files.read", enabled=False, who="ann")
+    await Switches(house.bus.bucket(SWITCHES)).switch(
+        "elsewhere", "files.read", enabled=False, who="ann"
+    )
     async with asyncio.timeout(60):
         while (
-            gone := await house.call(theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt")
+            gone := await house.call(
+                theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt"
+            )
         ).status != "invalid":
             await asyncio.sleep(0.05)
     assert "there is no tool 'files.read'" in gone.error
@@ -88,7 +102,9 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
     assert verify_all(house.data_dir).ok
 
 
-async def test_five_failures_open_the_circuit_and_one_success_closes_it(house: ToolHouse, site: Site) -> None:
+async def test_five_failures_open_the_circuit_and_one_success_closes_it(
+    house: ToolHouse, site: Site
+) -> None:
     opened = await house.open()
     said: list[str] = []
 
@@ -115,7 +131,11 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(house: T
 async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Site) -> None:
     opened = await house.open()
     delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
-    note = {"id": "note", "tool": "files.write", "arguments": {"path": "n", "content": "it said ${steps.delete.output.status}"}}
+    note = {
+        "id": "note",
+        "tool": "files.write",
+        "arguments": {"path": "n", "content": "it said ${steps.delete.output.status}"},
+    }
 
     async def run(name: str, *, allow: bool) -> list[pb.WorkflowEvent]:
         events: list[pb.WorkflowEvent] = []
@@ -123,12 +143,22 @@ async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Si
         async for event in house.flowing(opened, {"id": name, "steps": steps}):
             events.append(event)
             if event.state == "parked":
-                request = pb.ResolveParkedRequest(request_id=f"{name}/delete/1", allow=allow, reason="no")
+                request = pb.ResolveParkedRequest(
+                    request_id=f"{name}/delete/1", allow=allow, reason="no"
+                )
                 await house.rpc("ResolveParked", request)
         return events
 
     yes = await run("yes", allow=True)
-    assert [event.state for event in yes] == ["started", "started", "parked", "succeeded", "started", "succeeded", "succeeded"]
+    assert [event.state for event in yes] == [
+        "started",
+        "started",
+        "parked",
+        "succeeded",
+        "started",
+        "succeeded",
+        "succeeded",
+    ]
     no = await run("no", allow=False)
     assert (no[-1].state, site.seen["DELETE /no"], site.seen["DELETE /yes"]) == ("failed", 0, 1)
     assert "an operator refused it: no" in str([event.error for event in no])

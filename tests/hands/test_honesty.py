@@ -1,4 +1,6 @@
-"""A wall that is missing is named, stops the start, and is shown wherever an operator looks once it is accepted."""
+"""A wall that is missing is named, stops the start, and is shown wherever an operator looks once it
+is accepted.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ async def main():
             print(ran.status, ran.output["output"])
 
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -54,7 +56,14 @@ def environment(**more: str) -> dict[str, str]:
 
 def without(what: tuple[str, ...], *program: str, **variables: str) -> tuple[int, str]:
     command = [sys.executable, str(HERE / "without.py"), *what, "--", sys.executable, *program]
-    done = subprocess.run(command, env=environment(**variables), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -62,9 +71,11 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
     code, said = without(
         what,
         "-c",
-        "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses import asdict\n"
+        "from moothall.cli.doctor import _walls\nimport asyncio, json, sys\nfrom dataclasses "
+        "import asdict\n"
         "from moothall.settings import load_settings\n"
-        "async def main(): print(json.dumps([asdict(f) async for f in _walls(load_settings(data_dir=sys.argv[1]).sandbox)]))\nasyncio.run(main())",
+        "async def main(): print(json.dumps([asdict(f) async for f in "
+        "_walls(load_settings(data_dir=sys.argv[1]).sandbox)]))\nasyncio.run(main())",
         str(tmp_path),
         **variables,
     )
@@ -75,22 +86,38 @@ def doctor(what: tuple[str, ...], tmp_path: Path, **variables: str) -> dict[str,
 @pytest.mark.parametrize("wall", ["landlock", "seccomp"])
 def test_a_missing_wall_is_named_and_stops_the_start(tmp_path: Path, wall: str) -> None:
     code, said = without((wall,), "-c", START, str(tmp_path))
-    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in said) == (1, True), said
+    assert (code, f"REFUSED SANDBOX_UNAVAILABLE sandbox layer '{wall}' is missing: " in said) == (
+        1,
+        True,
+    ), said
     assert f"sandbox.allow_degraded = ['{wall}']" in said
     found = doctor((wall,), tmp_path)
     assert (found[wall]["ok"], bool(found[wall]["mend"])) == (False, True)
-    alike = {wall, "executor"} if wall == "seccomp" else {wall}  # what spares the executor is such a filter
+    alike = (
+        {wall, "executor"} if wall == "seccomp" else {wall}
+    )  # what spares the executor is such a filter
     assert {name for name, part in found.items() if not part["ok"]} == alike
 
 
-@pytest.mark.parametrize(("wall", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))])
-def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(tmp_path: Path, wall: str, named: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("wall", "named"), [("landlock", ("landlock",)), ("seccomp", ("seccomp", "executor"))]
+)
+def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(
+    tmp_path: Path, wall: str, named: tuple[str, ...]
+) -> None:
     allowed = json.dumps(named)
-    code, said = without((wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
+    code, said = without(
+        (wall,), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed
+    )
     assert code == 0, said
-    assert f"{len(LAYERS) - len(named)} of {len(LAYERS)} layers hold; missing: {', '.join(named)}" in said
+    assert (
+        f"{len(LAYERS) - len(named)} of {len(LAYERS)} layers hold; missing: {', '.join(named)}"
+        in said
+    )
     assert "the sandbox is degraded, as allowed" in said
-    assert [line for line in said.splitlines() if line.endswith(" 0.0")] == [f"GAUGE {name} 0.0" for name in named]
+    assert [line for line in said.splitlines() if line.endswith(" 0.0")] == [
+        f"GAUGE {name} 0.0" for name in named
+    ]
     assert said.count(" 1.0\n") == len(LAYERS) - len(named)
     found = doctor((wall,), tmp_path, MOOTHALL_SANDBOX__ALLOW_DEGRADED=allowed)
     assert "missing, accepted by sandbox.allow_degraded" in found[wall]["detail"]
@@ -99,21 +126,47 @@ def test_a_wall_that_was_accepted_is_shown_and_the_rest_works(tmp_path: Path, wa
 
 
 def test_a_wall_accepted_does_not_excuse_another(tmp_path: Path) -> None:
-    code, said = without(("landlock",), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED='["seccomp", "network"]')
+    code, said = without(
+        ("landlock",),
+        "-c",
+        START,
+        str(tmp_path),
+        MOOTHALL_SANDBOX__ALLOW_DEGRADED='["seccomp", "network"]',
+    )
     assert (code, "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'landlock'" in said) == (1, True), said
 
 
 def test_without_user_namespaces_there_is_no_sandbox(tmp_path: Path) -> None:
     everything = json.dumps(get_args(Wall))
-    code, said = without(("user-namespaces",), "-c", START, str(tmp_path), MOOTHALL_SANDBOX__ALLOW_DEGRADED=everything)
-    assert (code, "sandbox layer 'bubblewrap' is missing: " in said, "user.max_user_namespaces" in said) == (1, True, True), said
+    code, said = without(
+        ("user-namespaces",),
+        "-c",
+        START,
+        str(tmp_path),
+        MOOTHALL_SANDBOX__ALLOW_DEGRADED=everything,
+    )
+    assert (
+        code,
+        "sandbox layer 'bubblewrap' is missing: " in said,
+        "user.max_user_namespaces" in said,
+    ) == (1, True, True), said
 
 
 def test_without_bubblewrap_the_start_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", START, str(tmp_path)]
-    done = subprocess.run(command, env=environment(PATH=str(tmp_path)), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command,
+        env=environment(PATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 1
-    assert "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'bubblewrap' is missing: bubblewrap: not found on PATH" in done.stderr
+    assert (
+        "REFUSED SANDBOX_UNAVAILABLE sandbox layer 'bubblewrap' is missing: bubblewrap: not found "
+        "on PATH" in done.stderr
+    )
     assert "apt-get install bubblewrap" in done.stderr
 
 

@@ -1,4 +1,6 @@
-"""Blocks that mean harm: each ends with a status that says why, and the next block of the same seat works."""
+"""Blocks that mean harm: each ends with a status that says why, and the next block of the same seat
+works.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from support.local import Local, local
 
 pytestmark = pytest.mark.e2e
 
-TOOLS = {"files.read": ("path", "start", "lines"), "files.write": ("path", "content"), "files.list": ("path", "glob")}
+TOOLS = {
+    "files.read": ("path", "start", "lines"),
+    "files.write": ("path", "content"),
+    "files.list": ("path", "glob"),
+}
 LIMITS = RunnerSettings(seconds=1.5, memory_bytes=64_000_000, tool_calls=20, workers=1)
 FULL = "import sqlite3\n"
 
@@ -61,9 +67,17 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 HOSTILE = {
-    "dunder walk": ("().__class__.__mro__[1].__subclasses__()", "error", "has no attribute '__class__'"),
+    "dunder walk": (
+        "().__class__.__mro__[1].__subclasses__()",
+        "error",
+        "has no attribute '__class__'",
+    ),
     "str.format": ("'{0.__class__.__init__.__globals__}'.format(1)", "error", "has no attribute"),
-    "globals of a function": ("def f(): pass\nf.__globals__", "error", "has no attribute '__globals__'"),
+    "globals of a function": (
+        "def f(): pass\nf.__globals__",
+        "error",
+        "has no attribute '__globals__'",
+    ),
     "code of a function": ("def f(): pass\nf.__code__", "error", "has no attribute '__code__'"),
     "frames": (
         "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    error.__traceback__.tb_frame",
@@ -92,7 +106,11 @@ HOSTILE = {
     "a growing list": ("x = []\nwhile True:\n    x.append('a' * 1000)", "memory", "memory limit"),
     "endless print": ("while True:\n    print('x' * 1000)", "output", "print less"),
     "a large value": ("'x' * 1_000_000", "output", "keep it small"),
-    "regex bomb": ("import re\nre.match(r'(?:a(?=a))*(a|b|ab)*\\1c$', 'ab' * 2000)", "error|timeout", ""),
+    "regex bomb": (
+        "import re\nre.match(r'(?:a(?=a))*(a|b|ab)*\\1c$', 'ab' * 2000)",
+        "error|timeout",
+        "",
+    ),
     "sorting": ("sorted(range(10 ** 9))", "memory|timeout", ""),
     "a string bomb": ("'%1000000000d' % 1", "memory|error", ""),
     "asking for ever": (
@@ -122,7 +140,10 @@ FULL_HOSTILE = {
     "spin": ("while True:\n    pass", "timeout|cpu"),
     "a gigabyte": ("x = bytearray(10 ** 9)", "memory"),
     "forks": ("import os\nwhile True:\n    os.fork()", "processes|memory|timeout|cpu|error"),
-    "its parent": ("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(1)", "error|success"),
+    "its parent": (
+        "import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(1)",
+        "error|success",
+    ),
     "leaving": ("import os\nos._exit(7)", "error"),
     "endless print": ("while True:\n    print('x' * 10_000)", "output|timeout|cpu"),
     "a server": ("import socket\nsocket.create_connection(('127.0.0.1', 1))", "error"),
@@ -141,7 +162,11 @@ async def test_cpython_is_held_by_the_kernel(bench: Bench, name: str) -> None:
 
 
 async def test_paths_that_lead_out_are_refused_symlinks_too(bench: Bench) -> None:
-    made = await bench.house.call(bench.workspace, "code.shell", command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls")
+    made = await bench.house.call(
+        bench.workspace,
+        "code.shell",
+        command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls",
+    )
     assert made.status is ToolStatus.SUCCESS, made
     code = """told = []
 for path in ('../../etc/passwd', '/etc/passwd', 'evil/passwd', 'worse', 'src/../../x', '.git/config'):
@@ -154,7 +179,7 @@ for path in ('../x', '/tmp/x', 'evil/x', 'worse', '.git/hooks/pre-commit'):
         told.append(ws.write(path, 'x'))
     except RuntimeError as error:
         told.append('refused')
-told"""
+told"""  # noqa: E501 - a line of embedded text
     for first in ("", FULL):
         ran = await bench.run(first + code)
         assert ran.value == ["refused"] * 11, ran
@@ -168,7 +193,9 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         inside = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
-        psutil.wait_procs(inside, timeout=10)  # they die with it, on a busy machine a moment later: an answer must not come first
+        psutil.wait_procs(
+            inside, timeout=10
+        )  # they die with it, on a busy machine a moment later: an answer must not come first
         killed.append(pid)
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
@@ -181,11 +208,18 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(bench: Bench, first: str) -> None:
+async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
+    bench: Bench, first: str
+) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         raise WorkspaceFailed("the executor is gone")
 
-    block = CodeBlock(f"{first}try:\n    ws.read('a')\nexcept Exception:\n    pass", TOOLS, in_seconds(30), "local")
+    block = CodeBlock(
+        f"{first}try:\n    ws.read('a')\nexcept Exception:\n    pass",
+        TOOLS,
+        in_seconds(30),
+        "local",
+    )
     with pytest.raises(WorkspaceFailed, match="the executor is gone"):
         await bench.runner.run(block, bench.workspace, ask)
     assert (await bench.run(f"{first}2")).value == 2
@@ -195,7 +229,9 @@ async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(bench:
 async def test_the_time_of_tools_is_not_the_blocks(bench: Bench, first: str) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         await asyncio.sleep(3)
-        return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "slow", "total_lines": 1})
+        return ToolResult(
+            "", "files.read", ToolStatus.SUCCESS, {"content": "slow", "total_lines": 1}
+        )
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local", seconds=1.5)
     ran = await bench.runner.run(block, bench.workspace, ask)
@@ -230,9 +266,14 @@ async def test_tenants_have_boxes_of_their_own(bench: Bench) -> None:
     assert first not in bench.boxes()
 
 
-async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(bench: Bench) -> None:
+async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(
+    bench: Bench,
+) -> None:
     await bench.house.call(bench.workspace, "files.write", path="new.py", content="ANSWER = 42\n")
-    code = f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', str(new.ANSWER))\nopen('own.txt').read()"
+    code = (
+        f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', "
+        "str(new.ANSWER))\nopen('own.txt').read()"
+    )
     ran = await bench.run(code)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
     found = await bench.run("ws.glob('*.txt')")
@@ -249,7 +290,9 @@ async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_
         ("import json\njson.tool", "has no attribute 'tool'"),
     ],
 )
-async def test_what_monty_cannot_is_found_before_anything_is_done(bench: Bench, code: str, why: str) -> None:
+async def test_what_monty_cannot_is_found_before_anything_is_done(
+    bench: Bench, code: str, why: str
+) -> None:
     ran = await bench.run(f"ws.write('count.txt', 'x')\n{code}")
     assert ran.tier == "python"
     assert why in ran.why

@@ -1,4 +1,6 @@
-"""Projects of other languages than Python: found out, set up with what they depend on, tested in the sandbox without a network."""
+"""Projects of other languages than Python: found out, set up with what they depend on, tested in
+the sandbox without a network.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,19 @@ mod tests { #[test] fn sums() { assert_eq!(super::sum(2, 3), "5"); } }
 """
 _NODE_TEST = """const test = require('node:test'), assert = require('node:assert'), sum = require('./sum');
 test('sums', () => assert.equal(sum(2, 3), '5'));
-"""
-_NODE = "const ms = require('ms'); if (ms('1s') !== 1000) throw 0; module.exports = (a, b) => String(a - b);\n"
-_PACKAGE = '{"name": "sum", "version": "1.0.0", "scripts": {"test": "node --test"}, "dependencies": {"ms": "2.1.3"}}'
-_GO = 'package sum\nimport "github.com/google/uuid"\nfunc Sum(a, b int) int { _ = uuid.Nil; return a - b }\n'
+"""  # noqa: E501 - a line of embedded text
+_NODE = (
+    "const ms = require('ms'); if (ms('1s') !== 1000) throw 0; module.exports = (a, b) => "
+    "String(a - b);\n"
+)
+_PACKAGE = (
+    '{"name": "sum", "version": "1.0.0", "scripts": {"test": "node --test"}, "dependencies": '
+    '{"ms": "2.1.3"}}'
+)
+_GO = (
+    'package sum\nimport "github.com/google/uuid"\nfunc Sum(a, b int) int { _ = uuid.Nil; return '
+    "a - b }\n"
+)
 _MAKE = "test:\n\t./check.sh\n"
 
 PROJECTS = {
@@ -70,10 +81,13 @@ PROJECTS = {
         "apt-get install golang",
         "tests.go",
         {
-            "go.mod": "module example.org/sum\n\ngo 1.19\n\nrequire github.com/google/uuid v1.6.0\n",
+            "go.mod": (
+                "module example.org/sum\n\ngo 1.19\n\nrequire github.com/google/uuid v1.6.0\n"
+            ),
             "go.sum": (
                 "github.com/google/uuid v1.6.0 h1:NIvaJDMOsjHA8n1jAhLSgzrAzy1Hgr+hNrb57e+94F0=\n"
-                "github.com/google/uuid v1.6.0/go.mod h1:TIyPZe4MgqvfeYDBFedMoGGpEw/LqOeaOT+nhxU+yHo=\n"
+                "github.com/google/uuid v1.6.0/go.mod "
+                "h1:TIyPZe4MgqvfeYDBFedMoGGpEw/LqOeaOT+nhxU+yHo=\n"
             ),
             "sum.go": _GO,
             "sum_test.go": _GO_TEST,
@@ -91,7 +105,11 @@ PROJECTS = {
         "make",
         "apt-get install make",
         "tests.make",
-        {"Makefile": _MAKE, "check.sh": '#!/bin/sh\ntest "$(cat sum.txt)" = 5\n', "sum.txt": "-1\n"},
+        {
+            "Makefile": _MAKE,
+            "check.sh": '#!/bin/sh\ntest "$(cat sum.txt)" = 5\n',
+            "sum.txt": "-1\n",
+        },
         ("sum.txt", "5\n"),
     ),
 }
@@ -125,17 +143,25 @@ describe('add', () => {
 _NODE_TEST_SUITE = f"const {{ describe, it }} = require('node:test');\n{_SUITE}"
 RUNNERS: dict[str, dict[str, str]] = {
     "vitest": {
-        "package.json": '{"name": "add", "type": "module", "scripts": {"test": "vitest run"}, "devDependencies": {"vitest": "3.2.4"}}',
+        "package.json": (
+            '{"name": "add", "type": "module", "scripts": {"test": "vitest run"}, '
+            '"devDependencies": {"vitest": "3.2.4"}}'
+        ),
         "add.js": "export const add = (a, b) => a - b;\n",
         "add.test.js": _VITEST,
     },
     "jest": {
-        "package.json": '{"name": "add", "scripts": {"test": "jest"}, "devDependencies": {"jest": "29.7.0"}}',
+        "package.json": (
+            '{"name": "add", "scripts": {"test": "jest"}, "devDependencies": {"jest": "29.7.0"}}'
+        ),
         "add.js": "module.exports = (a, b) => a - b;\n",
         "add.test.js": _JEST,
     },
     "borp": {
-        "package.json": '{"name": "add", "scripts": {"test": "borp --reporter=dot"}, "devDependencies": {"borp": "1.0.0"}}',
+        "package.json": (
+            '{"name": "add", "scripts": {"test": "borp --reporter=dot"}, "devDependencies": '
+            '{"borp": "1.0.0"}}'
+        ),
         "add.js": "module.exports = (a, b) => a - b;\n",
         "add.test.js": _NODE_TEST_SUITE,
     },
@@ -145,7 +171,10 @@ RUNNERS: dict[str, dict[str, str]] = {
         "add.test.js": _NODE_TEST_SUITE,
     },
     "mocha": {
-        "package.json": '{"name": "add", "scripts": {"test": "mocha *.test.js"}, "devDependencies": {"mocha": "10.8.2"}}',
+        "package.json": (
+            '{"name": "add", "scripts": {"test": "mocha *.test.js"}, "devDependencies": {"mocha": '
+            '"10.8.2"}}'
+        ),
         "add.js": "module.exports = (a, b) => a - b;\n",
         "add.test.js": _SUITE,
     },
@@ -157,7 +186,9 @@ def _toolchains(program: str) -> tuple[Path, ...]:
     """Rust lies in its owner's home, where rustup put it: the sandbox is shown that folder."""
     if program != "rustc":
         return ()
-    asked = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        ["rustc", "--print", "sysroot"], capture_output=True, text=True, check=True
+    )
     root = Path(asked.stdout.strip())
     return () if root.is_relative_to("/usr") else (root,)
 
@@ -171,7 +202,9 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
     if name == "make":
         (repo.path / "check.sh").chmod(0o755)
         repo.commit()
-    settings = load_settings(data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program)))
+    settings = load_settings(
+        data_dir=tmp_path / "data", sandbox=SandboxSettings(toolchains=_toolchains(project.program))
+    )
     async with open_hands(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
         prepared = await hands.repositories.prepare(base)
@@ -182,17 +215,25 @@ async def test_a_project_is_set_up_and_its_tests_tell(tmp_path: Path, name: str)
             red = await workspace.call(tests)
             assert (red.status, red.output["verdict"]) == (ToolStatus.SUCCESS, "failed"), red
             path, content = project.mended
-            written = await workspace.call(ToolCall("2", "files.write", {"path": path, "content": content}, deadline))
+            written = await workspace.call(
+                ToolCall("2", "files.write", {"path": path, "content": content}, deadline)
+            )
             assert written.status is ToolStatus.SUCCESS
             if name == "go":
-                await asyncio.sleep(2.1)  # of files that rest so long it would write an index into its read-only cache
+                await asyncio.sleep(
+                    2.1
+                )  # of files that rest so long it would write an index into its read-only cache
             green = await workspace.call(replace(tests, request_id="3"))
             assert (green.status, green.output["verdict"]) == (ToolStatus.SUCCESS, "passed"), green
             assert green.usage.cpu_ms > 0
-            assert (await workspace.patch("mended")).paths == (path,), "what a build leaves is no change"
+            assert (await workspace.patch("mended")).paths == (path,), (
+                "what a build leaves is no change"
+            )
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm")
+@pytest.mark.skipif(
+    shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm"
+)
 @pytest.mark.parametrize("name", RUNNERS)
 async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, name: str) -> None:
     repo = make_repo(tmp_path / "repo", RUNNERS[name])
@@ -210,12 +251,21 @@ async def test_a_runner_of_javascript_tells_its_cases_by_name(tmp_path: Path, na
     }, run.output
 
 
-@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm")
+@pytest.mark.skipif(
+    shutil.which("npm") is None, reason="npm is not installed: apt-get install nodejs npm"
+)
 @pytest.mark.parametrize("manager", ["pnpm@9.15.0", "yarn@1.22.22", "yarn@4.5.3"])
-async def test_the_package_manager_that_a_project_names_sets_it_up(tmp_path: Path, manager: str) -> None:
-    files = {**PROJECTS["npm"].files, "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"')}
+async def test_the_package_manager_that_a_project_names_sets_it_up(
+    tmp_path: Path, manager: str
+) -> None:
+    files = {
+        **PROJECTS["npm"].files,
+        "package.json": _PACKAGE.replace('"scripts"', f'"packageManager": "{manager}", "scripts"'),
+    }
     if manager == "yarn@4.5.3":  # its own registry may not be reached where npm's is
-        registry = subprocess.run(["npm", "config", "get", "registry"], capture_output=True, text=True, check=True)
+        registry = subprocess.run(
+            ["npm", "config", "get", "registry"], capture_output=True, text=True, check=True
+        )
         files[".yarnrc.yml"] = f"npmRegistryServer: {registry.stdout.strip().rstrip('/')}\n"
     repo = make_repo(tmp_path / "repo", files)
     settings = load_settings(data_dir=tmp_path / "data")
@@ -225,4 +275,6 @@ async def test_the_package_manager_that_a_project_names_sets_it_up(tmp_path: Pat
         prepared = await hands.repositories.prepare(base, told.append)
     assert not any("trying with less" in line for line in told), told
     run = prepared.runs["tests"]
-    assert {case: str(outcome) for case, outcome in run.cases.items()} == {"sum.test.js::sums": "failed"}, run.output
+    assert {case: str(outcome) for case, outcome in run.cases.items()} == {
+        "sum.test.js::sums": "failed"
+    }, run.output

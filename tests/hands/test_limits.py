@@ -1,4 +1,6 @@
-"""Each limit, by a tool call: stopped with its own status, measured, told in the sandbox's log; the neighbour works on."""
+"""Each limit, by a tool call: stopped with its own status, measured, told in the sandbox's log; the
+neighbour works on.
+"""
 
 from __future__ import annotations
 
@@ -32,52 +34,97 @@ HOGS = {
     "spin": ("cpu", "while True: pass"),
     "spin-in-children": (
         "cpu",
-        "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(60)",
+        (
+            "import os, time\nfor _ in range(4):\n    if os.fork() == 0:\n        while True: "
+            "pass\n"
+            "time.sleep(60)"
+        ),
     ),
     "sleep": ("timeout", "import time\ntime.sleep(600)"),
     "ten-thousand-processes": (
         "processes",
-        "import os, time\nfor _ in range(10_000):\n    try:\n        if os.fork() == 0: time.sleep(60)\n    except OSError: pass",
+        (
+            "import os, time\nfor _ in range(10_000):\n    try:\n        if os.fork() == 0: "
+            "time.sleep(60)\n    except OSError: pass"
+        ),
     ),
     "threads": (
         "processes",
-        "import threading, time\nthreading.stack_size(1 << 18)\nfor _ in range(1000): threading.Thread(target=time.sleep, args=(60,)).start()",
+        (
+            "import threading, time\nthreading.stack_size(1 << 18)\nfor _ in range(1000): "
+            "threading.Thread(target=time.sleep, args=(60,)).start()"
+        ),
     ),
     "endless-output": ("output", "while True: print('x' * 1000)"),
     "one-large-file": ("disk", "f = open('big', 'wb')\nwhile True: f.write(bytes(1_000_000))"),
     "in-a-shell": (
         "disk",
-        "import subprocess, sys\nsys.exit(subprocess.call(['sh', '-c', 'head -c 100000000 /dev/zero >big; exit $?']))",
+        (
+            "import subprocess, sys\nsys.exit(subprocess.call(['sh', '-c', 'head -c 100000000 "
+            "/dev/zero >big; exit $?']))"
+        ),
     ),
-    "over-before-anybody-looks": ("disk", "for n in range(30): open(f'f{n}', 'wb').write(bytes(900_000))"),
-    "many-files": ("disk", "import time\nfor n in range(1000): open(f'f{n}', 'wb').write(bytes(900_000))\ntime.sleep(60)"),
+    "over-before-anybody-looks": (
+        "disk",
+        "for n in range(30): open(f'f{n}', 'wb').write(bytes(900_000))",
+    ),
+    "many-files": (
+        "disk",
+        (
+            "import time\nfor n in range(1000): open(f'f{n}', 'wb').write(bytes(900_000))\n"
+            "time.sleep(60)"
+        ),
+    ),
 }
 
 
-async def neighbour_works(house: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]) -> int:
+async def neighbour_works(
+    house: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
+) -> int:
     """Write and read, until the hog has ended."""
     done = 0
     while not until.done() or not done:
         wrote = await house.call(workspace, "files.write", path="n.txt", content=str(done))
         ran = await house.call(workspace, "code.python", code="print(open('n.txt').read())")
-        assert (wrote.status, ran.status, ran.output["output"]) == (ToolStatus.SUCCESS, ToolStatus.SUCCESS, f"{done}\n")
-        assert min(wrote.usage.cpu_ms, wrote.usage.max_rss_bytes, ran.usage.cpu_ms, ran.usage.max_rss_bytes) > 0
+        assert (wrote.status, ran.status, ran.output["output"]) == (
+            ToolStatus.SUCCESS,
+            ToolStatus.SUCCESS,
+            f"{done}\n",
+        )
+        assert (
+            min(
+                wrote.usage.cpu_ms,
+                wrote.usage.max_rss_bytes,
+                ran.usage.cpu_ms,
+                ran.usage.max_rss_bytes,
+            )
+            > 0
+        )
         done += 1
     return done
 
 
 @pytest.mark.parametrize("hog", HOGS)
-async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(tmp_path: Path, hog: str) -> None:
+async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
+    tmp_path: Path, hog: str
+) -> None:
     status, code = HOGS[hog]
     limits = {**LIMITS, **({"cpu_seconds": 60} if status in {"processes", "disk"} else {})}
     async with local(tmp_path, {"a.txt": "a\n"}, **limits) as house:
         prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "hog") as bad, house.workspaces.open(prepared, "fine") as good:
+        async with (
+            house.workspaces.open(prepared, "hog") as bad,
+            house.workspaces.open(prepared, "fine") as good,
+        ):
             seconds = 2.0 if status == "timeout" else 30.0
             running = asyncio.ensure_future(house.call(bad, "code.python", seconds, code=code))
             done = await neighbour_works(house, good, running)
             stopped = await running
-            if status == "disk":  # it is still full, and whatever runs longer than a look takes would be stopped again
+            if (
+                status == "disk"
+                # it is still full, and whatever runs longer than a look takes would be stopped
+                # again
+            ):
                 for name in (await house.call(bad, "files.list")).output["entries"]:
                     await house.call(bad, "files.delete", path=name)
             after = await house.call(bad, "code.python", code="print('still here')")
@@ -85,7 +132,9 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(tmp_
     assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
     assert (after.status, after.output["output"]) == (ToolStatus.SUCCESS, "still here\n")
-    [log] = [path.read_text(encoding="utf-8") for path in folder_of(tmp_path / "data").glob("hog.*.log")]
+    [log] = [
+        path.read_text(encoding="utf-8") for path in folder_of(tmp_path / "data").glob("hog.*.log")
+    ]
     first, told, last, *_ = log.splitlines()
     assert first.endswith(f"memory and processes are held by {cgroups.way()}")
     assert f" status={status} " in told
@@ -98,13 +147,24 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
         prepared = await house.prepared()
         async with house.workspaces.open(prepared, "files") as workspace:
             text = "x" * 400_000
-            wrote = [await house.call(workspace, "files.write", path=f"f{number}.txt", content=text) for number in range(3)]
+            wrote = [
+                await house.call(workspace, "files.write", path=f"f{number}.txt", content=text)
+                for number in range(3)
+            ]
             read = await house.call(workspace, "files.read", path="a.txt")
             gone = await house.call(workspace, "files.delete", path="f0.txt")
             again = await house.call(workspace, "files.append", path="a.txt", content="b\n")
-    assert [result.status for result in wrote] == [ToolStatus.SUCCESS, ToolStatus.SUCCESS, ToolStatus.DISK]
+    assert [result.status for result in wrote] == [
+        ToolStatus.SUCCESS,
+        ToolStatus.SUCCESS,
+        ToolStatus.DISK,
+    ]
     assert "sandbox.disk_bytes" in wrote[-1].error
-    assert (read.status, gone.status, again.status) == (ToolStatus.SUCCESS, ToolStatus.SUCCESS, ToolStatus.SUCCESS)
+    assert (read.status, gone.status, again.status) == (
+        ToolStatus.SUCCESS,
+        ToolStatus.SUCCESS,
+        ToolStatus.SUCCESS,
+    )
 
 
 async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
@@ -114,7 +174,10 @@ async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
             code = "held = []\nwhile True: held.append(open('/dev/null'))"
             result = await house.call(workspace, "code.python", code=code)
             after = await house.call(workspace, "files.read", path="a.txt")
-    assert (result.output["exit_code"], "Too many open files" in result.output["output"]) == (1, True)
+    assert (result.output["exit_code"], "Too many open files" in result.output["output"]) == (
+        1,
+        True,
+    )
     assert after.status is ToolStatus.SUCCESS
 
 
@@ -129,13 +192,16 @@ async def test_every_result_is_measured(tmp_path: Path) -> None:
                 await house.call(workspace, "tests.make", target="test"),
                 await house.call(workspace, "system.processes"),
             ]
-    assert [(result.tool, min(result.usage.cpu_ms, result.usage.max_rss_bytes) > 0) for result in results] == [
-        (result.tool, True) for result in results
-    ]
+    assert [
+        (result.tool, min(result.usage.cpu_ms, result.usage.max_rss_bytes) > 0)
+        for result in results
+    ] == [(result.tool, True) for result in results]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become an ordinary user")
-@pytest.mark.skipif(interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run")
+@pytest.mark.skipif(
+    interpreter_for_all() is None, reason="no Python of this version that an ordinary user may run"
+)
 def test_without_cgroups_the_same_limits_hold() -> None:
     """An ordinary user may write no cgroup here: rlimits, and a process tree that is looked at."""
     code, said = run_as_ordinary_user("tests/hands/test_limits.py", ROOT)

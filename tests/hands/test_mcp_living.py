@@ -1,4 +1,6 @@
-"""MCP servers that live as long as their workspace: what they remember, how they end, and what they do while nobody calls them."""
+"""MCP servers that live as long as their workspace: what they remember, how they end, and what they
+do while nobody calls them.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,23 @@ def running(folder: Path) -> list[int]:
     return found
 
 
-async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_path: Path, tools: Path) -> None:
-    """Word by word, for one workspace alone, from call to call; its end is said, and then it begins anew."""
+async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
+    tmp_path: Path, tools: Path
+) -> None:
+    """Word by word, for one workspace alone, from call to call; its end is said, and then it begins
+    anew.
+    """
     (own := tmp_path / "own").mkdir()
     put_servers(own)
-    servers = {"notes": honest(own), "brief": honest(own, keep_seconds=0), "idle": honest(own, keep_seconds=0.5)}
+    servers = {
+        "notes": honest(own),
+        "brief": honest(own, keep_seconds=0),
+        "idle": honest(own, keep_seconds=0.5),
+    }
     servers["among"] = honest(own, files="write")
-    settings = settings_with(tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2})
+    settings = settings_with(
+        tmp_path, tools, servers, sandbox={"toolchains": (VENV, own)}, mcp={"kept": 2}
+    )
     async with hall(settings, tmp_path) as there:
         assert running(own) == [], "to take tools leaves nothing behind"
 
@@ -61,7 +73,9 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_pat
         async with asyncio.timeout(30):
             while running(own):
                 await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)  # a process lets go of its memory, by which it is found, before its connection
+        await asyncio.sleep(
+            0.5
+        )  # a process lets go of its memory, by which it is found, before its connection
         gone = await words("notes", "e")
         assert "the MCP server notes has ended since its last call: it ended" in gone
         assert "what it remembered is gone, and the next call starts it anew" in gone
@@ -82,7 +96,9 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_pat
             ToolCall("r", "mcp.notes.waits", {}, in_seconds(3)), there.workspace, LOCAL.tenant
         )
         assert late.status is ToolStatus.TIMEOUT
-        assert await words("notes", "i") == ["i"], "one that does not answer is not waited for twice"
+        assert await words("notes", "i") == ["i"], (
+            "one that does not answer is not waited for twice"
+        )
         await there.left("another workspace")
         assert len(running(own)) == 1
         await there.left(there.workspace.id)
@@ -91,20 +107,31 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(tmp_pat
     assert running(own) == [], "with the house its servers end"
 
 
-async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(tmp_path: Path, tools: Path) -> None:
+async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(
+    tmp_path: Path, tools: Path
+) -> None:
     servers = {name: honest(tools) for name in ("first", "second", "third")}
     async with hall(settings_with(tmp_path, tools, servers, mcp={"kept": 2}), tmp_path) as there:
         for name in servers:
             assert (await there.call(f"mcp.{name}.counts", word=name)).status is ToolStatus.SUCCESS
-        assert "another one needed its place (mcp.kept)" in (await there.call("mcp.first.counts", word="x")).error
+        assert (
+            "another one needed its place (mcp.kept)"
+            in (await there.call("mcp.first.counts", word="x")).error
+        )
         kept = await there.call("mcp.second.counts", word="y")
         assert list(kept.output["data"]["words"]) == ["second", "y"]
 
 
-async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(tmp_path: Path, tools: Path) -> None:
-    """What it sends while nobody calls counts too, up to the next call; what is within bounds costs it nothing."""
+async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_says_so(
+    tmp_path: Path, tools: Path
+) -> None:
+    """What it sends while nobody calls counts too, up to the next call; what is within bounds costs
+    it nothing.
+    """
     servers = {way: hostile(tools, way) for way in ("between", "within")}
-    async with hall(settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path) as there:
+    async with hall(
+        settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000}), tmp_path
+    ) as there:
         for name in servers:
             assert (await there.call(f"mcp.{name}.honest")).status is ToolStatus.SUCCESS
         living = there.toolkit._household._living
@@ -112,8 +139,13 @@ async def test_one_that_floods_between_calls_is_ended_then_and_the_next_call_say
         async with asyncio.timeout(60):
             await flooding.task  # nobody calls it
         gone = await there.call("mcp.between.honest")
-        assert "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)" in gone.error
-        assert (await there.call("mcp.between.honest")).status is ToolStatus.SUCCESS, "it is begun anew"
+        assert (
+            "has ended since its last call: it sent more than 200000 bytes (mcp.receive_bytes)"
+            in gone.error
+        )
+        assert (await there.call("mcp.between.honest")).status is ToolStatus.SUCCESS, (
+            "it is begun anew"
+        )
         for _ in range(4):
             await asyncio.sleep(0.5)  # more than it may send, all calls together
             assert (await there.call("mcp.within.honest")).status is ToolStatus.SUCCESS

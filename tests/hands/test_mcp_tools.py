@@ -1,4 +1,6 @@
-"""Tools of MCP servers, honest ones and others, behind a real gate: in sandboxes of their own, among a workspace's files, over HTTP."""
+"""Tools of MCP servers, honest ones and others, behind a real gate: in sandboxes of their own,
+among a workspace's files, over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +28,32 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return put_servers(tmp_path_factory.mktemp("tools"))
 
 
-async def test_what_a_tool_changes_among_the_files_is_in_the_patch_and_what_only_looks_changes_nothing(
+async def test_files_that_a_tool_changes_are_in_the_patch_and_reading_changes_nothing(
     tmp_path: Path, tools: Path
 ) -> None:
     said = {"get": {"danger": "read"}, "about": {"danger": "read"}}
-    servers = {"notes": honest(tools, files="write", tools=said), "looks": honest(tools, files="read")}
+    servers = {
+        "notes": honest(tools, files="write", tools=said),
+        "looks": honest(tools, files="read"),
+    }
     async with hall(settings_with(tmp_path, tools, servers), tmp_path) as there:
         refused = await there.call("mcp.notes.put", grant="files.*", path="note.txt", text="hi")
         assert refused.status is ToolStatus.BLOCKED
         assert "mcp.notes.put is not granted to this seat" in refused.error
         wrong = await there.call("mcp.notes.put", path="note.txt", text=7, colour="red")
         assert wrong.status is ToolStatus.INVALID
-        assert "Right is mcp.notes.put(path: string, text: string, times?: integer, model_kind?: string)" in wrong.error
+        assert (
+            "Right is mcp.notes.put(path: string, text: string, times?: integer, model_kind?: "
+            "string)" in wrong.error
+        )
         assert (await there.workspace.patch("none")).diff == ""
-        done = await there.call("mcp.notes.put", path="note.txt", text="hi\n", times=2, model_kind="draft")
-        assert (done.status, done.output["text"]) == (ToolStatus.SUCCESS, "note.txt is written as draft"), done.error
+        done = await there.call(
+            "mcp.notes.put", path="note.txt", text="hi\n", times=2, model_kind="draft"
+        )
+        assert (done.status, done.output["text"]) == (
+            ToolStatus.SUCCESS,
+            "note.txt is written as draft",
+        ), done.error
         got = await there.call("mcp.looks.get", path="note.txt")
         assert got.output["data"] == {"path": "note.txt", "text": "hi\nhi\n"}, got.error
         lost = await there.call("mcp.looks.put", path="other.txt", text="x")
@@ -56,22 +69,36 @@ async def test_what_a_tool_changes_among_the_files_is_in_the_patch_and_what_only
         assert records.count('"mcp.notes.put"') == 6, "three calls, each with its start and its end"
         assert '"blocked"' in records
         assert "draft" not in records, "no values of arguments"
-        assert (await there.workspace.call(ToolCall("f", "files.read", {"path": "note.txt"}, in_seconds(30)))).status == "success"
+        assert (
+            await there.workspace.call(
+                ToolCall("f", "files.read", {"path": "note.txt"}, in_seconds(30))
+            )
+        ).status == "success"
 
 
-async def test_without_files_it_has_only_what_it_is_given_by_name(tmp_path: Path, tools: Path) -> None:
+async def test_without_files_it_has_only_what_it_is_given_by_name(
+    tmp_path: Path, tools: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text("NOTES_KEY=canary-of-notes-77\n", encoding="utf-8")
     servers = {"notes": honest(tools, credentials_file=str(key))}
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        servers["notes"]["command"] = ["env", f"PORT={listener.getsockname()[1]}", *servers["notes"]["command"]]
+        servers["notes"]["command"] = [
+            "env",
+            f"PORT={listener.getsockname()[1]}",
+            *servers["notes"]["command"],
+        ]
         listener.setblocking(False)
         async with hall(settings_with(tmp_path, tools, servers), tmp_path) as there:
             seen = await there.call("mcp.notes.about")
             data = seen.output["data"]
             assert (data["reached"], data["files"]) == (False, []), seen
             assert "NOTES_KEY" in data["variables"]
-            assert not [name for name in data["variables"] if name.startswith(("MOOTHALL", "SSH", "AWS", "GIT"))]
+            assert not [
+                name
+                for name in data["variables"]
+                if name.startswith(("MOOTHALL", "SSH", "AWS", "GIT"))
+            ]
             assert "canary-of-notes-77" not in str(seen)
             assert data["key"] != ""
         with pytest.raises(BlockingIOError):
@@ -79,8 +106,12 @@ async def test_without_files_it_has_only_what_it_is_given_by_name(tmp_path: Path
 
 
 @pytest.mark.parametrize("files", ["none", "write"])
-async def test_one_that_fails_hangs_or_dies_is_said_in_words(tmp_path: Path, tools: Path, files: str) -> None:
-    settings = settings_with(tmp_path, tools, {"notes": honest(tools, files=files)}, mcp={"seconds": 40})
+async def test_one_that_fails_hangs_or_dies_is_said_in_words(
+    tmp_path: Path, tools: Path, files: str
+) -> None:
+    settings = settings_with(
+        tmp_path, tools, {"notes": honest(tools, files=files)}, mcp={"seconds": 40}
+    )
     async with hall(settings, tmp_path, breaker_failures=2) as there:
         failed = await there.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
@@ -94,12 +125,21 @@ async def test_one_that_fails_hangs_or_dies_is_said_in_words(tmp_path: Path, too
             await there.call("mcp.notes.dies")
         rests = await there.call("mcp.notes.dies")
         assert rests.status is ToolStatus.CIRCUIT_OPEN, "it is left alone for a while"
-        assert (await there.call("mcp.notes.about")).status is ToolStatus.SUCCESS, "its other tools are not"
-    soon = settings_with(tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4})
+        assert (await there.call("mcp.notes.about")).status is ToolStatus.SUCCESS, (
+            "its other tools are not"
+        )
+    soon = settings_with(
+        tmp_path, tools, {"notes": hostile(tools, "silent", files=files)}, mcp={"seconds": 4}
+    )
     async with hall(soon, tmp_path / "again") as there:
         late = await there.call("mcp.notes.honest")
-        assert (late.status, "no whole answer within 4 seconds" in late.error) == (ToolStatus.TIMEOUT, True)
-        alive = await there.workspace.call(ToolCall("f", "files.list", {"path": ".", "glob": "**"}, in_seconds(30)))
+        assert (late.status, "no whole answer within 4 seconds" in late.error) == (
+            ToolStatus.TIMEOUT,
+            True,
+        )
+        alive = await there.workspace.call(
+            ToolCall("f", "files.list", {"path": ".", "glob": "**"}, in_seconds(30))
+        )
         assert alive.status is ToolStatus.SUCCESS, "the workspace is there as before"
 
 
@@ -113,13 +153,19 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("files", ["none", "write"])
-async def test_hostile_ones_get_an_error_and_nothing_else(tmp_path: Path, tools: Path, files: str) -> None:
+async def test_hostile_ones_get_an_error_and_nothing_else(
+    tmp_path: Path, tools: Path, files: str
+) -> None:
     ways = ("nonsense", "asking", "pictures", *HOSTILE)
     servers = {way: hostile(tools, way, files=files) for way in ways}
-    settings = settings_with(tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30})
+    settings = settings_with(
+        tmp_path, tools, servers, mcp={"receive_bytes": 200_000, "seconds": 30}
+    )
     async with hall(settings, tmp_path) as there:
         changed = {way: hostile(tools, way, "1", files=files) for way in ways}
-        later = settings_with(tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30})
+        later = settings_with(
+            tmp_path, tools, changed, mcp={"receive_bytes": 200_000, "seconds": 30}
+        )
         there.gate._rules.toolkits["mcp"] = FAMILY.tools(later).call  # type: ignore[index] # the same servers, a day later
         for way, why in HOSTILE.items():
             result = await there.call(f"mcp.{way}.honest")
@@ -127,13 +173,19 @@ async def test_hostile_ones_get_an_error_and_nothing_else(tmp_path: Path, tools:
             assert why in result.error
             assert len(result.error) < 1000
         nonsense = await there.call("mcp.nonsense.honest")
-        assert (nonsense.status, nonsense.output["text"]) == (ToolStatus.SUCCESS, "did nothing"), nonsense.error
+        assert (nonsense.status, nonsense.output["text"]) == (ToolStatus.SUCCESS, "did nothing"), (
+            nonsense.error
+        )
         asking = await there.call("mcp.asking.honest")
         assert asking.output.get("text") == "refused: True", "a server is lent no model"
         pictures = await there.call("mcp.pictures.honest")
         assert pictures.output["text"] == "abc[2J\nd"
         assert list(pictures.output["left_out"]) == ["image"]
-    endless = settings_with(tmp_path, tools, {"endless": hostile(tools, "endless"), "none": {"command": ["no-such-program"]}})
+    endless = settings_with(
+        tmp_path,
+        tools,
+        {"endless": hostile(tools, "endless"), "none": {"command": ["no-such-program"]}},
+    )
     with pytest.raises(CallFailed, match="more than 20 pages"):
         await FAMILY.tools(endless).offers("endless")
     with pytest.raises(CallFailed, match="the MCP server none: it ended"):
@@ -149,7 +201,9 @@ def served() -> Iterator[int]:
     """The honest server on a port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    process = subprocess.Popen([sys.executable, SUPPORT / "mcp_server.py", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, SUPPORT / "mcp_server.py", str(port)], stderr=subprocess.DEVNULL
+    )
     try:
         yield port
     finally:
@@ -173,12 +227,16 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
     tmp_path: Path, tools: Path, served: int
 ) -> None:
     await listening(served)
-    servers = {"notes": {"url": f"http://127.0.0.1:{served}/mcp", "tools": {"waits": {"danger": "read"}}}}
+    servers = {
+        "notes": {"url": f"http://127.0.0.1:{served}/mcp", "tools": {"waits": {"danger": "read"}}}
+    }
     closed = settings_with(tmp_path, tools, servers)
     findings = [finding async for finding in FAMILY.examine(closed)]
     assert [finding.ok for finding in findings] == [False]
     assert "the operator does not allow it (http.allow)" in findings[0].detail
-    settings = settings_with(tmp_path, tools, servers, http={"allow": [f"127.0.0.1:{served}"]}, mcp={"seconds": 8})
+    settings = settings_with(
+        tmp_path, tools, servers, http={"allow": [f"127.0.0.1:{served}"]}, mcp={"seconds": 8}
+    )
     async with hall(settings, tmp_path) as there:
         failed = await there.call("mcp.notes.fails")
         assert failed.status is ToolStatus.ERROR
@@ -190,14 +248,19 @@ async def test_over_http_it_is_reached_where_tools_may_go_and_its_intent_is_reco
         assert (await there.call("mcp.notes.about")).status is ToolStatus.BLOCKED
 
 
-async def test_an_http_server_that_does_not_mean_well_leads_nowhere(tmp_path: Path, tools: Path) -> None:
+async def test_an_http_server_that_does_not_mean_well_leads_nowhere(
+    tmp_path: Path, tools: Path
+) -> None:
     seen: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
         match request.path:
             case "/gzip":
                 packed = gzip.compress(b"0" * 50_000_000)
-                return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+                return web.Response(
+                    body=packed,
+                    headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+                )
             case "/redirect":
                 raise web.HTTPTemporaryRedirect(f"http://localhost:{request.url.port}/stolen")
             case "/html":
@@ -219,9 +282,19 @@ async def test_an_http_server_that_does_not_mean_well_leads_nowhere(tmp_path: Pa
     try:
         port = runner.addresses[0][1]
         names = ("gzip", "redirect", "html", "flood")
-        servers = {name: {"url": f"http://127.0.0.1:{port}/{name}", "credentials": {"X-Key": "canary-of-http"}} for name in names}
+        servers = {
+            name: {
+                "url": f"http://127.0.0.1:{port}/{name}",
+                "credentials": {"X-Key": "canary-of-http"},
+            }
+            for name in names
+        }
         settings = settings_with(
-            tmp_path, tools, servers, http={"allow": ["127.0.0.0/8"]}, mcp={"receive_bytes": 300_000, "seconds": 10}
+            tmp_path,
+            tools,
+            servers,
+            http={"allow": ["127.0.0.0/8"]},
+            mcp={"receive_bytes": 300_000, "seconds": 10},
         )
         for name in names:
             with pytest.raises(CallFailed) as failed:

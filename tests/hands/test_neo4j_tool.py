@@ -1,4 +1,6 @@
-"""`db.neo4j` against a real server: what is asked is answered, and nothing that a model can write changes anything."""
+"""`db.neo4j` against a real server: what is asked is answered, and nothing that a model can write
+changes anything.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             where = address.url.partition("://")[2]
             with GraphDatabase.driver(address.url, auth=(address.user, address.password)) as driver:
                 driver.execute_query(
-                    "CREATE (a:Person {name: 'Ada', born: date('1815-12-10')})-[:KNOWS {since: 3}]->(:Person {name: 'Bob'})"
+                    "CREATE (a:Person {name: 'Ada', born: date('1815-12-10')})-[:KNOWS {since: "
+                    "3}]->(:Person {name: 'Bob'})"
                 )
             yield f"bolt://{address.user}:{address.password}@{where}"
     except neo4j_server.Missing as missing:
@@ -66,7 +69,10 @@ def graphs(url: str, **more: Any) -> DbSettings:
 
 
 async def test_neo4j_answers_as_json(graph: str) -> None:
-    query = "MATCH p = (a:Person {name: $name})-[r]->(b) RETURN a, r, a.born, p, [1, 2.5, null] AS some, duration('P1D') AS d"
+    query = (
+        "MATCH p = (a:Person {name: $name})-[r]->(b) RETURN a, r, a.born, p, [1, 2.5, null] AS "
+        "some, duration('P1D') AS d"
+    )
     result = await ask("db.neo4j", graphs(graph), query=query, params={"name": "Ada"})
     assert result.status is ToolStatus.SUCCESS, result.error
     assert result.output["columns"] == ["a", "r", "a.born", "p", "some", "d"]
@@ -74,7 +80,11 @@ async def test_neo4j_answers_as_json(graph: str) -> None:
     assert node == {"labels": ["Person"], "properties": {"name": "Ada", "born": "1815-12-10"}}
     assert relation == {"type": "KNOWS", "properties": {"since": 3}}
     assert (born, some, length, len(path)) == ("1815-12-10", [1, 2.5, None], "P1D", 3)
-    for query in ("CALL db.labels() YIELD label RETURN label", "call `db`.`labels`()", "CALL db.labels"):
+    for query in (
+        "CALL db.labels() YIELD label RETURN label",
+        "call `db`.`labels`()",
+        "CALL db.labels",
+    ):
         labels = await ask("db.neo4j", graphs(graph), query=query)
         assert labels.output.get("rows") == [["Person"]], labels.error
 
@@ -93,7 +103,10 @@ NEO4J_CHANGES = [
     "CREATE USER eve SET PASSWORD 'abcdefgh'",
     "ALTER CURRENT USER SET PASSWORD FROM 'a' TO 'abcdefgh'",
     "ALTER USER neo4j SET PASSWORD 'abcdefgh'",
-    "SHOW TRANSACTIONS YIELD transactionId AS i TERMINATE TRANSACTIONS i YIELD message RETURN message",
+    (
+        "SHOW TRANSACTIONS YIELD transactionId AS i TERMINATE TRANSACTIONS i YIELD message RETURN "
+        "message"
+    ),
     "TERMINATE TRANSACTIONS 'neo4j-transaction-1'",
     "CALL db.createLabel('X')",
     "CALL db.create.setNodeVectorProperty(null, 'a', [1.0])",
@@ -125,16 +138,20 @@ async def test_neo4j_changes_nothing(graph: str, hits: Hits, query: str) -> None
 
     def looked() -> Any:
         with GraphDatabase.driver(
-            f"bolt://{parts.hostname}:{parts.port}", auth=(parts.username or "", parts.password or "")
+            f"bolt://{parts.hostname}:{parts.port}",
+            auth=(parts.username or "", parts.password or ""),
         ) as driver:
             found = driver.execute_query(
-                "MATCH (n) OPTIONAL MATCH (n)-[r]->() RETURN count(DISTINCT n), count(r), collect(properties(n))"
+                "MATCH (n) OPTIONAL MATCH (n)-[r]->() RETURN count(DISTINCT n), count(r), "
+                "collect(properties(n))"
             )
             schema = driver.execute_query("SHOW INDEXES YIELD name RETURN name")
             return [record.values() for record in (*found.records, *schema.records)]
 
     before = looked()
-    result = await ask("db.neo4j", graphs(graph), query=query.replace("{port}", str(hits.server_address[1])))
+    result = await ask(
+        "db.neo4j", graphs(graph), query=query.replace("{port}", str(hits.server_address[1]))
+    )
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
     assert looked() == before
     assert hits.count == 0
@@ -146,7 +163,8 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
     slow = await ask(
         "db.neo4j",
         graphs(graph, seconds=3),
-        query="UNWIND range(1, 100000000) AS a UNWIND range(1, 100000000) AS b WITH a, b WHERE a = -b RETURN count(*)",
+        query="UNWIND range(1, 100000000) AS a UNWIND range(1, 100000000) AS b WITH a, b WHERE a = "
+        "-b RETURN count(*)",
     )
     assert slow.status in {ToolStatus.TIMEOUT, ToolStatus.ERROR, ToolStatus.INVALID}
     assert (await ask("db.neo4j", graphs(graph), query="RETURN 7 AS n")).output["rows"] == [[7]]
@@ -154,8 +172,12 @@ async def test_neo4j_answers_are_bounded(graph: str) -> None:
 
 async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -> None:
     may = graphs(graph, write=True)
-    done = await ask("db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"})
-    assert (done.output["rows"], done.output["changed"]["nodes_created"]) == ([["t"]], 1), done.error
+    done = await ask(
+        "db.neo4j", may, query="CREATE (n:Note {text: $text}) RETURN n.text", params={"text": "t"}
+    )
+    assert (done.output["rows"], done.output["changed"]["nodes_created"]) == ([["t"]], 1), (
+        done.error
+    )
     gone = await ask("db.neo4j", may, query="MATCH (n:Note) DELETE n")
     assert gone.output["changed"]["nodes_deleted"] == 1
     for query in (
@@ -163,7 +185,9 @@ async def test_neo4j_writes_where_the_operator_says_so(graph: str, hits: Hits) -
         "CALL dbms.listConfig()",
         "CREATE USER eve SET PASSWORD 'abcdefgh'",
     ):
-        refused = await ask("db.neo4j", may, query=query.replace("{port}", str(hits.server_address[1])))
+        refused = await ask(
+            "db.neo4j", may, query=query.replace("{port}", str(hits.server_address[1]))
+        )
         assert refused.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}
     assert hits.count == 0
 
@@ -172,5 +196,13 @@ async def test_neo4j_that_does_not_answer_or_lets_nobody_in(graph: str) -> None:
     where = graph.rpartition("@")[2]
     wrong = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@{where}"), query="RETURN 1")
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask("db.neo4j", graphs(f"bolt://neo4j:{PASSWORD}@127.0.0.1:{servers.free_port()}"), query="RETURN 1")
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (ToolStatus.ERROR, True, False)
+    gone = await ask(
+        "db.neo4j",
+        graphs(f"bolt://neo4j:{PASSWORD}@127.0.0.1:{servers.free_port()}"),
+        query="RETURN 1",
+    )
+    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+        ToolStatus.ERROR,
+        True,
+        False,
+    )

@@ -39,7 +39,9 @@ async def served(folder: Path, seconds: float = 30) -> AsyncIterator[Opa]:
 
 
 @pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
-async def test_the_contract(case: Callable[[Opened, Path], Awaitable[None]], tmp_path: Path) -> None:
+async def test_the_contract(
+    case: Callable[[Opened, Path], Awaitable[None]], tmp_path: Path
+) -> None:
     await case(served, tmp_path)
 
 
@@ -60,16 +62,24 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
     with real.server(tmp_path) as (url, pid):
         async with (
             opa(url, seconds=2) as engine,
-            open_house(tmp_path / "house", policy=Policy("enforce", engine.decide, keep_seconds=0)) as house,
+            open_house(
+                tmp_path / "house", policy=Policy("enforce", engine.decide, keep_seconds=0)
+            ) as house,
         ):
-            assert (await house.gate.call(house.seat(), tool_call(path="a"))).status is ToolStatus.SUCCESS
-            assert (await house.gate.call(house.seat(), tool_call(path="secret", number=2))).status is ToolStatus.BLOCKED
+            assert (
+                await house.gate.call(house.seat(), tool_call(path="a"))
+            ).status is ToolStatus.SUCCESS
+            assert (
+                await house.gate.call(house.seat(), tool_call(path="secret", number=2))
+            ).status is ToolStatus.BLOCKED
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED)  # it stops some time after it was told to
             hung = await house.gate.call(house.seat(), tool_call(path="a", number=3))
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.2)
-            assert (await house.gate.call(house.seat(), tool_call(path="a", number=4))).status is ToolStatus.SUCCESS
+            assert (
+                await house.gate.call(house.seat(), tool_call(path="a", number=4))
+            ).status is ToolStatus.SUCCESS
             os.kill(pid, signal.SIGKILL)
             dead = await house.gate.call(house.seat(), tool_call(path="a", number=5))
     assert (hung.status, dead.status) == (ToolStatus.BLOCKED, ToolStatus.BLOCKED)

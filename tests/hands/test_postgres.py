@@ -1,4 +1,6 @@
-"""`db.postgres` against a real server: what is asked is answered, and nothing that a model can write changes anything."""
+"""`db.postgres` against a real server: what is asked is answered, and nothing that a model can
+write changes anything.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def reader(boss: str) -> str:
     with psycopg.connect(boss, autocommit=True) as connection:
         for statement in (
             f"create role reader login password '{PASSWORD}'",
-            "create table items (id serial primary key, name text, price numeric, at timestamptz, raw bytea, tags text[])",
+            (
+                "create table items (id serial primary key, name text, price numeric, at "
+                "timestamptz, "
+                "raw bytea, tags text[])"
+            ),
             """insert into items (name, price, at, raw, tags)
                values ('bolt', 1.50, '2026-01-02 03:04:05+00', '\\xff00', '{a,b}'), ('nut', 'NaN', 'infinity', null, null)""",
             "grant all on items, items_id_seq to reader",
@@ -62,7 +68,11 @@ def reader(boss: str) -> str:
             "create function ok() returns int language sql as 'select 7'",
         ):
             connection.execute(statement)
-    return urlsplit(boss)._replace(netloc=f"reader:{PASSWORD}@{urlsplit(boss).netloc.rpartition('@')[2]}").geturl()
+    return (
+        urlsplit(boss)
+        ._replace(netloc=f"reader:{PASSWORD}@{urlsplit(boss).netloc.rpartition('@')[2]}")
+        .geturl()
+    )
 
 
 def postgres(url: str, **more: Any) -> DbSettings:
@@ -71,7 +81,9 @@ def postgres(url: str, **more: Any) -> DbSettings:
 
 async def test_postgres_answers_as_json(reader: str) -> None:
     result = await ask(
-        "db.postgres", postgres(reader), query="select *, 2.5::float8 f, '{\"a\": [1]}'::jsonb j from items order by id"
+        "db.postgres",
+        postgres(reader),
+        query="select *, 2.5::float8 f, '{\"a\": [1]}'::jsonb j from items order by id",
     )
     assert result.status is ToolStatus.SUCCESS, result.error
     assert result.output["columns"] == ["id", "name", "price", "at", "raw", "tags", "f", "j"]
@@ -92,7 +104,9 @@ async def test_postgres_takes_parameters_by_place(reader: str) -> None:
     ):
         result = await ask("db.postgres", postgres(reader), query=query, params=params)
         assert result.output["rows"] == [["bolt"]], result.error
-    wrong = await ask("db.postgres", postgres(reader), query="select $1::int", params=["'; drop table items; --"])
+    wrong = await ask(
+        "db.postgres", postgres(reader), query="select $1::int", params=["'; drop table items; --"]
+    )
     assert (wrong.status, "invalid input syntax" in wrong.error) == (ToolStatus.INVALID, True)
 
 
@@ -167,23 +181,38 @@ async def test_postgres_changes_nothing(boss: str, reader: str, query: str) -> N
     before = state()
     result = await ask("db.postgres", postgres(reader), query=query)
     assert state() == before
-    assert not any(Path(path).exists() for path in ("/tmp/moothall-program", "/tmp/moothall-copy", "/tmp/moothall-lo"))
-    if not query.startswith("select lo_from_bytea"):  # PostgreSQL before 16 lets it pass, and it is rolled back
+    assert not any(
+        Path(path).exists()
+        for path in ("/tmp/moothall-program", "/tmp/moothall-copy", "/tmp/moothall-lo")
+    )
+    if not query.startswith(
+        "select lo_from_bytea"
+    ):  # PostgreSQL before 16 lets it pass, and it is rolled back
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID, ToolStatus.ERROR}, result
         assert result.error
 
 
-async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(boss: str, reader: str) -> None:
+async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(
+    boss: str, reader: str
+) -> None:
     result = await ask("db.postgres", postgres(boss), query="select 1")
-    assert (result.status, "superuser boss" in result.error, "CREATE ROLE" in result.error) == (ToolStatus.BLOCKED, True, True)
+    assert (result.status, "superuser boss" in result.error, "CREATE ROLE" in result.error) == (
+        ToolStatus.BLOCKED,
+        True,
+        True,
+    )
     with psycopg.connect(boss, autocommit=True) as connection:
         connection.execute("grant pg_read_server_files to reader")
         try:
-            told = await ask("db.postgres", postgres(reader), query="select pg_read_file('/etc/passwd')")
+            told = await ask(
+                "db.postgres", postgres(reader), query="select pg_read_file('/etc/passwd')"
+            )
             assert (told.status, "pg_read_server_files" in told.error) == (ToolStatus.BLOCKED, True)
         finally:
             connection.execute("revoke pg_read_server_files from reader")
-        connection.execute("create function dblink_exec(text) returns text language sql as 'select $1'")
+        connection.execute(
+            "create function dblink_exec(text) returns text language sql as 'select $1'"
+        )
         try:
             told = await ask("db.postgres", postgres(reader), query="select 1")
             assert (told.status, "dblink_exec(text)" in told.error) == (ToolStatus.BLOCKED, True)
@@ -192,13 +221,26 @@ async def test_postgres_refuses_roles_that_a_transaction_does_not_hold(boss: str
 
 
 async def test_postgres_answers_are_bounded(reader: str) -> None:
-    rows = await ask("db.postgres", postgres(reader, rows=10), query="select generate_series(1, 100000000)")
-    assert (rows.status, len(rows.output["rows"]), rows.output["truncated"]) == (ToolStatus.SUCCESS, 10, True)
-    wide = await ask("db.postgres", postgres(reader), query="select repeat('x', 3000) from generate_series(1, 1000)")
+    rows = await ask(
+        "db.postgres", postgres(reader, rows=10), query="select generate_series(1, 100000000)"
+    )
+    assert (rows.status, len(rows.output["rows"]), rows.output["truncated"]) == (
+        ToolStatus.SUCCESS,
+        10,
+        True,
+    )
+    wide = await ask(
+        "db.postgres",
+        postgres(reader),
+        query="select repeat('x', 3000) from generate_series(1, 1000)",
+    )
     assert (len(wide.output["rows"]) < 20, wide.output["truncated"]) == (True, True)
     huge = await ask("db.postgres", postgres(reader), query="select repeat('x', 60000000)")
     assert (huge.status, "db.receive_bytes" in huge.error) == (ToolStatus.ERROR, True)
-    for query in ("select pg_sleep(60)", "select set_config('statement_timeout', '0', false), pg_sleep(60)"):
+    for query in (
+        "select pg_sleep(60)",
+        "select set_config('statement_timeout', '0', false), pg_sleep(60)",
+    ):
         slow = await ask("db.postgres", postgres(reader, seconds=1), query=query)
         assert slow.status in {ToolStatus.TIMEOUT, ToolStatus.ERROR}
     after = await ask("db.postgres", postgres(reader), query="select ok()")
@@ -206,21 +248,32 @@ async def test_postgres_answers_are_bounded(reader: str) -> None:
 
 
 async def test_postgres_leaves_no_session_behind(boss: str, reader: str) -> None:
-    await ask("db.postgres", postgres(reader, seconds=1), query="select pg_sleep(60), pg_advisory_lock(1)")
+    await ask(
+        "db.postgres", postgres(reader, seconds=1), query="select pg_sleep(60), pg_advisory_lock(1)"
+    )
     with psycopg.connect(boss, autocommit=True) as connection:
         async with asyncio.timeout(20):
-            while connection.execute("select count(*) from pg_stat_activity where usename = 'reader'").fetchone() != (0,):
+            while connection.execute(
+                "select count(*) from pg_stat_activity where usename = 'reader'"
+            ).fetchone() != (0,):
                 await asyncio.sleep(0.05)
 
 
 async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str) -> None:
     may = postgres(reader, write=True)
     try:
-        done = await ask("db.postgres", may, query="insert into items (name) values ($1) returning name", params=["new"])
+        done = await ask(
+            "db.postgres",
+            may,
+            query="insert into items (name) values ($1) returning name",
+            params=["new"],
+        )
         assert (done.output["rows"], done.output["changed"]) == ([["new"]], 1), done.error
         done = await ask("db.postgres", may, query="update items set price = 3 where name = 'new'")
         assert done.output["changed"] == 1
-        several = await ask("db.postgres", may, query="delete from items where name = 'new'; select 1")
+        several = await ask(
+            "db.postgres", may, query="delete from items where name = 'new'; select 1"
+        )
         assert (several.status, "multiple commands" in several.error) == (ToolStatus.INVALID, True)
         seen = await ask("db.postgres", may, query="select price from items where name = 'new'")
         assert seen.output["rows"] == [["3"]]
@@ -230,12 +283,24 @@ async def test_postgres_writes_where_the_operator_says_so(boss: str, reader: str
 
 
 async def test_postgres_that_does_not_answer_or_lets_nobody_in(reader: str) -> None:
-    wrong = await ask("db.postgres", postgres(reader.replace(PASSWORD, "other-word")), query="select 1")
-    assert (wrong.status, "lets nobody in" in wrong.error, "other-word" in wrong.error) == (ToolStatus.ERROR, True, False)
-    gone = await ask(
-        "db.postgres", postgres(f"postgresql://reader:{PASSWORD}@127.0.0.1:{servers.free_port()}/x"), query="select 1"
+    wrong = await ask(
+        "db.postgres", postgres(reader.replace(PASSWORD, "other-word")), query="select 1"
     )
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (ToolStatus.ERROR, True, False)
+    assert (wrong.status, "lets nobody in" in wrong.error, "other-word" in wrong.error) == (
+        ToolStatus.ERROR,
+        True,
+        False,
+    )
+    gone = await ask(
+        "db.postgres",
+        postgres(f"postgresql://reader:{PASSWORD}@127.0.0.1:{servers.free_port()}/x"),
+        query="select 1",
+    )
+    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+        ToolStatus.ERROR,
+        True,
+        False,
+    )
 
 
 async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
@@ -243,16 +308,27 @@ async def test_postgres_by_its_socket(boss: str, reader: str) -> None:
         told = connection.execute("show unix_socket_directories").fetchone()
     url = f"postgresql://reader:{PASSWORD}@/postgres?host={told[0] if told else ''}&port={urlsplit(reader).port}"
     assert (await ask("db.postgres", postgres(url), query="select ok()")).output["rows"] == [[7]]
-    several = await ask("db.postgres", postgres("postgresql://reader@127.0.0.1,127.0.0.2/postgres"), query="select 1")
+    several = await ask(
+        "db.postgres",
+        postgres("postgresql://reader@127.0.0.1,127.0.0.2/postgres"),
+        query="select 1",
+    )
     assert (several.status, "no URL of one server" in several.error) == (ToolStatus.ERROR, True)
 
 
 async def test_a_tenant_reaches_its_own_servers_and_no_others(reader: str) -> None:
-    settings = postgres(reader, tenants={"acme": Databases(), "beta": Databases(postgres_url=SecretStr(reader))})
+    settings = postgres(
+        reader, tenants={"acme": Databases(), "beta": Databases(postgres_url=SecretStr(reader))}
+    )
     assert (await ask("db.postgres", settings, query="select 1")).status is ToolStatus.SUCCESS
-    assert (await ask("db.postgres", settings, "beta", query="select 1")).status is ToolStatus.SUCCESS
+    assert (
+        await ask("db.postgres", settings, "beta", query="select 1")
+    ).status is ToolStatus.SUCCESS
     refused = await ask("db.postgres", settings, "acme", query="select 1")
-    assert (refused.status, "MOOTHALL_DB__POSTGRES_URL" in refused.error) == (ToolStatus.ERROR, True)
+    assert (refused.status, "MOOTHALL_DB__POSTGRES_URL" in refused.error) == (
+        ToolStatus.ERROR,
+        True,
+    )
 
 
 async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
@@ -264,27 +340,44 @@ async def test_postgres_says_what_is_wrong_with_a_query(reader: str) -> None:
         ("--", [], "one SELECT, VALUES or WITH"),
     ):
         result = await ask("db.postgres", postgres(reader), query=query, params=params)
-        assert (result.status in {ToolStatus.INVALID, ToolStatus.ERROR}, said in result.error) == (True, True), result
+        assert (result.status in {ToolStatus.INVALID, ToolStatus.ERROR}, said in result.error) == (
+            True,
+            True,
+        ), result
 
 
 # Through the gate
 
 
-async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(reader: str, tmp_path: Path) -> None:
+async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves_no_secret(
+    reader: str, tmp_path: Path
+) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "roles.yaml").write_text('roles: {data: {tools: {"db.*": [outside]}}}', encoding="utf-8")
     (own / "mine.rego").write_text(POLICY, encoding="utf-8")
-    settings = load_settings(data_dir=tmp_path / "data", guard={"policies": own}, db={"postgres_url": reader})
+    settings = load_settings(
+        data_dir=tmp_path / "data", guard={"policies": own}, db={"postgres_url": reader}
+    )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()
         house = House(tmp_path, audit, settings.guard)
         house.gate = Gate(settings.guard, audit, facts.publish, rules)
         seat = house.seat(role="data", grant=rules.grants.of("data"))
         assert [spec.name for spec in house.gate.list_tools("local", seat.grant)] == ["db.postgres"]
-        result = await house.gate.call(seat, tool_call("db.postgres", query="select name from items where id = $1", params=["1"]))
-        assert (result.status, result.output["rows"]) == (ToolStatus.SUCCESS, [["bolt"]]), result.error
-        changed = await house.gate.call(seat, tool_call("db.postgres", number=2, query="delete from items"))
+        result = await house.gate.call(
+            seat,
+            tool_call("db.postgres", query="select name from items where id = $1", params=["1"]),
+        )
+        assert (result.status, result.output["rows"]) == (ToolStatus.SUCCESS, [["bolt"]]), (
+            result.error
+        )
+        changed = await house.gate.call(
+            seat, tool_call("db.postgres", number=2, query="delete from items")
+        )
         assert changed.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}
-        assert [event.type for event in facts.events] == ["moothall.tool.started", "moothall.tool.finished"] * 2
+        assert [event.type for event in facts.events] == [
+            "moothall.tool.started",
+            "moothall.tool.finished",
+        ] * 2
         assert PASSWORD not in str(facts.events) + house.chain.read_text()

@@ -1,4 +1,6 @@
-"""Python repositories that say in one tool's own way alone what their tests need: `moothall check` sets them up, and their test is green."""
+"""Python repositories that say in one tool's own way alone what their tests need: `moothall check`
+sets them up, and their test is green.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,37 @@ pytestmark = pytest.mark.e2e
 
 _TEST = "import six\n\n\ndef test_six():\n    assert six.PY3\n"
 _PROJECT = '[project]\nname = "own"\nversion = "1"\n'
-_BUILD = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n[tool.setuptools]\npy-modules = ["own"]\n'
+_BUILD = (
+    '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    '[tool.setuptools]\npy-modules = ["own"]\n'
+)
 _GROUP = '[dependency-groups]\nqa = ["six>=1.16"]\n'
-_NOX = "import nox\n\nDEPS = ['six', 'pytest']\n\n\n@nox.session(python=['3.11', '3.12'])\ndef check(session):\n    session.install(*DEPS)\n    session.run('pytest')\n"
+_NOX = (
+    "import nox\n\nDEPS = ['six', 'pytest']\n\n\n@nox.session(python=['3.11', '3.12'])\ndef "
+    "check(session):\n    session.install(*DEPS)\n    session.run('pytest')\n"
+)
 TOOLS: Mapping[str, Mapping[str, str]] = {
-    "uv": {"pyproject.toml": _PROJECT + _GROUP + '[tool.uv]\ndefault-groups = ["qa"]\n', "uv.lock": "version = 1\n"},
+    "uv": {
+        "pyproject.toml": _PROJECT + _GROUP + '[tool.uv]\ndefault-groups = ["qa"]\n',
+        "uv.lock": "version = 1\n",
+    },
     "pdm": {
-        "pyproject.toml": _PROJECT + '[tool.pdm]\ndistribution = false\n[tool.pdm.dev-dependencies]\nqa = ["six"]\n',
+        "pyproject.toml": _PROJECT
+        + '[tool.pdm]\ndistribution = false\n[tool.pdm.dev-dependencies]\nqa = ["six"]\n',
         "pdm.lock": "",
     },
     "poetry": {
-        "pyproject.toml": '[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npython = "^3.9"\n'
+        "pyproject.toml": "[tool.poetry]\npackage-mode = false\n[tool.poetry.dependencies]\npython "
+        '= "^3.9"\n'
         '[tool.poetry.group.qa.dependencies]\nsix = "^1.16"\n',
         "poetry.lock": "",
     },
     "tox": {
         "pyproject.toml": _PROJECT + _BUILD,
-        "tox.ini": "[tox]\nenvlist = py311\n[base]\ndeps =\n    six\n[testenv]\ndeps =\n    {[base]deps}\n    pytest\ncommands = pytest\n",
+        "tox.ini": (
+            "[tox]\nenvlist = py311\n[base]\ndeps =\n    six\n[testenv]\ndeps =\n    "
+            "{[base]deps}\n    pytest\ncommands = pytest\n"
+        ),
     },
     "tox.toml": {
         "pyproject.toml": _PROJECT + _BUILD + "[project.optional-dependencies]\nqa = ['six']\n",
@@ -42,7 +58,9 @@ TOOLS: Mapping[str, Mapping[str, str]] = {
     "nox": {"pyproject.toml": _PROJECT + _BUILD, "noxfile.py": _NOX},
     "hatch": {
         "pyproject.toml": _PROJECT + _BUILD,
-        "hatch.toml": '[envs.qa]\ndependencies = ["six"]\n[envs.qa.scripts]\nrun = "pytest {args}"\n',
+        "hatch.toml": (
+            '[envs.qa]\ndependencies = ["six"]\n[envs.qa.scripts]\nrun = "pytest {args}"\n'
+        ),
     },
 }
 

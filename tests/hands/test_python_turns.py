@@ -1,4 +1,6 @@
-"""What a model replies and what becomes of it, from the reply to the proposal: a real model server, gate and runner."""
+"""What a model replies and what becomes of it, from the reply to the proposal: a real model server,
+gate and runner.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,23 @@ def script(*turns: Any) -> Any:
 
 
 async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> None:
-    async with council(script(code(f"{APPEND}\nprint('written')\nlen(ws.glob('**/*.py'))"))) as house:
+    async with council(
+        script(code(f"{APPEND}\nprint('written')\nlen(ws.glob('**/*.py'))"))
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world() -> str:" in proposed["proposal"]["diff"]
-    assert [item["tool"] for item in proposed["proposal"]["operations"]] == ["python", "files.read", "files.write", "files.list"]
-    called = [(data["request_id"], data["tool"], data["status"]) for data in of(events, EventType.TOOL_FINISHED)]
+    assert [item["tool"] for item in proposed["proposal"]["operations"]] == [
+        "python",
+        "files.read",
+        "files.write",
+        "files.list",
+    ]
+    called = [
+        (data["request_id"], data["tool"], data["status"])
+        for data in of(events, EventType.TOOL_FINISHED)
+    ]
     ids = f"task-1/{ONE}/propose/0.1"
     assert called == [
         (f"{ids}.1", "files.read", "success"),
@@ -66,11 +78,19 @@ async def test_the_same_in_blocks(council: Open) -> None:
 
 @pytest.mark.parametrize("schemas", [True, False])
 async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    calls = [("files.read", {"path": "src/utils.py"}), ("files.append", {"path": "src/utils.py", "content": SOLUTION})]
-    blocks = "\n".join(f"<tool>{json.dumps({'name': name, 'args': args})}</tool>" for name, args in calls)
+    calls = [
+        ("files.read", {"path": "src/utils.py"}),
+        ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
+    ]
+    blocks = "\n".join(
+        f"<tool>{json.dumps({'name': name, 'args': args})}</tool>" for name, args in calls
+    )
     async with council(script(act(*calls) if schemas else blocks), schemas=schemas) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert [data["tool"] for data in of(events, EventType.TOOL_FINISHED)] == ["files.read", "files.append"]
+    assert [data["tool"] for data in of(events, EventType.TOOL_FINISHED)] == [
+        "files.read",
+        "files.append",
+    ]
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -78,13 +98,18 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
     ("said", "told"),
     [
         ("I would look at the file first.", "it holds none of"),
-        ('<tool>{"name": "files.list", "args": {}}</tool><python>1</python>', "it holds tool and python"),
+        (
+            '<tool>{"name": "files.list", "args": {}}</tool><python>1</python>',
+            "it holds tool and python",
+        ),
         ("<python>1</python><finish>done</finish>", "it holds python and finish"),
         ("<python>  </python>", "<python> is empty"),
         ("<python>1", "is not closed"),
     ],
 )
-async def test_neither_and_both_are_answered_with_what_is_right(council: Open, said: str, told: str) -> None:
+async def test_neither_and_both_are_answered_with_what_is_right(
+    council: Open, said: str, told: str
+) -> None:
     async with council(script(said, f"<python>{APPEND}</python>"), schemas=False) as house:
         events = await house.run(house.deliberation("single", 1))
     assert told in house.server.requests[1].prompt
@@ -92,7 +117,10 @@ async def test_neither_and_both_are_answered_with_what_is_right(council: Open, s
 
 
 async def test_neither_and_both_in_json(council: Open) -> None:
-    neither, both = json.dumps({"thought": "hm"}), json.dumps({"thought": "hm", "python": "1", "finish": "done"})
+    neither, both = (
+        json.dumps({"thought": "hm"}),
+        json.dumps({"thought": "hm", "python": "1", "finish": "done"}),
+    )
     async with council(script(neither, both, code(APPEND))) as house:
         await house.run(house.deliberation("single", 1))
     second, third = (call.prompt for call in house.server.requests[1:3])
@@ -100,8 +128,13 @@ async def test_neither_and_both_in_json(council: Open) -> None:
     assert "it holds python and finish" in third
 
 
-async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fails_raises(council: Open) -> None:
-    looking = "print('looked')\ntry:\n    ws.read('no.py')\nexcept ToolError as error:\n    print(error)\n{'files': 2}"
+async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fails_raises(
+    council: Open,
+) -> None:
+    looking = (
+        "print('looked')\ntry:\n    ws.read('no.py')\nexcept ToolError as error:\n    "
+        "print(error)\n{'files': 2}"
+    )
     async with council(script(code(looking), code("ws.read('no.py')"), code(APPEND))) as house:
         await house.run(house.deliberation("single", 1))
     second, third = (call.prompt for call in house.server.requests[1:3])
@@ -123,7 +156,11 @@ async def test_a_turn_of_python_that_was_recorded_is_done_again_alike(council: O
 
 
 @pytest.mark.parametrize(("window", "offered"), [(8192, False), (32_000, True)])
-async def test_python_is_offered_to_large_windows_alone_and_run_for_all(council: Open, window: int, offered: bool) -> None:  # noqa: FBT001 - as above
+async def test_python_is_offered_to_large_windows_alone_and_run_for_all(
+    council: Open,
+    window: int,
+    offered: bool,  # noqa: FBT001 - as above
+) -> None:
     async with council(script(code(APPEND)), context_tokens=window) as house:
         events = await house.run(house.deliberation("single", 1))
     (call,) = house.server.requests
@@ -134,9 +171,14 @@ async def test_python_is_offered_to_large_windows_alone_and_run_for_all(council:
 
 async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open) -> None:
     looping = "n = 0\nwhile True:\n    ws.read('src/utils.py')\n    n += 1"
-    async with council(script(code(looping), code(APPEND)), python=RunnerSettings(tool_calls=3)) as house:
+    async with council(
+        script(code(looping), code(APPEND)), python=RunnerSettings(tool_calls=3)
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert len([data for data in of(events, EventType.TOOL_FINISHED) if "/0.1." in data["request_id"]]) == 3
+    assert (
+        len([data for data in of(events, EventType.TOOL_FINISHED) if "/0.1." in data["request_id"]])
+        == 3
+    )
     assert "python: budget_exceeded" in house.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -144,13 +186,21 @@ async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open)
 async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> None:
     trying = "\n".join(
         f"try:\n    print({call})\nexcept ToolError as error:\n    print(error)"
-        for call in ("ws.read('../../etc/passwd')", "ws.read('/etc/passwd')", "ws.write('.git/hooks/pre-commit', 'x')")
+        for call in (
+            "ws.read('../../etc/passwd')",
+            "ws.read('/etc/passwd')",
+            "ws.write('.git/hooks/pre-commit', 'x')",
+        )
     )
     async with council(script(code(trying), code(APPEND))) as house:
         events = await house.run(house.deliberation("single", 1))
     told = house.server.requests[1].prompt
     assert "root:" not in told
-    refused = [data["status"] for data in of(events, EventType.TOOL_FINISHED) if "/0.1." in data["request_id"]]
+    refused = [
+        data["status"]
+        for data in of(events, EventType.TOOL_FINISHED)
+        if "/0.1." in data["request_id"]
+    ]
     assert set(refused) <= {"blocked", "invalid"}
     assert len(refused) == 3
 

@@ -1,4 +1,6 @@
-"""`db.redis` against a real server: what is asked is answered, and nothing that a model can write changes anything."""
+"""`db.redis` against a real server: what is asked is answered, and nothing that a model can write
+changes anything.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ async def test_redis_answers(redis_url: str, filled: redis.asyncio.Redis) -> Non
         ("EXISTS", ["a", "h"], 2),
     ):
         result = await ask("db.redis", reds(redis_url), command=command, args=args)
-        assert (result.status, result.output.get("reply")) == (ToolStatus.SUCCESS, reply), (command, result.error)
+        assert (result.status, result.output.get("reply")) == (ToolStatus.SUCCESS, reply), (
+            command,
+            result.error,
+        )
     long = await ask("db.redis", reds(redis_url), command="LRANGE", args=["l", "0", "-1"])
     assert (len(long.output["reply"]), long.output["truncated"]) == (500, True)
 
@@ -126,8 +131,12 @@ REDIS_CHANGES: list[tuple[str, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("command", "args"), REDIS_CHANGES, ids=lambda part: part if isinstance(part, str) else "")
-async def test_redis_changes_nothing(redis_url: str, filled: redis.asyncio.Redis, command: str, args: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "args"), REDIS_CHANGES, ids=lambda part: part if isinstance(part, str) else ""
+)
+async def test_redis_changes_nothing(
+    redis_url: str, filled: redis.asyncio.Redis, command: str, args: list[str]
+) -> None:
     before = await state(filled)
     result = await ask("db.redis", reds(redis_url), command=command, args=args)
     assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
@@ -151,27 +160,57 @@ async def test_redis_answers_are_bounded(redis_url: str, filled: redis.asyncio.R
     assert (len(result.output["reply"]), result.output["truncated"]) == (50_000, True)
 
 
-async def test_redis_writes_where_the_operator_says_so(redis_url: str, filled: redis.asyncio.Redis) -> None:
+async def test_redis_writes_where_the_operator_says_so(
+    redis_url: str, filled: redis.asyncio.Redis
+) -> None:
     done = await ask("db.redis", reds(redis_url, write=True), command="SET", args=["a", "5"])
     assert done.output["reply"] == "OK", done.error
     assert await filled.get("a") == b"5"
-    for command, args in (("FLUSHALL", []), ("EVAL", ["return 1", "0"]), ("CONFIG", ["SET", "dir", "/"]), ("KEYS", ["*"])):
-        refused = await ask("db.redis", reds(redis_url, write=True), command=command, args=list(args))
+    for command, args in (
+        ("FLUSHALL", []),
+        ("EVAL", ["return 1", "0"]),
+        ("CONFIG", ["SET", "dir", "/"]),
+        ("KEYS", ["*"]),
+    ):
+        refused = await ask(
+            "db.redis", reds(redis_url, write=True), command=command, args=list(args)
+        )
         assert refused.status is ToolStatus.BLOCKED
 
 
-async def test_redis_serves_a_user_that_may_only_read(redis_url: str, filled: redis.asyncio.Redis) -> None:
+async def test_redis_serves_a_user_that_may_only_read(
+    redis_url: str, filled: redis.asyncio.Redis
+) -> None:
     rules = f"reader on >{PASSWORD} ~* +@read -@dangerous +command +select"
     await filled.execute_command("ACL", "SETUSER", *rules.split())  # type: ignore[no-untyped-call]  # redis-py
-    mine = redis_url.replace("/0", "/1").replace(urlsplit(redis_url).netloc.rpartition("@")[0], f"reader:{PASSWORD}")
+    mine = redis_url.replace("/0", "/1").replace(
+        urlsplit(redis_url).netloc.rpartition("@")[0], f"reader:{PASSWORD}"
+    )
     result = await ask("db.redis", reds(mine), command="DBSIZE")
     assert (result.status, result.output.get("reply")) == (ToolStatus.SUCCESS, 0), result.error
     refused = await ask("db.redis", reds(mine, write=True), command="SET", args=["a", "2"])
-    assert (refused.status, "NOPERM" in refused.error or "permissions" in refused.error) == (ToolStatus.BLOCKED, True)
+    assert (refused.status, "NOPERM" in refused.error or "permissions" in refused.error) == (
+        ToolStatus.BLOCKED,
+        True,
+    )
 
 
 async def test_redis_that_does_not_answer_or_lets_nobody_in(redis_url: str) -> None:
-    wrong = await ask("db.redis", reds(f"redis://:{PASSWORD}@{redis_url.rpartition('@')[2]}"), command="GET", args=["a"])
+    wrong = await ask(
+        "db.redis",
+        reds(f"redis://:{PASSWORD}@{redis_url.rpartition('@')[2]}"),
+        command="GET",
+        args=["a"],
+    )
     assert (wrong.status, "lets nobody in" in wrong.error) == (ToolStatus.ERROR, True), wrong
-    gone = await ask("db.redis", reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"), command="GET", args=["a"])
-    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (ToolStatus.ERROR, True, False)
+    gone = await ask(
+        "db.redis",
+        reds(f"redis://:{PASSWORD}@127.0.0.1:{servers.free_port()}/0"),
+        command="GET",
+        args=["a"],
+    )
+    assert (gone.status, "does not answer" in gone.error, "127.0.0.1" in gone.error) == (
+        ToolStatus.ERROR,
+        True,
+        False,
+    )

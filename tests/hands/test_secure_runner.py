@@ -47,13 +47,18 @@ async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
         yield opened
 
 
-async def test_code_without_network_or_files_reads_a_file_through_the_gate(house: ToolHouse) -> None:
+async def test_code_without_network_or_files_reads_a_file_through_the_gate(
+    house: ToolHouse,
+) -> None:
     opened = await house.open()
     done = await house.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
     assert (done.status, done.usage.tier, done.tool_call_count) == ("success", "monty", 1), done
     assert data(done) == ["A = 1\n"]
     socket = await house.execute(
-        opened, "e-2", "import socket\nsocket.create_connection(('127.0.0.1', 1), 1)", tools=["files.read"]
+        opened,
+        "e-2",
+        "import socket\nsocket.create_connection(('127.0.0.1', 1), 1)",
+        tools=["files.read"],
     )
     assert (socket.status, socket.usage.tier) == ("error", "python")
     assert "No module named 'socket'" in socket.usage.reason
@@ -92,12 +97,17 @@ async def test_tools_are_those_of_the_request_and_of_the_token(house: ToolHouse)
     nothing = await house.execute(opened, "e-2", "ws.read('src/a.py')")
     assert (nothing.status, "NameError" in nothing.error) == ("error", True)
     less = tool_pb2.OpenWorkspaceResponse(
-        workspace_id=opened.workspace_id, capability_token=narrow(opened.capability_token, seconds=60, tools=["files.list"])
+        workspace_id=opened.workspace_id,
+        capability_token=narrow(opened.capability_token, seconds=60, tools=["files.list"]),
     )
-    narrowed = await house.execute(less, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"])
+    narrowed = await house.execute(
+        less, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"]
+    )
     assert (narrowed.status, narrowed.tool_call_count) == ("error", 0)
     assert "there is no ws.read here" in narrowed.error
-    denied = await house.execute(less, "e-4", "import sqlite3\nopen('/workspace/src/a.py').read()", tools=["files.list"])
+    denied = await house.execute(
+        less, "e-4", "import sqlite3\nopen('/workspace/src/a.py').read()", tools=["files.list"]
+    )
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
 
@@ -119,12 +129,18 @@ told"""
 
 async def test_limits_of_the_request_hold(house: ToolHouse) -> None:
     opened = await house.open()
-    spin = await house.execute(opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500))
+    spin = await house.execute(
+        opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500)
+    )
     assert spin.status == "timeout"
-    large = await house.execute(opened, "e-2", "len('a' * 40_000_000)", limits=pb.Limits(memory_mb=20))
+    large = await house.execute(
+        opened, "e-2", "len('a' * 40_000_000)", limits=pb.Limits(memory_mb=20)
+    )
     assert large.status == "memory"
     calling = "for _ in range(9):\n    ws.read('src/a.py')"
-    often = await house.execute(opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2))
+    often = await house.execute(
+        opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2)
+    )
     assert (often.status, often.tool_call_count) == ("budget_exceeded", 2)
 
 
@@ -139,7 +155,9 @@ async def test_limits_of_the_request_hold(house: ToolHouse) -> None:
         ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
     ],
 )
-async def test_what_is_wrong_is_named(house: ToolHouse, fields: dict[str, object], told: str) -> None:
+async def test_what_is_wrong_is_named(
+    house: ToolHouse, fields: dict[str, object], told: str
+) -> None:
     opened = await house.open()
     wanted = {"execution_id": "e-1", "code": "1", **fields}
     with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
@@ -157,7 +175,9 @@ async def test_another_caller_and_another_token_are_refused(house: ToolHouse) ->
     assert {stolen.value.code(), tokenless.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
 
 
-async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(house: ToolHouse) -> None:
+async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
+    house: ToolHouse,
+) -> None:
     async def find(workspace: str, who: Principal) -> Awaited | None:
         del who
         return Awaited(RepositoryRef(url=str(house.repo)), "dev") if workspace == "task-1" else None
@@ -169,14 +189,20 @@ async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it
     assert (done.status, data(done)) == ("success", "A = 1\n"), done
 
 
-async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(house: ToolHouse) -> None:
+async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
+    house: ToolHouse,
+) -> None:
     opened = await house.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
-    both = await asyncio.gather(*(house.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
+    both = await asyncio.gather(
+        *(house.execute(opened, "e-1", code, tools=tools) for _ in range(2))
+    )
     assert [data(done) for done in both] == ["once\n"] * 2
     spin = "while True:\n    pass"
-    gone = asyncio.ensure_future(house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000)))
+    gone = asyncio.ensure_future(
+        house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+    )
     await asyncio.sleep(0.5)
     gone.cancel()
     again = await house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))

@@ -1,4 +1,6 @@
-"""Blocks of Python that speak over their own socket, and end in ways of their own: CPython in real sandboxes."""
+"""Blocks of Python that speak over their own socket, and end in ways of their own: CPython in real
+sandboxes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def say(message):
     data = len(body).to_bytes(4, 'big') + body
     while data:
         data = data[os.write(fd, data):]
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 @dataclass
@@ -59,11 +61,21 @@ class Den:
 
 def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
     deadline = datetime.now(UTC) + timedelta(seconds=120)
-    return CodeBlock(code, {"files.read": ("path",)}, deadline, "local", agents=depth == 0, seconds=seconds, depth=depth)
+    return CodeBlock(
+        code,
+        {"files.read": ("path",)},
+        deadline,
+        "local",
+        agents=depth == 0,
+        seconds=seconds,
+        depth=depth,
+    )
 
 
 @asynccontextmanager
-async def den(folder: Path, python: RunnerSettings | None = None, **limits: Any) -> AsyncIterator[Den]:
+async def den(
+    folder: Path, python: RunnerSettings | None = None, **limits: Any
+) -> AsyncIterator[Den]:
     async with local(folder, **limits) as house:
         settings = house.settings.model_copy(update={"runner": python or RunnerSettings()})
         runner = LocalRunner(settings, house.workspaces.pool)
@@ -82,7 +94,9 @@ async def den(folder: Path, python: RunnerSettings | None = None, **limits: Any)
         (b'{"op":"end","status":"success","value":' + b"[" * 600 + b"]" * 600 + b"}", "success"),
     ],
 )
-async def test_what_a_block_says_of_its_end_is_its_own_word(tmp_path: Path, end: bytes, status: str) -> None:
+async def test_what_a_block_says_of_its_end_is_its_own_word(
+    tmp_path: Path, end: bytes, status: str
+) -> None:
     async with den(tmp_path) as house:
         ran = await house.run(f"say({end!r})\nos._exit(0)")
     assert (ran.status, ran.tier) == (status, "python"), ran
@@ -91,14 +105,19 @@ async def test_what_a_block_says_of_its_end_is_its_own_word(tmp_path: Path, end:
 
 async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
     async with den(tmp_path) as house:
-        ran = await house.run("while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, 100000)")
+        ran = await house.run(
+            "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
+            "100000)"
+        )
         assert (ran.status, len(house.asked)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
         assert (await house.run("1 + 1")).value == 2
 
 
 async def test_one_that_dies_while_it_waits_is_told_as_ended(tmp_path: Path) -> None:
     async with den(tmp_path) as house:
-        ran = await house.run("threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')")
+        ran = await house.run(
+            "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
+        )
     assert (ran.status, "exit code 3" in ran.error) == (ToolStatus.ERROR, True), ran
 
 
@@ -113,7 +132,13 @@ threading.Thread(target=fill, daemon=True).start()
 
 @pytest.mark.parametrize(
     "asking",
-    ["files.read(path='slow')", "while True:\n    say({'op': 'call', 'name': 'no.tool'}); os.read(fd, 100000); time.sleep(0.05)"],
+    [
+        "files.read(path='slow')",
+        (
+            "while True:\n    say({'op': 'call', 'name': 'no.tool'}); os.read(fd, 100000); "
+            "time.sleep(0.05)"
+        ),
+    ],
 )
 async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: str) -> None:
     async with den(tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000) as house:
@@ -121,21 +146,32 @@ async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: 
     assert ran.status == "disk", ran
 
 
-async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(tmp_path: Path) -> None:
+async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
+    tmp_path: Path,
+) -> None:
     async with den(tmp_path, RunnerSettings(workers=1, full_workers=1)) as house:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
-            inner = [await house.runner.run(block(f"{first}6 * 7", depth=1), house.workspace, house.ask) for first in FIRST]
-            return ToolResult("", name, ToolStatus.SUCCESS, {"answers": [[ran.value for ran in inner]]})
+            inner = [
+                await house.runner.run(block(f"{first}6 * 7", depth=1), house.workspace, house.ask)
+                for first in FIRST
+            ]
+            return ToolResult(
+                "", name, ToolStatus.SUCCESS, {"answers": [[ran.value for ran in inner]]}
+            )
 
         async with asyncio.timeout(90):
             for first in FIRST:
-                ran = await house.runner.run(block(f"{first}agents.run('a')"), house.workspace, agents)
+                ran = await house.runner.run(
+                    block(f"{first}agents.run('a')"), house.workspace, agents
+                )
                 assert ran.value == [42, 42], ran
 
 
 @pytest.mark.parametrize("first", FIRST)
-async def test_agents_are_given_fewer_tools_where_the_code_says_so(tmp_path: Path, first: str) -> None:
+async def test_agents_are_given_fewer_tools_where_the_code_says_so(
+    tmp_path: Path, first: str
+) -> None:
     async with den(tmp_path) as house:
         seen = []
 

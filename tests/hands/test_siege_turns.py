@@ -17,7 +17,10 @@ APPEND = f"ws.write('src/utils.py', ws.read('src/utils.py') + {SOLUTION!r})"
 HALF = "\ud800"
 
 
-@pytest.mark.parametrize("half", [f"x = '{HALF}'\nprint(x)", f"ws.write('a.txt', '{HALF}')", f"import socket\nprint('{HALF}')"])
+@pytest.mark.parametrize(
+    "half",
+    [f"x = '{HALF}'\nprint(x)", f"ws.write('a.txt', '{HALF}')", f"import socket\nprint('{HALF}')"],
+)
 async def test_half_a_character_in_a_block_is_no_end_of_a_seat(tmp_path: Path, half: str) -> None:
     turns = (code(half), code(APPEND, HALF))
 

@@ -1,4 +1,6 @@
-"""Programs that are started while gRPC is busy in the same process begin and end well, on the loop that `moothall` runs on."""
+"""Programs that are started while gRPC is busy in the same process begin and end well, on the loop
+that `moothall` runs on.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,17 @@ async def main():
     print(len(failed), failed[:3])
 
 uvloop.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 async def test_programs_start_while_grpc_is_busy() -> None:
     ran = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240, check=False
+        subprocess.run,
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
 
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -33,7 +33,9 @@ def council(tmp_path: Path) -> Open:
 
 
 def script(first: str, agent: Callable[[dict[str, Any], int], Any]) -> Any:
-    """The seat says `first` and then appends the solution; its sub-agents say what `agent` returns for a call and its number."""
+    """The seat says `first` and then appends the solution; its sub-agents say what `agent` returns
+    for a call and its number.
+    """
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         place = step_of(headers).split(".")
@@ -49,7 +51,11 @@ def prompt_of(body: dict[str, Any]) -> str:
 
 
 def calls_of(house: CouncilHouse, step: str = "0.1.") -> list[str]:
-    return [call.call_id.rpartition("/")[2] for call in house.server.requests if call.call_id.rpartition("/")[2].startswith(step)]
+    return [
+        call.call_id.rpartition("/")[2]
+        for call in house.server.requests
+        if call.call_id.rpartition("/")[2].startswith(step)
+    ]
 
 
 async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) -> None:
@@ -58,13 +64,17 @@ async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) ->
     async def agent(body: dict[str, Any], _number: int) -> str:
         async with asyncio.timeout(30):
             await all_there.wait()  # in a row, the first would wait for ever
-        return finish(next(word for word in ("one", "two", "three") if f"say {word}" in prompt_of(body)))
+        return finish(
+            next(word for word in ("one", "two", "three") if f"say {word}" in prompt_of(body))
+        )
 
     block = "print(agents.run(['say one', 'say two', 'say three']))"
     async with council(script(code(block), agent)) as house:
         events = await house.run(house.deliberation("single", 1))
     assert house.server.peak == 3
-    assert "['one', 'two', 'three']" in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert "['one', 'two', 'three']" in next(
+        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+    )
     assert sorted(calls_of(house)) == ["0.1.1", "0.1.13", "0.1.7"]  # six turns each
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -76,7 +86,11 @@ async def test_agents_work_with_the_seats_tools_under_the_seats_name(council: Op
     async with council(script(code("agents.run('what is in src/utils.py?')"), agent)) as house:
         events = await house.run(house.deliberation("single", 1))
     (read,) = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
-    assert (read["request_id"], read["seat"], read["status"]) == (f"task-1/{ONE}/propose/0.1.1.1", ONE, "success")
+    assert (read["request_id"], read["seat"], read["status"]) == (
+        f"task-1/{ONE}/propose/0.1.1.1",
+        ONE,
+        "success",
+    )
     second = next(call for call in house.server.requests if call.call_id.endswith("0.1.2"))
     assert "def greet" in second.prompt
     operations = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["operations"]
@@ -91,7 +105,10 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
             return act(("files.write", {"path": "a.txt", "content": "x"}))
         return finish("could not")
 
-    async with council(script(code("agents.run('write a.txt', tools=['files.read', 'git.push'])"), agent), schemas=True) as house:
+    async with council(
+        script(code("agents.run('write a.txt', tools=['files.read', 'git.push'])"), agent),
+        schemas=True,
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
     statuses = {data["tool"]: data["status"] for data in of(events, EventType.TOOL_FINISHED)}
     assert statuses["files.write"] in {"blocked", "invalid"}
@@ -100,21 +117,41 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
 @pytest.mark.parametrize(
     ("block", "settings", "told"),
     [
-        ("agents.run(['a', 'b', 'c'])", {"agents_fan_out": 2}, "budget_exceeded: 3 agents were asked for, and 2 are left"),
-        ("agents.run('a')\nagents.run(['b', 'c'])", {"agents_fan_out": 2}, "2 agents were asked for, and 1 are left"),
+        (
+            "agents.run(['a', 'b', 'c'])",
+            {"agents_fan_out": 2},
+            "budget_exceeded: 3 agents were asked for, and 2 are left",
+        ),
+        (
+            "agents.run('a')\nagents.run(['b', 'c'])",
+            {"agents_fan_out": 2},
+            "2 agents were asked for, and 1 are left",
+        ),
         ("agents.run([])", {}, "invalid: give a prompt"),
         ("agents.run('a')", {"agents_depth": 0}, "name 'agents' is not defined"),
     ],
 )
-async def test_how_many_is_bounded(council: Open, block: str, settings: dict[str, int], told: str) -> None:
-    async with council(script(code(block), lambda _body, _number: finish("done")), python=RunnerSettings(**settings)) as house:
+async def test_how_many_is_bounded(
+    council: Open, block: str, settings: dict[str, int], told: str
+) -> None:
+    async with council(
+        script(code(block), lambda _body, _number: finish("done")),
+        python=RunnerSettings(**settings),
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert told in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert told in next(
+        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+    )
     assert outcomes(events) == {ONE: "proposed"}
 
 
-async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(council: Open) -> None:
-    deeper = code("try:\n    said = agents.run(['x', 'y'])\nexcept NameError as error:\n    said = str(error)\nprint(said)")
+async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
+    council: Open,
+) -> None:
+    deeper = code(
+        "try:\n    said = agents.run(['x', 'y'])\nexcept NameError as error:\n    said = "
+        "str(error)\nprint(said)"
+    )
 
     def agent(body: dict[str, Any], _number: int) -> str:
         told = body["messages"][-1]["content"]
@@ -122,11 +159,15 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(c
             return finish("deepest" if "'agents' is not defined" in told else "middle")
         return deeper
 
-    async with council(script(deeper, agent), python=RunnerSettings(agents_depth=2, agents_turns=3, agents_fan_out=4)) as house:
+    async with council(
+        script(deeper, agent),
+        python=RunnerSettings(agents_depth=2, agents_turns=3, agents_fan_out=4),
+    ) as house:
         await house.run(house.deliberation("single", 1))
     below = calls_of(house)
     assert len(below) == len(set(below))
-    # two agents, and two of each of theirs, but a block and all below it have four: the last two were refused
+    # two agents, and two of each of theirs, but a block and all below it have four: the last two
+    # were refused
     assert len({int(item.split(".")[2]) for item in below}) >= 6
     second = next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
     assert "middle" in second
@@ -146,14 +187,18 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
             return finish("no more calls")
         return act(*[("files.read", {"path": "src/utils.py"})] * 2)
 
-    async with council(script(code("print(agents.run('look often'))"), agent), python=RunnerSettings(tool_calls=5)) as house:
+    async with council(
+        script(code("print(agents.run('look often'))"), agent), python=RunnerSettings(tool_calls=5)
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
     reads = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
     assert len(reads) == 5
 
 
 async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
-    async with council(script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))) as house:
+    async with council(
+        script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
         asked = len(house.server.requests)
         await house.run(house.deliberation("single", 1), Recording.of(events))
@@ -163,13 +208,27 @@ async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
 @pytest.mark.parametrize(
     ("said", "why", "turns"),
     [
-        (act(("files.read", {"path": "src/utils.py"})), "the same step 3 times, and nothing changed", 3),
-        (act(("files.write", {"path": "a.txt", "content": "x"})), "the same change as in an earlier turn", 2),
+        (
+            act(("files.read", {"path": "src/utils.py"})),
+            "the same step 3 times, and nothing changed",
+            3,
+        ),
+        (
+            act(("files.write", {"path": "a.txt", "content": "x"})),
+            "the same change as in an earlier turn",
+            2,
+        ),
         ("I had rather not.", "the same unusable reply", 2),
     ],
 )
-async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(council: Open, said: str, why: str, turns: int) -> None:
-    async with council(script(code("print(agents.run('go on'))"), lambda _body, _number: said)) as house:
+async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(
+    council: Open, said: str, why: str, turns: int
+) -> None:
+    async with council(
+        script(code("print(agents.run('go on'))"), lambda _body, _number: said)
+    ) as house:
         await house.run(house.deliberation("single", 1))
     assert len(calls_of(house)) == turns
-    assert f"(no answer: {why})" in next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    assert f"(no answer: {why})" in next(
+        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+    )

@@ -1,4 +1,6 @@
-"""Conversations and forks as a person has them, beside one real `moothall serve`; a scripted model over HTTP."""
+"""Conversations and forks as a person has them, beside one real `moothall serve`; a scripted model
+over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def finish(text: str) -> str:
 
 
 def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
-    """What is done follows from the task; an answer tells what the prompt shows of what came before."""
+    """What is done follows from the task; an answer tells what the prompt shows of what came
+    before.
+    """
     prompt, task = "\n".join(str(message["content"]) for message in body["messages"]), task_of(body)
     if "HANG" in task:
         return Fault("silent", delay=0.1)
@@ -43,13 +47,22 @@ def by_talk(body: dict[str, Any], _headers: Mapping[str, str]) -> str | Fault:
         return turn("files.read", path="src/utils.py")
     if "SLOWLY" in task:  # with words, what they say
         words = re.findall(r"SAY (\w+)", prompt)
-        return turn("files.append", path="src/utils.py", content=f"{SOLVED}\n# {words[-1]}\n" if words else SOLVED)
+        return turn(
+            "files.append",
+            path="src/utils.py",
+            content=f"{SOLVED}\n# {words[-1]}\n" if words else SOLVED,
+        )
     if "GREETING" in task:
         done = "NOTES.md" in prompt.replace(task, "")
-        return finish("Written down.") if done else turn("files.write", path="NOTES.md", content=NOTES)
+        return (
+            finish("Written down.") if done else turn("files.write", path="NOTES.md", content=NOTES)
+        )
     if "before" in task:
         asked = re.findall(r"--- asked \[\w+\] ---\n(.*)\n", prompt)
-        return finish(f"You asked: {'; '.join(asked)}. hello_world is {'' if 'def hello_world' in prompt else 'not '}there.")
+        return finish(
+            f"You asked: {'; '.join(asked)}. hello_world is "
+            f"{'' if 'def hello_world' in prompt else 'not '}there."
+        )
     return turn("files.append", path="src/utils.py", content=SOLVED)
 
 
@@ -60,7 +73,9 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def command(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Command]:
+async def command(
+    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Command]:
     command = make_command(tmp_path_factory.mktemp("talk"), model.base_url)
     command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{tmp_path_factory.getbasetemp()}"]'
     async with served(command):
@@ -73,25 +88,37 @@ async def repo(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
-async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(command: Command, repo: Path) -> None:
+async def test_the_next_question_knows_what_came_before_and_begins_on_its_files(
+    command: Command, repo: Path
+) -> None:
     first = await command("ask", "--json", "--yes", TASK, cwd=repo)
     assert first.document["applied"] == ["src/utils.py"], first.err
     second = await command("ask", "--json", "--yes", "--continue", SECOND, cwd=repo)
     assert second.document["applied"] == ["NOTES.md"], second.err
     assert "hello_world" not in second.document["results"][0]["diff"].replace(NOTES.strip(), "")
-    assert git(repo, "show", f"{second.document['branch']}:src/utils.py").count("def hello_world") == 1
+    assert (
+        git(repo, "show", f"{second.document['branch']}:src/utils.py").count("def hello_world") == 1
+    )
     third = await command("ask", "--continue", "What did I ask before?", cwd=repo)
     assert third.code == 0, third.err
     assert " ".join(third.out.split()) == f"You asked: {TASK}; {SECOND}. hello_world is there."
     shown = await command("show", cwd=repo)
-    assert shown.out.startswith(f"after {first.document['task_id']}: {TASK}\nafter {second.document['task_id']}: {SECOND}\n")
+    assert shown.out.startswith(
+        f"after {first.document['task_id']}: {TASK}\nafter {second.document['task_id']}: {SECOND}\n"
+    )
     (last,) = (await command("list", "--json", "--limit", "1")).document["tasks"]
     assert last["follows"] == second.document["task_id"]
-    other = await command("ask", "--json", "--continue", first.document["task_id"], "And before that?", cwd=repo)
-    assert other.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there.", other.err
+    other = await command(
+        "ask", "--json", "--continue", first.document["task_id"], "And before that?", cwd=repo
+    )
+    assert other.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there.", (
+        other.err
+    )
 
 
-async def test_what_was_not_taken_over_comes_with_what_needs_it(command: Command, repo: Path) -> None:
+async def test_what_was_not_taken_over_comes_with_what_needs_it(
+    command: Command, repo: Path
+) -> None:
     await command("ask", TASK, cwd=repo)
     more = await command("ask", "--json", "--yes", "--continue", f"{TASK} SLOWLY", cwd=repo)
     assert more.document["applied"] == ["src/utils.py"], more.err
@@ -101,7 +128,9 @@ async def test_what_was_not_taken_over_comes_with_what_needs_it(command: Command
     assert there.count("def hello_world") > 1
 
 
-async def test_nothing_that_could_go_on_is_said(command: Command, repo: Path, tmp_path: Path) -> None:
+async def test_nothing_that_could_go_on_is_said(
+    command: Command, repo: Path, tmp_path: Path
+) -> None:
     for args, wanted in (
         (("--continue", "What did I ask before?"), "nothing was asked about"),
         (("--continue", "task-nowhere", "What?"), "no task 'task-nowhere'"),
@@ -121,13 +150,21 @@ async def test_a_server_elsewhere_goes_on_too(command: Command, repo: Path, tmp_
     at = ("--server", command.served_at, "--token-file", str(tmp_path / "token"), "--json")
     first = await client("ask", *at, TASK, cwd=repo)
     assert first.code == 0, first.err
-    second = await client("ask", *at, "--continue", first.document["task_id"], "What did I ask before?", cwd=repo)
-    assert second.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there.", second.err
-    forked = await client("fork", *at, "--turn", "1", first.document["task_id"], "SAY nothing", cwd=repo)
+    second = await client(
+        "ask", *at, "--continue", first.document["task_id"], "What did I ask before?", cwd=repo
+    )
+    assert (
+        second.document["results"][0]["content"] == f"You asked: {TASK}. hello_world is there."
+    ), second.err
+    forked = await client(
+        "fork", *at, "--turn", "1", first.document["task_id"], "SAY nothing", cwd=repo
+    )
     assert forked.document["task_id"] == f"{first.document['task_id']}-f1", forked.err
 
 
-async def test_a_killed_question_goes_on_before_the_next(command: Command, model: ScriptedModel, repo: Path) -> None:
+async def test_a_killed_question_goes_on_before_the_next(
+    command: Command, model: ScriptedModel, repo: Path
+) -> None:
     args = ("ask", "--repo", str(repo), "--task-id", "killed-1", "--json", f"SLOWLY {TASK}")
 
     def calls() -> list[str]:
@@ -162,7 +199,9 @@ class Terminal:
         """Return what was said up to these words, which come later than those waited for before."""
         async with asyncio.timeout(180):
             while words not in self.said:
-                self.said += (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
+                self.said += (
+                    (await self._chunks.get()).decode(errors="replace").replace("\r\n", "\n")
+                )
         told, _, self.said = self.said.partition(words)
         return told
 
@@ -178,7 +217,10 @@ class Terminal:
 async def terminal(command: Command, *args: str, cwd: Path) -> AsyncIterator[Terminal]:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "moothall", *args),
+        sys.executable,
+        "-m",
+        "moothall",
+        *args,
         cwd=cwd,
         env=command.environment() | {"TERM": "dumb", "NO_COLOR": "1"},
         stdin=theirs,
@@ -201,7 +243,9 @@ async def terminal(command: Command, *args: str, cwd: Path) -> AsyncIterator[Ter
         os.close(ours)
 
 
-async def test_on_a_terminal_one_question_comes_after_the_other(command: Command, model: ScriptedModel, repo: Path) -> None:
+async def test_on_a_terminal_one_question_comes_after_the_other(
+    command: Command, model: ScriptedModel, repo: Path
+) -> None:
     async with terminal(command, "ask", cwd=repo) as person:
         await person.until("/help says what there is")
         await person.until("> ")
@@ -242,8 +286,12 @@ async def test_a_terminal_goes_on_where_another_ended(command: Command, repo: Pa
     assert person.process.returncode == 0
 
 
-async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(command: Command, model: ScriptedModel, repo: Path) -> None:
-    first = await command("ask", "--repo", str(repo), "--task-id", "long-1", "--json", f"SLOWLY {TASK}")
+async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(
+    command: Command, model: ScriptedModel, repo: Path
+) -> None:
+    first = await command(
+        "ask", "--repo", str(repo), "--task-id", "long-1", "--json", f"SLOWLY {TASK}"
+    )
     assert first.code == 0, first.err
     before = len(model.requests)
     forked = await command("fork", "--turn", "1", "--json", "long-1", "SAY otherwise", cwd=repo)
@@ -251,23 +299,38 @@ async def test_a_run_is_forked_without_a_call_of_what_it_takes_over(command: Com
     document = forked.document
     assert (document["task_id"], document["usage"]["calls"]) == ("long-1-f1", 1)
     assert "+# otherwise" in document["results"][0]["diff"]
-    assert [call.call_id for call in model.requests[before:]] == ["long-1-f1/agent-dev-001/propose/0.2"]
-    assert git(repo, "branch", "--list", "moothall/long-1*").split() == ["moothall/long-1", "moothall/long-1-f1"]
+    assert [call.call_id for call in model.requests[before:]] == [
+        "long-1-f1/agent-dev-001/propose/0.2"
+    ]
+    assert git(repo, "branch", "--list", "moothall/long-1*").split() == [
+        "moothall/long-1",
+        "moothall/long-1-f1",
+    ]
     shown = await command("show", "long-1-f1")
     assert "another run of long-1" in shown.out
     again = await command("fork", "--turn", "2", "--json", "long-1", "SAY more", cwd=repo)
-    assert (again.document["task_id"], "+# more" in again.document["results"][0]["diff"]) == ("long-1-f2", True), again.err
+    assert (again.document["task_id"], "+# more" in again.document["results"][0]["diff"]) == (
+        "long-1-f2",
+        True,
+    ), again.err
     for args, wanted in (
         (("--turn", "9", "long-1"), "has no turn 9 to fork from; its turns: 1 to 2"),
-        (("--turn", "1", "--seat", "7", "long-1"), "no seat '7' in long-1; there are agent-dev-001"),
+        (
+            ("--turn", "1", "--seat", "7", "long-1"),
+            "no seat '7' in long-1; there are agent-dev-001",
+        ),
         (("--turn", "1", "nowhere"), "no task 'nowhere'"),
     ):
         done = await command("fork", *args)
         assert (done.code, wanted in done.err) == (2, True), done.err
 
 
-async def killed_and_again(command: Command, model: ScriptedModel, name: str, *args: str, cwd: Path) -> list[str]:
-    """Kill a command after its first call, run it again to its end, and return the calls of its task."""
+async def killed_and_again(
+    command: Command, model: ScriptedModel, name: str, *args: str, cwd: Path
+) -> list[str]:
+    """Kill a command after its first call, run it again to its end, and return the calls of its
+    task.
+    """
 
     def calls() -> list[str]:
         return [call.call_id for call in model.requests if call.call_id.startswith(f"{name}/")]

@@ -1,4 +1,6 @@
-"""An operator's own tools as WebAssembly modules: real wasmtime in real sandboxes; every limit hit in its own way."""
+"""An operator's own tools as WebAssembly modules: real wasmtime in real sandboxes; every limit hit
+in its own way.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _IO = "\n".join(
 
 
 def _module(body: str, *, memory: str = "1", more: str = "") -> str:
-    return f'(module {_IO} (memory (export "memory") {memory}) {more} (func (export "_start") {body}))'
+    return (
+        f'(module {_IO} (memory (export "memory") {memory}) {more} (func (export "_start") {body}))'
+    )
 
 
 def _write(descriptor: int, at: int, length: str) -> str:
@@ -52,7 +56,9 @@ _ECHO = _module(_READ.format(0) + _write(1, 100, "(i32.load (i32.const 8))"))
 
 
 def _open(path: str, flags: int, rights: int) -> str:
-    """Open beneath the first folder that is shown (3); the descriptor goes to 16, the error is printed as one digit's character."""
+    """Open beneath the first folder that is shown (3); the descriptor goes to 16, the error is
+    printed as one digit's character.
+    """
     return f"""(i32.store (i32.const 20) (call $path_open (i32.const 3) (i32.const 0) (i32.const 2000) (i32.const {len(path)})
         (i32.const {flags}) (i64.const {rights}) (i64.const {rights}) (i32.const 0) (i32.const 16)))"""
 
@@ -64,30 +70,40 @@ def _data(path: str) -> str:
 _FD_READ, _FD_WRITE = 2, 64
 _CAT = """(i32.store (i32.const 0) (i32.const 100)) (i32.store (i32.const 4) (i32.const 1000))
     (drop (call $fd_read (i32.load (i32.const 16)) (i32.const 0) (i32.const 1) (i32.const 8)))"""
-_ERRNO = "(i32.store8 (i32.const 30) (i32.add (i32.const 48) (i32.ne (i32.load (i32.const 20)) (i32.const 0))))" + _write(
-    1, 30, "(i32.const 1)"
+_ERRNO = (
+    "(i32.store8 (i32.const 30) (i32.add (i32.const 48) (i32.ne (i32.load (i32.const 20)) "
+    "(i32.const 0))))" + _write(1, 30, "(i32.const 1)")
 )
 _FOREVER = "(loop $l (br $l))"
 _MODULES: Mapping[str, str] = {
     "echo": _ECHO,
-    "cat": _module(_open("src/a.txt", 0, _FD_READ) + _CAT + _write(1, 100, "(i32.load (i32.const 8))"), more=_data("src/a.txt")),
+    "cat": _module(
+        _open("src/a.txt", 0, _FD_READ) + _CAT + _write(1, 100, "(i32.load (i32.const 8))"),
+        more=_data("src/a.txt"),
+    ),
     "beside": _module(_open("src/b.txt", 0, _FD_READ) + _ERRNO, more=_data("src/b.txt")),
-    "outside": _module(_open("../../etc/passwd", 0, _FD_READ) + _ERRNO, more=_data("../../etc/passwd")),
+    "outside": _module(
+        _open("../../etc/passwd", 0, _FD_READ) + _ERRNO, more=_data("../../etc/passwd")
+    ),
     "link": _module(_open("out/passwd", 0, _FD_READ) + _ERRNO, more=_data("out/passwd")),
     "write": _module(_open("src/new.txt", 1, _FD_WRITE) + _ERRNO, more=_data("src/new.txt")),
     "environment": _module(
         "(drop (call $environ_sizes_get (i32.const 40) (i32.const 44)))"
-        "(i32.store8 (i32.const 50) (i32.add (i32.const 48) (i32.load (i32.const 40))))" + _write(1, 50, "(i32.const 1)")
+        "(i32.store8 (i32.const 50) (i32.add (i32.const 48) (i32.load (i32.const 40))))"
+        + _write(1, 50, "(i32.const 1)")
     ),
     "spin": _module(_FOREVER),
     "declared": _module("(nop)", memory="4000"),
-    "hungry": _module("(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable"),
+    "hungry": _module(
+        "(loop $l (br_if $l (i32.ne (memory.grow (i32.const 1)) (i32.const -1)))) unreachable"
+    ),
     "table": _module("(nop)", more="(table 200000 funcref)"),
     "tables": _module("(nop)", more="(table 1 funcref) " * 2),
     "memories": _module("(nop)", more="(memory 1)"),
     "deep": _module("(call $f)", more="(func $f (call $f))"),
     "chatty": _module(
-        f"(loop $l {_write(1, 0, '(i32.const 60000)')} (br_if $l (i32.ne (i32.load (i32.const 8)) (i32.const 0))))"
+        f"(loop $l {_write(1, 0, '(i32.const 60000)')} (br_if $l (i32.ne (i32.load (i32.const 8)) "
+        "(i32.const 0))))"
     ),
     "fails": _module("unreachable"),
 }
@@ -100,7 +116,10 @@ def _put(folder: Path) -> None:
         (folder / f"{name}.wasm").write_bytes(wasmtime.wat2wasm(text))
         arguments: dict[str, dict[str, Any]] = {"path": {"type": "path"}} if name in _PATHS else {}
         if name == "echo":
-            arguments = {"word": {"type": "string", "max_length": 20}, "times": {"type": "integer", "default": 1, "maximum": 9}}
+            arguments = {
+                "word": {"type": "string", "max_length": 20},
+                "times": {"type": "integer", "default": 1, "maximum": 9},
+            }
         manifest = {"summary": f"the module {name}", "arguments": arguments, "seconds": 20}
         (folder / f"{name}.yaml").write_text(json.dumps(manifest), encoding="utf-8")
 
@@ -112,7 +131,9 @@ class _House:
     async def __call__(self, name: str, **arguments: Any) -> ToolResult:
         self._number += 1
         deadline = datetime.now(UTC) + timedelta(seconds=60)
-        result: ToolResult = await self._call(ToolCall(f"r{self._number}", f"wasm.{name}", arguments, deadline))
+        result: ToolResult = await self._call(
+            ToolCall(f"r{self._number}", f"wasm.{name}", arguments, deadline)
+        )
         return result
 
 
@@ -120,11 +141,18 @@ class _House:
 async def _house(folder: Path, **limits: Any) -> AsyncIterator[_House]:
     if not (folder / "tools").exists():
         _put(folder / "tools")
-        make_repo(folder / "repo", {"src/a.txt": "hello\n", "src/b.txt": "other\n", "Makefile": "test:\n\ttrue\n"})
+        make_repo(
+            folder / "repo",
+            {"src/a.txt": "hello\n", "src/b.txt": "other\n", "Makefile": "test:\n\ttrue\n"},
+        )
         (folder / "repo" / "out").symlink_to("/etc")
-    settings = load_settings(data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools", **limits))
+    settings = load_settings(
+        data_dir=folder / "data", wasm=WasmSettings(folder=folder / "tools", **limits)
+    )
     async with open_hands(settings) as hands:
-        base = await hands.repositories.resolve(await register(settings, str(folder / "repo"), "HEAD"))
+        base = await hands.repositories.resolve(
+            await register(settings, str(folder / "repo"), "HEAD")
+        )
         prepared = await hands.repositories.prepare(base)
         async with hands.workspaces.open(prepared, "one") as workspace:
             yield _House(workspace.call)
@@ -138,16 +166,22 @@ async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path
         assert echoed.output["fuel"] > 0
         assert echoed.usage.max_rss_bytes > 0
         assert (await run("cat", path="src/a.txt")).output["text"] == "hello\n"
-        assert "hello" not in str((await run("cat", path="src")).output), "a folder is shown under its own name"
+        assert "hello" not in str((await run("cat", path="src")).output), (
+            "a folder is shown under its own name"
+        )
         assert (await run("cat", path=".")).output["text"] == "hello\n"
-        assert (await run("beside", path="src/a.txt")).output["result"] == 1, "what lies beside it is not shown"
+        assert (await run("beside", path="src/a.txt")).output["result"] == 1, (
+            "what lies beside it is not shown"
+        )
         assert (await run("beside", path=".")).output["result"] == 0
         assert (await run("outside")).output["result"] == 1
         assert (await run("link", path=".")).output["result"] == 1
         assert (await run("write", path=".")).output["result"] == 1, "what is shown is read-only"
         assert (await run("environment")).output["result"] == 0
         for path in ("../outside", "/etc/passwd", "out/passwd", "missing"):
-            assert (await run("cat", path=path)).status in {ToolStatus.INVALID, ToolStatus.ERROR}, path
+            assert (await run("cat", path=path)).status in {ToolStatus.INVALID, ToolStatus.ERROR}, (
+                path
+            )
 
 
 async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path) -> None:
@@ -169,7 +203,9 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
             assert (await run(name)).status is ToolStatus.ERROR
         assert (await run("echo", word="still", times=1)).status is ToolStatus.SUCCESS
     manifest = tmp_path / "tools" / "spin.yaml"
-    manifest.write_text(json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8")
+    manifest.write_text(
+        json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8"
+    )
     async with _house(tmp_path, fuel=10**15) as run:
         before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
         assert (await run("spin")).status is ToolStatus.TIMEOUT
@@ -187,8 +223,16 @@ async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path:
     source, target = tmp_path / "tools" / "echo.wasm", tmp_path / "echo.cwasm"
     compile_module(str(source), str(target))
     numbers = ("fuel", "seconds", "memory_bytes", "table_elements", "output_bytes", "file_bytes")
-    order = {"module": str(target), "arguments": {}, "paths": [], **dict.fromkeys(numbers, 10_000_000), "instances": 0}
-    assert Run(order).answer()["limit"] == "instance", "a command is one: none is what cannot be set"
+    order = {
+        "module": str(target),
+        "arguments": {},
+        "paths": [],
+        **dict.fromkeys(numbers, 10_000_000),
+        "instances": 0,
+    }
+    assert Run(order).answer()["limit"] == "instance", (
+        "a command is one: none is what cannot be set"
+    )
 
 
 async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ steps:
   - {id: c, tool: files.append, arguments: {path: count.txt, content: "${steps.a.output.path} ${steps.b.output.exit_code}\\n"}}
   - {id: d, tool: tests.make, arguments: {target: quick}}
   - {id: read, tool: files.read, arguments: {path: count.txt}}
-"""
+"""  # noqa: E501 - a line of embedded text
 COUNTED = "a\nhalfb\ncount.txt 0\nd\n"
 
 
@@ -82,22 +82,35 @@ async def test_a_command_that_is_killed_goes_on_under_its_id(tmp_path: Path) -> 
     told = await command(*run)  # it is over: told again, and nothing runs
     assert (told.code, told.out.splitlines()[-1]) == (0, "[5/5] workflow counting: succeeded")
     verified = await command("audit", "verify")
-    assert (verified.code, "1 calls whose end is not recorded: whole" in verified.out) == (0, True), verified.out
+    assert (verified.code, "1 calls whose end is not recorded: whole" in verified.out) == (
+        0,
+        True,
+    ), verified.out
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("steps: [{id: a, tool: files.raed}]", encoding="utf-8")
     refused = await command("tools", "run", str(wrong), "--repo", str(repo))
     assert (refused.code, "did you mean 'files.read'" in refused.err) == (2, True)
 
 
-async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itself(tmp_path: Path) -> None:
+async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itself(
+    tmp_path: Path,
+) -> None:
     repo = make_flow(tmp_path)
     nobody = "http://127.0.0.1:9/v1"  # no model is asked for anything
-    command = Command(tmp_path / "data", nobody, extra={"MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(tmp_path)])})
+    command = Command(
+        tmp_path / "data",
+        nobody,
+        extra={"MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(tmp_path)])},
+    )
     server, stub, metadata = await serve(command)
     opened = await stub.OpenWorkspace(
-        pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(repo)), role="dev"), metadata=metadata, timeout=240
+        pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(repo)), role="dev"),
+        metadata=metadata,
+        timeout=240,
     )
-    request = pb.RunWorkflowRequest(workspace_id=opened.workspace_id, capability_token=opened.capability_token)
+    request = pb.RunWorkflowRequest(
+        workspace_id=opened.workspace_id, capability_token=opened.capability_token
+    )
     request.workflow.update({"id": "counting", **flow_document()})
     await until(stub.RunWorkflow(request, metadata=metadata, timeout=240), "b", "started")
     await asyncio.sleep(2)
@@ -107,15 +120,28 @@ async def test_a_server_that_is_killed_in_a_step_and_between_two_goes_on_by_itse
     await kill(server)
     server, stub, metadata = await serve(command)
     try:
-        events = await until(stub.RunWorkflow(request, metadata=metadata, timeout=240), "", "succeeded")
-        [read] = [event.result for event in events if (event.step, event.state) == ("read", "succeeded")]
+        events = await until(
+            stub.RunWorkflow(request, metadata=metadata, timeout=240), "", "succeeded"
+        )
+        [read] = [
+            event.result for event in events if (event.step, event.state) == ("read", "succeeded")
+        ]
         assert read.output["content"] == COUNTED
-        begun = [(event.step, event.attempt) for event in events if event.state == "started" and event.step]
+        begun = [
+            (event.step, event.attempt)
+            for event in events
+            if event.state == "started" and event.step
+        ]
         assert {"a", "b"} <= {name for name, _ in begun}
         assert [attempt for name, attempt in begun if name == "a"] == [1]
         assert [attempt for name, attempt in begun if name == "b"] == [1, 2]
-        attached = await command("tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "second")
-        assert (attached.code, attached.out.splitlines()[-1]) == (0, "[5/5] workflow second: succeeded"), attached.err
+        attached = await command(
+            "tools", "run", str(tmp_path / "flow.yaml"), "--repo", str(repo), "--id", "second"
+        )
+        assert (attached.code, attached.out.splitlines()[-1]) == (
+            0,
+            "[5/5] workflow second: succeeded",
+        ), attached.err
     finally:
         server.terminate()
         await server.wait()

@@ -1,4 +1,6 @@
-"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and what kills do to them."""
+"""Workflows over gRPC with real sandboxes: outputs passed on, retries, compensation, and what kills
+do to them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ roles:
     tools: {"files.*": [read, write], "git.*": [read, write], "tests.*": [execute], "code.*": [execute]}
   qa:
     tools: {"files.*": [read]}
-"""
+"""  # noqa: E501 - a line of embedded text
 FILES = {"src/a.txt": "A = 1\n", "ok.sh": "test -e done || { touch done; exit 3; }\n"}
 
 
@@ -55,29 +57,51 @@ def count(name: str, **more: Any) -> dict[str, Any]:
 
 
 def said(events: list[pb.WorkflowEvent]) -> list[str]:
-    return [f"{event.step or 'workflow'}{' undo' if event.compensation else ''} {event.state}" for event in events]
+    return [
+        f"{event.step or 'workflow'}{' undo' if event.compensation else ''} {event.state}"
+        for event in events
+    ]
 
 
 async def read(house: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
-    found = await house.call(opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path)
+    found = await house.call(
+        opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
+    )
     return str(found.output["content"]) if found.status == "success" else found.status
 
 
-async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(house: ToolHouse) -> None:
+async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
+    house: ToolHouse,
+) -> None:
     opened = await house.open()
     flow = {
         "id": "three",
         "steps": [
             step("read", "files.read", path="src/a.txt"),
-            step("run", "code.shell", command="sh ok.sh", needs=[], retry={"attempts": 3, "seconds": 0.1}),
-            step("write", "files.write", path="b.py", content="# copied\n${steps.read.output.content}", needs=["run"]),
+            step(
+                "run",
+                "code.shell",
+                command="sh ok.sh",
+                needs=[],
+                retry={"attempts": 3, "seconds": 0.1},
+            ),
+            step(
+                "write",
+                "files.write",
+                path="b.py",
+                content="# copied\n${steps.read.output.content}",
+                needs=["run"],
+            ),
         ],
     }
     events = await house.flow(opened, flow)
     assert said(events)[0] == "workflow started"
     assert said(events)[-1] == "workflow succeeded"
     assert [told for told in said(events) if told.startswith("run")] == [
-        *("run started", "run retrying", "run started", "run succeeded"),
+        "run started",
+        "run retrying",
+        "run started",
+        "run succeeded",
     ]
     assert (events[-1].done, events[-1].steps) == (3, 3)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
@@ -96,7 +120,10 @@ async def test_what_cannot_run_is_refused_before_anything_runs(house: ToolHouse)
     opened = await house.open()
     for steps, words in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
-        ([count("a"), step("b", "git.push", branch="x")], "step b: git.push is not granted by this capability token"),
+        (
+            [count("a"), step("b", "git.push", branch="x")],
+            "step b: git.push is not granted by this capability token",
+        ),
         ([count("a"), count("a")], "step a: there are two steps"),
         ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
     ):
@@ -113,7 +140,10 @@ async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
     opened = await house.open()
 
     def undo(name: str) -> dict[str, Any]:
-        return {"tool": "files.append", "arguments": {"path": "${steps." + name + ".output.path}", "content": f"-{name}\n"}}
+        return {
+            "tool": "files.append",
+            "arguments": {"path": "${steps." + name + ".output.path}", "content": f"-{name}\n"},
+        }
 
     events = await house.flow(
         opened,
@@ -128,7 +158,10 @@ async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
     )
     assert said(events)[-6:] == [
         "d skipped",
-        *("b undo started", "b undo succeeded", "a undo started", "a undo succeeded"),
+        "b undo started",
+        "b undo succeeded",
+        "a undo started",
+        "a undo succeeded",
         "workflow compensated",
     ]
     assert "exited with 4" in next(event.error for event in events if event.state == "failed")
@@ -138,7 +171,11 @@ async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
 async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) -> None:
     opened = await house.open()
     call = house.flowing(
-        opened, {"id": "long", "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")]}
+        opened,
+        {
+            "id": "long",
+            "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")],
+        },
     )
     stream = aiter(call)
     while (await anext(stream)).step != "b":
@@ -152,17 +189,25 @@ async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) ->
             await attempt
     call.cancel()  # it goes on without its caller
     events = await house.flow(
-        opened, {"id": "long", "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")]}
+        opened,
+        {
+            "id": "long",
+            "steps": [count("a"), step("b", "code.shell", command="sleep 3; echo x >> count.txt")],
+        },
     )
     assert said(events)[-1] == "workflow succeeded"
     assert await read(house, opened, "count.txt") == "a\nx\n"
-    assert (await house.call(opened, "files.write", "mine", path="x", content="")).status == "success"
+    assert (
+        await house.call(opened, "files.write", "mine", path="x", content="")
+    ).status == "success"
 
 
 async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(house: ToolHouse) -> None:
     opened = await house.open()
     slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
-    call = house.flowing(opened, {"steps": [count("a"), step("b", "code.shell", command=slow), count("c")]})
+    call = house.flowing(
+        opened, {"steps": [count("a"), step("b", "code.shell", command=slow), count("c")]}
+    )
     stream = aiter(call)
     events = [await anext(stream)]
     while (events[-1].step, events[-1].state) != ("b", "started"):
@@ -172,14 +217,18 @@ async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(house: 
     os.kill(house.pid(opened.workspace_id), signal.SIGKILL)
     events += [event async for event in stream]
     assert said(events)[-1] == "workflow succeeded", events
-    assert [event.attempt for event in events if event.step == "b" and event.state == "started"] == [1, 2]
+    assert [
+        event.attempt for event in events if event.step == "b" and event.state == "started"
+    ] == [1, 2]
     assert await read(house, opened, "count.txt") == "a\nhalfb\nc\n"
     assert verify_all(house.data_dir).ok
 
 
 async def test_a_closed_workspace_ends_its_workflow(house: ToolHouse) -> None:
     opened = await house.open()
-    call = house.flowing(opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]})
+    call = house.flowing(
+        opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]}
+    )
     stream = aiter(call)
     while (event := await anext(stream)).step != "a":
         pass
@@ -195,8 +244,13 @@ async def test_the_same_over_http_a_line_of_json_an_event(house: ToolHouse) -> N
     flow = {"id": "lines", "steps": [count("one"), step("two", "files.read", path="count.txt")]}
     named = {"workspace_id": opened.workspace_id, "capability_token": opened.capability_token}
     async with serving_http(doors) as web:
-        url, carried = f"http://127.0.0.1:{web.port}/v1/workflows", {"Authorization": f"Bearer {TOKEN}"}
-        async with web.session.post(url, json={**named, "workflow": flow}, headers=carried) as response:
+        url, carried = (
+            f"http://127.0.0.1:{web.port}/v1/workflows",
+            {"Authorization": f"Bearer {TOKEN}"},
+        )
+        async with web.session.post(
+            url, json={**named, "workflow": flow}, headers=carried
+        ) as response:
             assert (response.status, response.content_type) == (200, "application/x-ndjson")
             lines = [json.loads(line) async for line in response.content]
         assert [(line.get("step", ""), line["state"]) for line in lines] == [
@@ -210,7 +264,13 @@ async def test_the_same_over_http_a_line_of_json_an_event(house: ToolHouse) -> N
         assert lines[4]["result"]["output"]["content"] == "one\n"
         again = {**named, "workflow": flow, "after_seq": lines[3]["seq"]}
         async with web.session.post(url, json=again, headers=carried) as response:
-            assert [json.loads(line)["seq"] async for line in response.content] == [line["seq"] for line in lines[4:]]
-        wrong = await web("POST", "/v1/workflows", {**named, "workflow": {"id": "wrong", "steps": []}})
+            assert [json.loads(line)["seq"] async for line in response.content] == [
+                line["seq"] for line in lines[4:]
+            ]
+        wrong = await web(
+            "POST", "/v1/workflows", {**named, "workflow": {"id": "wrong", "steps": []}}
+        )
         assert (wrong.status, wrong.json["code"]) == (400, "INVALID_REQUEST")
-        assert (await web("POST", "/v1/workflows", {**named, "workflow": flow}, token=OTHER)).status == 403
+        assert (
+            await web("POST", "/v1/workflows", {**named, "workflow": flow}, token=OTHER)
+        ).status == 403

@@ -1,6 +1,7 @@
 """Run a program on a kernel that lacks something: `python without.py WHAT… -- PROGRAM…`.
 
-A filter of system calls, put on before the program starts, makes the kernel answer as one does that was built without it.
+A filter of system calls, put on before the program starts, makes the kernel answer as one does that
+was built without it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,19 @@ def main() -> None:
                 rules.add_rule(gone, "landlock_create_ruleset")
             case "user-namespaces":
                 for name in ("clone", "unshare"):
-                    rules.add_rule(refused, name, pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEWUSER, _CLONE_NEWUSER))
+                    rules.add_rule(
+                        refused,
+                        name,
+                        pyseccomp.Arg(0, pyseccomp.MASKED_EQ, _CLONE_NEWUSER, _CLONE_NEWUSER),
+                    )
                 rules.add_rule(gone, "clone3")
             case "seccomp":
                 rules.add_rule(gone, "seccomp")
-                rules.add_rule(pyseccomp.ERRNO(errno.EINVAL), "prctl", pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_SECCOMP))
+                rules.add_rule(
+                    pyseccomp.ERRNO(errno.EINVAL),
+                    "prctl",
+                    pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_SECCOMP),
+                )
             case _:
                 sys.exit(f"{what} cannot be taken away")
     rules.load()

@@ -30,15 +30,21 @@ async def stands(who: Reader, state: str, button: str = "") -> None:
     async def so() -> bool:
         await who.page.reload()
         now = (await who.page.inner_text("strong.state")).lower()
-        return now == state and (not button or await who.page.get_by_role("button", name=button).first.is_enabled())
+        return now == state and (
+            not button or await who.page.get_by_role("button", name=button).first.is_enabled()
+        )
 
     try:
         await until(so)
     except TimeoutError:
-        raise AssertionError(f"it never stood in {state!r} with {button!r}:\n{await who.text()}") from None
+        raise AssertionError(
+            f"it never stood in {state!r} with {button!r}:\n{await who.text()}"
+        ) from None
 
 
-async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC) -> list[int]:
+async def write(
+    who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str, ...] = AC
+) -> list[int]:
     """Write a story with the coach beside it; return the points as criteria were added."""
     await who.open("/stories/new")
     await who.page.get_by_label("Title").fill(title)
@@ -54,14 +60,18 @@ async def write(who: Reader, title: str, brief: str = BRIEF, criteria: tuple[str
 
 
 async def look(who: Reader, name: str) -> None:
-    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits, and it is taken a picture of where those are wanted."""
+    """Look at what is shown now, wide and narrow, light and dark: axe-core finds nothing, it fits,
+    and it is taken a picture of where those are wanted.
+    """
     found = []
     for viewport, (width, height) in VIEWPORTS.items():
         await who.page.set_viewport_size({"width": width, "height": height})
         for scheme in ("light", "dark"):
             await who.page.emulate_media(color_scheme=scheme)
             found += [f"{name} {viewport} {scheme}: {line}" for line in await who.violations()]
-            wide = await who.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            wide = await who.page.evaluate(
+                "document.documentElement.scrollWidth - window.innerWidth"
+            )
             if wide > 0:
                 found.append(f"{name} {viewport}: {wide} px wider than the window")
             if PICTURES:

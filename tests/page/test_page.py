@@ -1,4 +1,6 @@
-"""The product owner's page in a real Chromium: a story from sign-in to the commit, with a scripted model behind it."""
+"""The product owner's page in a real Chromium: a story from sign-in to the commit, with a scripted
+model behind it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,14 @@ pytest_plugins = ["given"]
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Command, repo: Path) -> None:
-    async with served(command) as house, reader(chromium) as who, reader(chromium, "narrow") as other:
+async def test_a_story_from_sign_in_to_the_commit(
+    chromium: Browser, command: Command, repo: Path
+) -> None:
+    async with (
+        served(command) as house,
+        reader(chromium) as who,
+        reader(chromium, "narrow") as other,
+    ):
         await who.sign_in(house.link)
         await other.sign_in(house.link)
         assert "used before" in await other.text()
@@ -41,7 +49,9 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         await expect(was).to_be_hidden()
         await who.page.set_viewport_size({"width": 1440, "height": 900})
         await who.page.get_by_role("link", name="Say something of line 4 of src/utils.py").click()
-        await who.page.get_by_label("What is to be different in this line").fill("Say it in French.")
+        await who.page.get_by_label("What is to be different in this line").fill(
+            "Say it in French."
+        )
         await who.press("Say it")
         assert "Say it in French." in await who.text()
         await who.page.goto(story)
@@ -69,13 +79,22 @@ async def test_a_story_from_sign_in_to_the_commit(chromium: Browser, command: Co
         assert who.wrong == []
     async with served(command) as again, reader(chromium, "narrow", scripts=False) as later:
         await later.sign_in(again.link)
-        assert "Greet the world" in await later.text(), "the board is the same after a restart, and without scripts"
+        assert "Greet the world" in await later.text(), (
+            "the board is the same after a restart, and without scripts"
+        )
 
 
-async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(chromium: Browser, command: Command) -> None:
+async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as house, reader(chromium) as who:
         await who.sign_in(house.link)
-        await write(who, f"Greet {HOSTILE}"[:200], f"{BRIEF} HOSTILE {HOSTILE}", tuple(f"{one} {HOSTILE}" for one in AC))
+        await write(
+            who,
+            f"Greet {HOSTILE}"[:200],
+            f"{BRIEF} HOSTILE {HOSTILE}",
+            tuple(f"{one} {HOSTILE}" for one in AC),
+        )
         await who.press("Refine")
         await who.press("Submit")
         story = who.page.url
@@ -104,9 +123,13 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
             story = who.page.url
             await other.take_session(who)
             await other.page.goto(who.web)
-            await expect(other.page.locator("section", has_text="Backlog").get_by_text("Greet the world")).to_be_visible()
+            await expect(
+                other.page.locator("section", has_text="Backlog").get_by_text("Greet the world")
+            ).to_be_visible()
             await who.press("Refine")
-            await expect(other.page.locator("section", has_text="Draft").get_by_text("Greet the world")).to_be_visible()
+            await expect(
+                other.page.locator("section", has_text="Draft").get_by_text("Greet the world")
+            ).to_be_visible()
             await other.page.goto(story)
             await other.page.get_by_label("Say something").fill("not sent yet")
             await who.press("Submit")
@@ -115,13 +138,23 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
             assert await other.page.locator("#offline").is_hidden()
         await expect(other.page.locator("#offline")).to_be_visible()
         async with served(command) as again:
-            await expect(other.page.get_by_role("heading", name="Sign in")).to_be_visible(timeout=20_000)
+            await expect(other.page.get_by_role("heading", name="Sign in")).to_be_visible(
+                timeout=20_000
+            )
             await other.sign_in(again.link)
-            await expect(other.page.locator("section", has_text="Design").get_by_text("Greet the world")).to_be_visible()
+            await expect(
+                other.page.locator("section", has_text="Design").get_by_text("Greet the world")
+            ).to_be_visible()
 
 
-async def test_a_council_is_watched_told_something_and_cancelled(chromium: Browser, command: Command) -> None:
-    async with served(command) as house, reader(chromium) as who, reader(chromium, "narrow", "dark") as other:
+async def test_a_council_is_watched_told_something_and_cancelled(
+    chromium: Browser, command: Command
+) -> None:
+    async with (
+        served(command) as house,
+        reader(chromium) as who,
+        reader(chromium, "narrow", "dark") as other,
+    ):
         await who.sign_in(house.link)
         await other.take_session(who)
         await write(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
@@ -134,7 +167,9 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         await who.page.get_by_label("What is to be done").nth(1).fill("Test it twice")
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1, 7")
         await who.press("Save")
-        await expect(who.page.get_by_role("alert")).to_contain_text("builds on '7', which there is not")
+        await expect(who.page.get_by_role("alert")).to_contain_text(
+            "builds on '7', which there is not"
+        )
         assert "400" in who.wrong.pop()  # as the browser tells of the refusal
         await who.page.get_by_label("Builds on tasks").nth(1).fill("1")
         await who.press("Save")
@@ -150,7 +185,9 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         for page in (who.page, other.page):
             await expect(page.get_by_text("waits for the model")).to_have_count(3, timeout=60_000)
             await expect(page.get_by_text("What it is writing")).to_have_count(3)
-            await expect(page.get_by_text("I would write <script>").first).to_be_visible(timeout=20_000)
+            await expect(page.get_by_text("I would write <script>").first).to_be_visible(
+                timeout=20_000
+            )
             assert BIDI not in await page.inner_text("main")
         await other.page.get_by_label("Tell the seats something").fill("Say it in French.")
         await other.press("Tell them")
@@ -161,12 +198,16 @@ async def test_a_council_is_watched_told_something_and_cancelled(chromium: Brows
         for page in (who.page, other.page):
             await expect(page.locator("strong.state")).to_have_text("Cancelled", timeout=30_000)
         await who.page.goto(story)
-        await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(2, timeout=30_000)
+        await expect(who.page.get_by_text("What next: read its evidence")).to_have_count(
+            2, timeout=30_000
+        )
         await look(who, "story-failed")
         assert who.wrong == other.wrong == []
 
 
-async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chromium: Browser, command: Command) -> None:
+async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
+    chromium: Browser, command: Command
+) -> None:
     People(command.data_dir).add("alice", "correct horse battery", roles=["po"])
     async with reader(chromium) as who:
         async with served(command) as house:
@@ -176,7 +217,9 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(chro
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("no horse battery")
             await who.page.keyboard.press("Enter")
-            await expect(who.page.get_by_role("alert")).to_have_text("Nobody has this name and this password.")
+            await expect(who.page.get_by_role("alert")).to_have_text(
+                "Nobody has this name and this password."
+            )
             await look(who, "sign-in-refused")
             await who.page.get_by_label("Name").fill("alice")
             await who.page.get_by_label("Password").fill("correct horse battery")
@@ -198,7 +241,9 @@ async def ask(who: Reader, question: str) -> None:
     await who.page.get_by_role("button", name="Ask on").wait_for(timeout=120_000)
 
 
-async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(chromium: Browser, command: Command) -> None:
+async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as house, reader(chromium) as who:
         await who.sign_in(house.link)
         await ask(who, f"Add hello_world {HOSTILE}")
@@ -230,9 +275,15 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
     await stands(who, "design", "Accept design")
     await who.press("Accept design")
     await stands(who, "test", "Accept test")
-    council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute("href")
-    lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute("href")
-    origins = await who.page.get_by_role("link", name="What the graph knows of it").get_attribute("href")
+    council = await who.page.get_by_role("link", name="ranking, checks and diff").get_attribute(
+        "href"
+    )
+    lines = await who.page.get_by_role("link", name="Where do its lines come from?").get_attribute(
+        "href"
+    )
+    origins = await who.page.get_by_role("link", name="What the graph knows of it").get_attribute(
+        "href"
+    )
     task = await who.page.get_by_role("link", name="evidence of").first.get_attribute("href")
     await ask(who, "Add hello_world")
     answer = who.page.url.removeprefix(who.web)
@@ -257,7 +308,9 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
     }
 
 
-async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(chromium: Browser, command: Command) -> None:
+async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as house, reader(chromium) as who:
         await who.page.goto(f"http://{house.web}/sign-in")
         await look(who, "sign-in")
@@ -274,7 +327,9 @@ async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command)
         async def focus(name: str) -> None:
             for _ in range(40):
                 await keyboard.press("Tab")
-                seen = await who.page.evaluate("(document.activeElement.labels?.[0] ?? document.activeElement).innerText")
+                seen = await who.page.evaluate(
+                    "(document.activeElement.labels?.[0] ?? document.activeElement).innerText"
+                )
                 if seen.startswith(name):
                     return
             raise AssertionError(f"{name} is not reached by Tab")

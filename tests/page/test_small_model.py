@@ -1,4 +1,6 @@
-"""The same story with the real small model on this machine's CPU: nothing is scripted but the product owner."""
+"""The same story with the real small model on this machine's CPU: nothing is scripted but the
+product owner.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 ROUNDS = 3
 
 
-async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(chromium: Browser, tmp_path: Path) -> None:
-    """The model is small: a story may end without a winner, and the page says so; three in a row do not."""
+async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """The model is small: a story may end without a winner, and the page says so; three in a row do
+    not.
+    """
     settings = load_settings()
     weights = await fetch_weights(settings.llm, settings.data_dir, lambda _done, _total: None)
     await make_sample_repository(tmp_path / "project")

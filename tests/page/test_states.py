@@ -1,4 +1,6 @@
-"""What the page is where nothing is there yet, a card moves, the server is away, something is wrong; and who comes from a provider."""
+"""What the page is where nothing is there yet, a card moves, the server is away, something is
+wrong; and who comes from a provider.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,15 @@ def column(who: Reader, state: str) -> Locator:
 async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_not_go(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who, reader(chromium, "narrow") as other:
+    async with (
+        served(command) as house,
+        reader(chromium) as who,
+        reader(chromium, "narrow") as other,
+    ):
         await who.sign_in(house.link)
-        await expect(who.page.get_by_role("heading", name="Nothing is on the board yet")).to_be_visible()
+        await expect(
+            who.page.get_by_role("heading", name="Nothing is on the board yet")
+        ).to_be_visible()
         await look(who, "board-blank")
         await who.page.get_by_role("link", name="Write the first story").click()
         await write(who, "Greet the world", "Greet.", ())
@@ -40,14 +48,19 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
         for page in (who, other):
             await expect(column(page, "draft").get_by_text("Greet the world")).to_be_visible()
         await card.drag_to(column(who, "done"))
-        await expect(column(who, "draft").get_by_text("Greet the world")).to_be_visible()  # no line of the table leads there
+        await expect(
+            column(who, "draft").get_by_text("Greet the world")
+        ).to_be_visible()  # no line of the table leads there
         await expect(who.page.locator("#told")).to_be_hidden()
         await card.drag_to(column(who, "design"))
         await expect(who.page.locator("#told")).to_contain_text("It stays where it is:")
         await look(who, "board-blocked")
         await other.page.keyboard.press("Tab")
         for _ in range(20):
-            if await other.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Move Greet the world":
+            if (
+                await other.page.evaluate("document.activeElement.getAttribute('aria-label')")
+                == "Move Greet the world"
+            ):
                 break
             await other.page.keyboard.press("Tab")
         await other.page.keyboard.press("Enter")
@@ -67,7 +80,9 @@ async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, comman
         await who.sign_in(house.link)
         await who.open("/stories/new")
         await who.page.get_by_label("Title").fill("W" * (TITLE_CHARS - len(HOSTILE)) + HOSTILE)
-        await who.page.get_by_label("Criteria").fill("\n".join(["Given a, when b, then c"] * (CRITERIA - 1) + ["W" * 4000]))
+        await who.page.get_by_label("Criteria").fill(
+            "\n".join(["Given a, when b, then c"] * (CRITERIA - 1) + ["W" * 4000])
+        )
         await who.press("Create")
         await look(who, "story-longest")
         await who.open("/")
@@ -76,7 +91,9 @@ async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, comman
         assert who.wrong == []
 
 
-async def test_a_move_that_came_too_late_is_said_on_the_board(chromium: Browser, command: Command) -> None:
+async def test_a_move_that_came_too_late_is_said_on_the_board(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as house, reader(chromium) as who, reader(chromium) as other:
         await who.sign_in(house.link)
         await write(who, "Greet the world", "Greet.", ())
@@ -89,11 +106,15 @@ async def test_a_move_that_came_too_late_is_said_on_the_board(chromium: Browser,
         await expect(other.page.locator("#told")).to_contain_text("refine")
         await expect(column(other, "draft").get_by_text("Greet the world")).to_be_visible()
         assert who.wrong == []
-        assert re.fullmatch("console: .* 4[0-9][0-9] .*", other.wrong.pop())  # as the browser tells of the refusal
+        assert re.fullmatch(
+            "console: .* 4[0-9][0-9] .*", other.wrong.pop()
+        )  # as the browser tells of the refusal
         assert other.wrong == []
 
 
-async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_away(chromium: Browser, command: Command) -> None:
+async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_away(
+    chromium: Browser, command: Command
+) -> None:
     async with reader(chromium) as who:
         async with served(command, signal.SIGKILL) as house:
             await who.sign_in(house.link)
@@ -106,7 +127,9 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
             await expect(who.page.locator("#score")).not_to_have_text(first)
             assert who.wrong == []
             await look(who, "new-story-scored")
-        await expect(who.page.locator("#offline")).to_contain_text("The server does not answer since")
+        await expect(who.page.locator("#offline")).to_contain_text(
+            "The server does not answer since"
+        )
         await look(who, "offline")
         await who.page.get_by_role("button", name="Create").click()
         await expect(who.page.locator("#offline")).to_be_focused()
@@ -114,7 +137,9 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
         assert who.page.url.endswith("/stories/new")
 
 
-async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(chromium: Browser, command: Command) -> None:
+async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
+    chromium: Browser, command: Command
+) -> None:
     async with served(command) as house, reader(chromium) as who, reader(chromium) as stranger:
         await who.sign_in(house.link)
         for page in (who, stranger):
@@ -122,15 +147,23 @@ async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(chr
             await page.open("/nowhere/at/all")
             await expect(page.page.get_by_role("heading", name="Not Found")).to_be_visible()
         await look(who, "nowhere")
-        answer = await who.page.request.get(f"{who.web}/nowhere", headers={"Accept": "application/json"})
+        answer = await who.page.request.get(
+            f"{who.web}/nowhere", headers={"Accept": "application/json"}
+        )
         assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
-        answer = await stranger.page.request.get(f"{who.web}/tasks", headers={"Accept": "text/html"})
+        answer = await stranger.page.request.get(
+            f"{who.web}/tasks", headers={"Accept": "text/html"}
+        )
         assert answer.status == 401
 
 
-async def test_a_provider_on_another_site_signs_a_browser_in(chromium: Browser, command: Command) -> None:
+async def test_a_provider_on_another_site_signs_a_browser_in(
+    chromium: Browser, command: Command
+) -> None:
     async with provider(claims={"sub": "ann", "groups": ["product"]}) as there:
-        there.issuer = there.issuer.replace("127.0.0.1", "localhost")  # another site than the page's, as cookies see it
+        there.issuer = there.issuer.replace(
+            "127.0.0.1", "localhost"
+        )  # another site than the page's, as cookies see it
         command.extra |= {
             "MOOTHALL_OIDC__ISSUER": there.issuer,
             "MOOTHALL_OIDC__CLIENT_ID": CLIENT,
@@ -151,5 +184,7 @@ async def test_a_provider_on_another_site_signs_a_browser_in(chromium: Browser, 
             await who.page.get_by_role("link", name="Sign out at localhost, too").click()
             await expect(who.page.get_by_text("You are signed out.")).to_be_visible()
             await who.open("/")
-            await expect(who.page.get_by_role("heading", name="Sign in", exact=True)).to_be_visible()
+            await expect(
+                who.page.get_by_role("heading", name="Sign in", exact=True)
+            ).to_be_visible()
             assert [asked for asked in who.wrong if f"asked {there.issuer}/" not in asked] == []

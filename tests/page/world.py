@@ -1,4 +1,6 @@
-"""What the page is tried on: a repository with a failing check, a scripted model, a served house and a browser."""
+"""What the page is tried on: a repository with a failing check, a scripted model, a served house
+and a browser.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,22 @@ from house import Command, git, task_of, turn
 from moothall.testing.model import Fault
 
 BIDI = "\u202etxt.exe"
-HOSTILE = f"<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x "
+    f"onerror=\"document.title='owned'\"><b>bold</b>{BIDI}"
+)
 """Text that would do something if the page took it for HTML."""
 HELLO = '\n\ndef hello_world():\n    """Return the greeting."""\n    return "Hello, World!"\n'
 FRENCH = '\n\ndef bonjour():\n    """Return the greeting in French."""\n    return "Bonjour"\n'
 _FILES = {
     "src/utils.py": '"""Small things."""\n',
-    "check.py": 'import sys\nsys.path.insert(0, ".")\nfrom src.utils import hello_world\nassert hello_world() == "Hello, World!"\n',
-    ".moothall.toml": 'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n',
+    "check.py": (
+        'import sys\nsys.path.insert(0, ".")\nfrom src.utils import hello_world\nassert '
+        'hello_world() == "Hello, World!"\n'
+    ),
+    ".moothall.toml": (
+        'setup = []\nprotected = ["check.py"]\n[checks]\ntests = ["python3", "check.py"]\n'
+    ),
 }
 VIEWPORTS = {"wide": (1440, 900), "narrow": (390, 844)}
 
@@ -45,15 +55,27 @@ def make_repository(path: Path) -> Path:
 
 
 def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """One task that adds the function; what is sent back with a word on a line is said in French; HOSTILE makes names and text hostile; of SLOW there
-    are two tasks, whose seats begin to say something and go on until somebody stops them.
+    """One task that adds the function; what is sent back with a word on a line is said in French;
+    HOSTILE makes names and text hostile; of SLOW there are two tasks, whose seats begin to say
+    something and go on until somebody stops them.
     """
     del headers
     said, prompt = task_of(body), "\n".join(str(message["content"]) for message in body["messages"])
     if "Divide this story" in said:
         count = len(re.findall(r"(?m)^\d+\. ", said.partition("Divide this story")[2])) or 1
-        task = {"id": "hello", "role": "dev", "description": "Add hello_world", "criteria": list(range(1, count + 1))}
-        more = {"id": "tests", "role": "qa", "description": "Test it", "criteria": [1], "after": ["hello"]}
+        task = {
+            "id": "hello",
+            "role": "dev",
+            "description": "Add hello_world",
+            "criteria": list(range(1, count + 1)),
+        }
+        more = {
+            "id": "tests",
+            "role": "qa",
+            "description": "Test it",
+            "criteria": [1],
+            "after": ["hello"],
+        }
         tasks = [task, more] if "SLOW" in said else [task]
         return json.dumps({"thought": "", "finish": json.dumps({"tasks": tasks})})
     if "SLOW" in said:
@@ -82,7 +104,9 @@ class Reader:
         await self.page.goto(f"{self.web}{path}")
 
     async def sign_in(self, link: str) -> None:
-        """Follow the link that `serve` printed; from then on only that house may be asked for anything."""
+        """Follow the link that `serve` printed; from then on only that house may be asked for
+        anything.
+        """
         self.web = link.partition("/sign-in")[0]
         await self.page.goto(link)
 
@@ -90,11 +114,15 @@ class Reader:
         """Be who somebody else is."""
         self.web = of.web
         [session] = await of.page.context.cookies()
-        await self.page.context.add_cookies([{"name": session["name"], "value": session["value"], "url": of.web}])
+        await self.page.context.add_cookies(
+            [{"name": session["name"], "value": session["value"], "url": of.web}]
+        )
 
     async def press(self, name: str) -> None:
         """Press the button that begins with these words, and wait for the next page."""
-        await self.page.get_by_role("button", name=re.compile(f"^{re.escape(name)}", re.IGNORECASE)).first.click()
+        await self.page.get_by_role(
+            "button", name=re.compile(f"^{re.escape(name)}", re.IGNORECASE)
+        ).first.click()
         await self.page.wait_for_load_state()
 
     async def text(self) -> str:
@@ -128,14 +156,24 @@ async def reader(
     """Open a browser's own profile, whose errors, dialogs and requests to other hosts are kept."""
     width, height = VIEWPORTS[viewport]
     context = await browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=scripts
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        java_script_enabled=scripts,
     )
     page = await context.new_page()
     found = Reader(page, "", [])
     page.on("dialog", lambda dialog: found.note(f"dialog: {dialog.message}"))
     page.on("pageerror", lambda error: found.note(f"error: {error}"))
-    page.on("console", lambda said: found.note(f"console: {said.text}") if said.type == "error" else None)
-    page.on("request", lambda asked: None if asked.url.startswith((found.web, "data:")) else found.note(f"asked {asked.url}"))
+    page.on(
+        "console",
+        lambda said: found.note(f"console: {said.text}") if said.type == "error" else None,
+    )
+    page.on(
+        "request",
+        lambda asked: (
+            None if asked.url.startswith((found.web, "data:")) else found.note(f"asked {asked.url}")
+        ),
+    )
     try:
         yield found
     finally:
@@ -143,10 +181,16 @@ async def reader(
 
 
 def make_command(folder: Path, model_url: str) -> Command:
-    """Return a command whose house hosts its councils itself, and serves HTTP on a port of its own, the same after a restart."""
+    """Return a command whose house hosts its councils itself, and serves HTTP on a port of its own,
+    the same after a restart.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    more = {"MOOTHALL_RAY__MODE": "process", "MOOTHALL_LOG__LEVEL": "error", "MOOTHALL_WEB__PORT": str(port)}
+    more = {
+        "MOOTHALL_RAY__MODE": "process",
+        "MOOTHALL_LOG__LEVEL": "error",
+        "MOOTHALL_WEB__PORT": str(port),
+    }
     return Command(folder / "data", model_url, more)
 
 

@@ -1,7 +1,9 @@
-"""Released source packages, fetched once by their ecosystem's own client, checked by hash and made into git repositories.
+"""Released source packages, fetched once by their ecosystem's own client, checked by hash and made
+into git repositories.
 
-What packing added (PKG-INFO, egg-info, cargo's notes) is left out and the release is tagged, so that a repository looks as it did
-where the package came from: a version that comes from a tag has to be found there.
+What packing added (PKG-INFO, egg-info, cargo's notes) is left out and the release is tagged, so
+that a repository looks as it did where the package came from: a version that comes from a tag has
+to be found there.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go), sha512 integrity (Node).
+    """One released version. `hash` is what its registry says: sha256 (Python, Rust), h1 (Go),
+    sha512 integrity (Node).
 
     `inside` is the folder of it that is taken, where that is not all.
     """
@@ -48,7 +51,9 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A repository made of one package, or of some under `packages/` with `files` of ours around them. `why` it was taken."""
+    """A repository made of one package, or of some under `packages/` with `files` of ours around
+    them. `why` it was taken.
+    """
 
     name: str
     ecosystem: str
@@ -64,7 +69,9 @@ def projects(listed: Path = LIST) -> list[Project]:
         Project(
             name,
             entry["ecosystem"],
-            tuple(_package(each, name, entry["ecosystem"]) for each in entry.get("packages", [entry])),
+            tuple(
+                _package(each, name, entry["ecosystem"]) for each in entry.get("packages", [entry])
+            ),
             entry.get("why", ""),
             entry.get("files", {}),
         )
@@ -74,17 +81,26 @@ def projects(listed: Path = LIST) -> list[Project]:
 
 def _package(said: Mapping[str, Any], name: str, ecosystem: str) -> Package:
     return Package(
-        said.get("ecosystem", ecosystem), said.get("name", name), said["version"], said["hash"], said.get("inside", "")
+        said.get("ecosystem", ecosystem),
+        said.get("name", name),
+        said["version"],
+        said["hash"],
+        said.get("inside", ""),
     )
 
 
 def cache_folder() -> Path:
     """Where packages are kept between runs: MOOTHALL_REPOSITORIES_CACHE, or the user's cache."""
-    return Path(os.environ.get("MOOTHALL_REPOSITORIES_CACHE") or user_cache_path("moothall") / "repositories")
+    return Path(
+        os.environ.get("MOOTHALL_REPOSITORIES_CACHE")
+        or user_cache_path("moothall") / "repositories"
+    )
 
 
 def make_repository(project: Project, folder: Path) -> Repo:
-    """Make `folder` a repository with the project's sources in one tagged commit. Raises `LookupError` where a hash differs."""
+    """Make `folder` a repository with the project's sources in one tagged commit. Raises
+    `LookupError` where a hash differs.
+    """
     folder.mkdir(parents=True)
     for package in project.packages:
         target = folder / "packages" / package.name.rpartition("/")[2] if project.files else folder
@@ -99,13 +115,22 @@ def make_repository(project: Project, folder: Path) -> Repo:
 
 def fetch(package: Package) -> Path:
     """Return the package's archive from the cache, fetched first where it is not there."""
-    kept = cache_folder() / package.ecosystem / f"{package.name.replace('/', '_')}-{package.version}.archive"
+    kept = (
+        cache_folder()
+        / package.ecosystem
+        / f"{package.name.replace('/', '_')}-{package.version}.archive"
+    )
     if not kept.is_file() or _hash(package.ecosystem, kept) != package.hash:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[package.ecosystem](package, Path(folder))
+            got = {"python": _sdist, "go": _module, "rust": _crate, "node": _tarball}[
+                package.ecosystem
+            ](package, Path(folder))
             if (found := _hash(package.ecosystem, got)) != package.hash:
-                raise LookupError(f"{package.name} {package.version}: its hash is {found}, projects.toml says {package.hash}")
+                raise LookupError(
+                    f"{package.name} {package.version}: its hash is {found}, projects.toml says "
+                    f"{package.hash}"
+                )
             making = kept.with_suffix(f".{os.getpid()}")
             shutil.copyfile(got, making)
             making.rename(kept)
@@ -113,7 +138,9 @@ def fetch(package: Package) -> Path:
 
 
 def unpack(archive: Path, target: Path, inside: str = "") -> None:
-    """Unpack an archive, or a folder `inside` it, without the folder that all its files lie in and without what packing added."""
+    """Unpack an archive, or a folder `inside` it, without the folder that all its files lie in and
+    without what packing added.
+    """
     with tempfile.TemporaryDirectory() as folder:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
@@ -122,7 +149,9 @@ def unpack(archive: Path, target: Path, inside: str = "") -> None:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         top = Path(folder)
-        while len(below := list(top.iterdir())) == 1 and below[0].is_dir():  # Go's modules lie several folders deep
+        while (
+            len(below := list(top.iterdir())) == 1 and below[0].is_dir()
+        ):  # Go's modules lie several folders deep
             top = below[0]
         shutil.copytree(top / inside, target, dirs_exist_ok=True, symlinks=True, ignore=_added)
 
@@ -134,7 +163,9 @@ def _added(folder: str, names: list[str]) -> list[str]:
 
 def _sdist(package: Package, folder: Path) -> Path:
     wanted = folder / "wanted.txt"
-    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.hash}\n", encoding="utf-8")
+    wanted.write_text(
+        f"{package.name}=={package.version} --hash=sha256:{package.hash}\n", encoding="utf-8"
+    )
     options = ["--no-deps", "--no-binary", ":all:", "--require-hashes", "-r", str(wanted)]
     _run(sys.executable, "-m", "pip", "download", "--quiet", *options, cwd=folder)
     found = [path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
@@ -142,14 +173,19 @@ def _sdist(package: Package, folder: Path) -> Path:
 
 
 def _module(package: Package, folder: Path) -> Path:
-    told = json.loads(_run("go", "mod", "download", "-json", f"{package.name}@{package.version}", cwd=folder))
+    told = json.loads(
+        _run("go", "mod", "download", "-json", f"{package.name}@{package.version}", cwd=folder)
+    )
     return Path(told["Zip"])
 
 
 def _crate(package: Package, folder: Path) -> Path:
     (folder / "src").mkdir()
     (folder / "src/lib.rs").touch()
-    manifest = f'[package]\nname = "fetching"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\n{package.name} = "={package.version}"\n'
+    manifest = (
+        '[package]\nname = "fetching"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\n'
+        f'{package.name} = "={package.version}"\n'
+    )
     (folder / "Cargo.toml").write_text(manifest, encoding="utf-8")
     _run("cargo", "fetch", "--quiet", cwd=folder)
     home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
@@ -157,7 +193,9 @@ def _crate(package: Package, folder: Path) -> Path:
 
 
 def _tarball(package: Package, folder: Path) -> Path:
-    packed = json.loads(_run("npm", "pack", "--silent", "--json", f"{package.name}@{package.version}", cwd=folder))
+    packed = json.loads(
+        _run("npm", "pack", "--silent", "--json", f"{package.name}@{package.version}", cwd=folder)
+    )
     return folder / str(packed[0]["filename"]).replace("@", "").replace("/", "-")
 
 
@@ -172,13 +210,18 @@ def _hash(ecosystem: str, archive: Path) -> str:
 def _go_hash(archive: Path) -> str:
     """As go.sum has it: the sha256 of the list of the files' own."""
     with zipfile.ZipFile(archive) as zipped:
-        lines = [f"{hashlib.sha256(zipped.read(name)).hexdigest()}  {name}\n" for name in sorted(zipped.namelist())]
+        lines = [
+            f"{hashlib.sha256(zipped.read(name)).hexdigest()}  {name}\n"
+            for name in sorted(zipped.namelist())
+        ]
     return f"h1:{base64.b64encode(hashlib.sha256(''.join(lines).encode()).digest()).decode()}"
 
 
 def _run(program: str, *words: str, cwd: Path) -> str:
     command = [shutil.which(program) or program, *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=_SECONDS, check=False
+    )
     if done.returncode:
         raise LookupError(f"{' '.join(command)}: {done.stderr[-1000:]}")
     return done.stdout

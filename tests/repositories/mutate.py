@@ -1,8 +1,10 @@
-"""Small faults that a script can put into a function: an operator turned round, a number off by one, an answer not given.
+"""Small faults that a script can put into a function: an operator turned round, a number off by
+one, an answer not given.
 
     for fault in faults("src/sums.py", text): fault.broken(text)
 
-Pure. Python is read as such (ast); C, Go, Rust and JavaScript word by word, with comments, strings and patterns left alone.
+Pure. Python is read as such (ast); C, Go, Rust and JavaScript word by word, with comments, strings
+and patterns left alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_SUMMED: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add}
+_SUMMED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+}
 _SWAPS = (
     (" == ", " != "),
     (" != ", " == "),
@@ -45,9 +51,12 @@ _SWAPS = (
     ("if !", "if "),
     ("if (!", "if ("),
 )
-# What a word-by-word reading must step over. A slash begins a pattern where no value can stand before it.
+# What a word-by-word reading must step over. A slash begins a pattern where no value can stand
+# before it.
 _COMMENT, _DOUBLE, _SINGLE = r"//[^\n]*|/\*.*?\*/", r'"(?:\\.|[^"\\\n])*"', r"'(?:\\.|[^'\\\n])*'"
-_PATTERN = r"(?:(?<=[(,=:\[!&|?{};+])|(?<=return)) ?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/"
+_PATTERN = (
+    r"(?:(?<=[(,=:\[!&|?{};+])|(?<=return)) ?/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/"
+)
 _SKIPPED = {
     ".c": (_COMMENT, _DOUBLE, _SINGLE, r"(?m:^[ \t]*\#[^\n]*)"),
     ".go": (_COMMENT, _DOUBLE, "`[^`]*`", _SINGLE),
@@ -63,7 +72,8 @@ _FUNCTIONS = {
         r"\bfunction\s*\*?\s*(\w+)"
         r"|\b(\w+)\s*[=:]\s*(?:async\s*)?(?:function\b|\([^()]*\)\s*=>|\w+\s*=>)"
         # a method of a class or an object
-        r"|^[ \t]+(?:(?:async|static|get|set)\s+|\*\s*)*(?!(?:if|for|while|switch|catch|with|function)\b)(\w+)\s*\([^()]*\)\s*\{",
+        r"|^[ "
+        r"\t]+(?:(?:async|static|get|set)\s+|\*\s*)*(?!(?:if|for|while|switch|catch|with|function)\b)(\w+)\s*\([^()]*\)\s*\{",
         re.MULTILINE,
     ),
 }
@@ -74,7 +84,9 @@ _INSIDE = re.compile(r"(?m)^(?:[ \t]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One change: the characters from `start` to `end` of a file become `new`, inside `function` (its name, or empty)."""
+    """One change: the characters from `start` to `end` of a file become `new`, inside `function`
+    (its name, or empty).
+    """
 
     path: str
     start: int
@@ -113,13 +125,20 @@ def mutable(path: str) -> bool:
 
 
 def _aside(path: PurePosixPath) -> bool:
-    return path.name in {"setup.py", "noxfile.py", "build.rs", "conftest.py", "doc.go"} or ".min." in path.name
+    return (
+        path.name in {"setup.py", "noxfile.py", "build.rs", "conftest.py", "doc.go"}
+        or ".min." in path.name
+    )
 
 
 def faults(path: str, text: str) -> list[Fault]:
-    """Return every fault known for a file, in the order of its text; none where it cannot be read."""
+    """Return every fault known for a file, in the order of its text; none where it cannot be
+    read.
+    """
     suffix = PurePosixPath(path).suffix
-    found = _python(path, text) if suffix == ".py" else _words(path, text, _LIKE.get(suffix, suffix))
+    found = (
+        _python(path, text) if suffix == ".py" else _words(path, text, _LIKE.get(suffix, suffix))
+    )
     return sorted(found, key=lambda fault: (fault.start, fault.end, fault.new))
 
 
@@ -141,14 +160,25 @@ def _python(path: str, text: str) -> Iterator[Fault]:
             continue
         for node in (below for statement in function.body for below in _own(statement)):
             for kind, changed in _changed(node):
-                if isinstance(node, ast.expr | ast.stmt) and node.end_lineno and node.end_col_offset is not None:
-                    start, end = offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+                if (
+                    isinstance(node, ast.expr | ast.stmt)
+                    and node.end_lineno
+                    and node.end_col_offset is not None
+                ):
+                    start, end = (
+                        offset(node.lineno, node.col_offset),
+                        offset(node.end_lineno, node.end_col_offset),
+                    )
                     yield Fault(path, start, end, changed, kind, function.name)
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and all below it but nested functions, annotations and f-strings (their places are not told before 3.12)."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.AnnAssign):
+    """Yield a node and all below it but nested functions, annotations and f-strings (their places
+    are not told before 3.12).
+    """
+    if isinstance(
+        node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr | ast.AnnAssign
+    ):
         return
     yield node
     for child in ast.iter_child_nodes(node):
@@ -157,28 +187,46 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 def _changed(node: ast.AST) -> Iterator[tuple[str, str]]:
     match node:
-        case ast.Compare(ops=[operator], left=left, comparators=others) if type(operator) in _COMPARED:
-            yield "comparison", f"({ast.unparse(ast.Compare(left, [_COMPARED[type(operator)]()], others))})"
+        case ast.Compare(ops=[operator], left=left, comparators=others) if (
+            type(operator) in _COMPARED
+        ):
+            yield (
+                "comparison",
+                f"({ast.unparse(ast.Compare(left, [_COMPARED[type(operator)]()], others))})",
+            )
         case ast.BoolOp(op=operator, values=values):
             other = ast.Or() if isinstance(operator, ast.And) else ast.And()
             yield "and/or", f"({ast.unparse(ast.BoolOp(other, values))})"
         case ast.BinOp(op=operator, left=left, right=right) if type(operator) in _SUMMED:
-            yield "arithmetic", f"({ast.unparse(ast.BinOp(left, _SUMMED[type(operator)](), right))})"
+            yield (
+                "arithmetic",
+                f"({ast.unparse(ast.BinOp(left, _SUMMED[type(operator)](), right))})",
+            )
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield "not", f"({ast.unparse(operand)})"
         case ast.Constant(value=bool(value)):
             yield "constant", str(not value)
         case ast.Constant(value=int(number)):
             yield "off by one", f"({number + 1})"
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.expr() as value) if not (
+            isinstance(value, ast.Constant) and value.value is None
+        ):
             yield "return", "return None"
 
 
 def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
     if suffix == ".rs" and (inner := _RUST_TESTS.search(text)):
         text = text[: inner.start()]
-    bare = re.sub("|".join(_SKIPPED[suffix]), lambda found: re.sub(r"[^\n]", "\0", found[0]), text, flags=re.DOTALL)
-    heads = [(found.start(), next(name for name in found.groups() if name)) for found in _FUNCTIONS[suffix].finditer(bare)]
+    bare = re.sub(
+        "|".join(_SKIPPED[suffix]),
+        lambda found: re.sub(r"[^\n]", "\0", found[0]),
+        text,
+        flags=re.DOTALL,
+    )
+    heads = [
+        (found.start(), next(name for name in found.groups() if name))
+        for found in _FUNCTIONS[suffix].finditer(bare)
+    ]
     tests = set(_RUST_TEST.findall(bare)) if suffix == ".rs" else set()
     for old, new in _SWAPS:
         for found in re.finditer(re.escape(old), bare):
@@ -186,11 +234,15 @@ def _words(path: str, text: str, suffix: str) -> Iterator[Fault]:
                 yield Fault(path, found.start(), found.end(), new, old.strip(), name)
     for found in re.finditer(r"(?<=[ (\[])\d{1,6}(?=[ )\];,\n])", bare):
         if (name := _inside(bare, heads, found.start())) and name not in tests:
-            yield Fault(path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name)
+            yield Fault(
+                path, found.start(), found.end(), str(int(found[0]) + 1), "off by one", name
+            )
 
 
 def _inside(bare: str, heads: list[tuple[int, str]], at: int) -> str:
-    """The last function that begins before a place, where the place's line is indented as a body's is; else nothing."""
+    """The last function that begins before a place, where the place's line is indented as a body's
+    is; else nothing.
+    """
     line = bare.rfind("\n", 0, at) + 1
     if not _INSIDE.match(bare[line : line + 1]):
         return ""

@@ -1,6 +1,7 @@
 """Released projects, each broken by a script and mended by a council: `scripts/test-repositories`.
 
-Ends with 1 where a right answer did not win, was not proven or left anything behind, or where a wrong one won.
+Ends with 1 where a right answer did not win, was not proven or left anything behind, or where a
+wrong one won.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ from search import Found, search
 from support.repos import Repo
 from table import Row, show, write
 
-_TASK = "Some tests fail since the last change. Mend the code, so that all tests pass that passed before."
+_TASK = (
+    "Some tests fail since the last change. Mend the code, so that all tests pass that passed "
+    "before."
+)
 _SECONDS = 600
 
 
 async def play(project: Project, settings: Settings, player: Player, url: str, folder: Path) -> Row:
-    """Break one project, let a council mend it, and judge what is left. Raises `AssertionError` where it is not as it must be."""
+    """Break one project, let a council mend it, and judge what is left. Raises `AssertionError`
+    where it is not as it must be.
+    """
     repo = await asyncio.to_thread(make_repository, project, folder)
     released = repo.git("rev-parse", "HEAD^{tree}")
     found = await search(settings, folder, project.name)
@@ -43,7 +49,9 @@ async def play(project: Project, settings: Settings, player: Player, url: str, f
     begun = time.monotonic()
     code, document = await _deliberate(settings, url, folder, task_id)
     row = Row(project, found, time.monotonic() - begun, len(player.right_seats(task_id)))
-    _judge(repo, document, code, right=player.right_seats(task_id), released=released, before=before)
+    _judge(
+        repo, document, code, right=player.right_seats(task_id), released=released, before=before
+    )
     return row
 
 
@@ -51,12 +59,19 @@ def _break(repo: Repo, found: Found) -> Riddle:
     paths = {found.first.path, found.second.path}
     texts = {path: (repo.path / path).read_bytes().decode() for path in paths}
     tests = {case.split("::")[1] for case in found.red if "::" in case}
-    riddle = Riddle(texts, found.first, found.second, tuple(sorted(test for test in tests if (repo.path / test).is_file())))
+    riddle = Riddle(
+        texts,
+        found.first,
+        found.second,
+        tuple(sorted(test for test in tests if (repo.path / test).is_file())),
+    )
     repo.commit({found.first.path: riddle.broken}, f"Change {found.first.function}")
     return riddle
 
 
-async def _deliberate(settings: Settings, url: str, folder: Path, task_id: str) -> tuple[int, dict[str, Any]]:
+async def _deliberate(
+    settings: Settings, url: str, folder: Path, task_id: str
+) -> tuple[int, dict[str, Any]]:
     """The command as a user gives it: its exit code and its document."""
     words = (
         "deliberate",
@@ -73,8 +88,16 @@ async def _deliberate(settings: Settings, url: str, folder: Path, task_id: str) 
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "moothall", *words),
-        env={**kept, "MOOTHALL_DATA_DIR": str(settings.data_dir), "MOOTHALL_LLM__BASE_URL": url, "MOOTHALL_LLM__MODEL": ""},
+        sys.executable,
+        "-m",
+        "moothall",
+        *words,
+        env={
+            **kept,
+            "MOOTHALL_DATA_DIR": str(settings.data_dir),
+            "MOOTHALL_LLM__BASE_URL": url,
+            "MOOTHALL_LLM__MODEL": "",
+        },
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -89,55 +112,103 @@ async def _deliberate(settings: Settings, url: str, folder: Path, task_id: str) 
     try:
         return process.returncode or 0, json.loads(out)
     except ValueError:
-        raise AssertionError(f"exit {process.returncode}, no document: {err.decode()[-3000:]}") from None
+        raise AssertionError(
+            f"exit {process.returncode}, no document: {err.decode()[-3000:]}"
+        ) from None
 
 
-def _judge(repo: Repo, document: Mapping[str, Any], code: int, *, right: frozenset[str], released: str, before: str) -> None:
+def _judge(
+    repo: Repo,
+    document: Mapping[str, Any],
+    code: int,
+    *,
+    right: frozenset[str],
+    released: str,
+    before: str,
+) -> None:
     assert repo.head == before, "HEAD was moved"
     assert repo.git("status", "--porcelain") == "", "the checked-out files were touched"
     assert repo.git("worktree", "list").count("\n") == 0, "a worktree was left"
-    places = [(each["seat"], each["passed_gates"], each["proven"], each["reasons"]) for each in document["results"]]
-    told = json.dumps({"exit": code, "right": sorted(right), "error": document["error_message"], "places": places}, indent=1)
-    assert all(seat in right for seat, gates, proven, _ in places if gates and proven), f"a wrong answer is proven: {told}"
+    places = [
+        (each["seat"], each["passed_gates"], each["proven"], each["reasons"])
+        for each in document["results"]
+    ]
+    told = json.dumps(
+        {
+            "exit": code,
+            "right": sorted(right),
+            "error": document["error_message"],
+            "places": places,
+        },
+        indent=1,
+    )
+    assert all(seat in right for seat, gates, proven, _ in places if gates and proven), (
+        f"a wrong answer is proven: {told}"
+    )
     if not right:
         assert (code, document["winner_id"]) == (1, ""), f"a wrong answer won: {told}"
         return
     assert document["winner_id"] in right, f"no right answer won: {told}"
     assert (code, document["proven"]) == (0, True), f"it is not proven: {told}"
-    assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, "the branch holds more than the mended function"
+    assert repo.git("rev-parse", f"{document['branch']}^{{tree}}") == released, (
+        "the branch holds more than the mended function"
+    )
 
 
-async def main(wanted: Sequence[Project], *, chance: float, data: Path, keep: bool = False) -> tuple[list[Row], list[str]]:
-    """Play every project, one after the other; return the rows and what went wrong. `keep`: write each line into the page at once."""
+async def main(
+    wanted: Sequence[Project], *, chance: float, data: Path, keep: bool = False
+) -> tuple[list[Row], list[str]]:
+    """Play every project, one after the other; return the rows and what went wrong. `keep`: write
+    each line into the page at once.
+    """
     settings = load_settings().model_copy(update={"data_dir": data})
     player, rows, wrong = Player(chance), list[Row](), list[str]()
     async with scripted_model(player.answer()) as server:
         for project in wanted:
-            programs = {PROGRAMS[one] for one in (project.ecosystem, *(package.ecosystem for package in project.packages))}
+            programs = {
+                PROGRAMS[one]
+                for one in (project.ecosystem, *(package.ecosystem for package in project.packages))
+            }
             if missing := sorted(program for program in programs if shutil.which(program) is None):
                 print(f"SKIPPED {project.name}: {', '.join(missing)} is not installed")
                 continue
             begun = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    row = await play(project, settings, player, server.base_url, Path(folder) / "repository")
+                    row = await play(
+                        project, settings, player, server.base_url, Path(folder) / "repository"
+                    )
                     rows.append(replace(row, seconds=time.monotonic() - begun))
                     print(show(rows[-1]), flush=True)
                     if keep:
                         write(rows, [each.name for each in projects()])
                 except Exception as error:  # noqa: BLE001 - of one project; the others are tried too
                     wrong.append(project.name)
-                    print(f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: {type(error).__name__}: {error}", flush=True)
+                    print(
+                        f"WRONG {project.name}, {time.monotonic() - begun:.0f} s: "
+                        f"{type(error).__name__}: {error}",
+                        flush=True,
+                    )
     return rows, wrong
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/test-repositories", description=__doc__)
-    parser.add_argument("names", nargs="*", help="projects of tests/repositories/projects.toml; all by default")
-    parser.add_argument("--part", metavar="N/M", default="1/1", help="every M-th project from the N-th on")
-    parser.add_argument("--wrong-only", action="store_true", help="no seat is right: nothing may win")
-    parser.add_argument("--write", action="store_true", help="write their lines in docs/repositories.md")
-    parser.add_argument("--data", type=Path, help="a data directory to keep; a fresh one by default")
+    parser.add_argument(
+        "names", nargs="*", help="projects of tests/repositories/projects.toml; all by default"
+    )
+    parser.add_argument(
+        "--part", metavar="N/M", default="1/1", help="every M-th project from the N-th on"
+    )
+    parser.add_argument(
+        "--wrong-only", action="store_true", help="no seat is right: nothing may win"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write their lines in docs/repositories.md"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="a data directory to keep; a fresh one by default"
+    )
     return parser.parse_args()
 
 
@@ -146,13 +217,26 @@ if __name__ == "__main__":
     part, parts = (int(number) for number in asked.part.split("/"))
     listed = projects()
     if unknown := set(asked.names) - {project.name for project in listed}:
-        sys.exit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(project.name for project in listed)}")
+        sys.exit(
+            f"unknown: {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(project.name for project in listed)}"
+        )
     chosen = (
-        [project for project in listed if project.name in asked.names] if asked.names else listed[(part - 1) % parts :: parts]
+        [project for project in listed if project.name in asked.names]
+        if asked.names
+        else listed[(part - 1) % parts :: parts]
     )
     with tempfile.TemporaryDirectory(prefix="moothall-") as fresh:
         done, bad = asyncio.run(
-            main(chosen, chance=0.0 if asked.wrong_only else 0.5, data=asked.data or Path(fresh), keep=asked.write)
+            main(
+                chosen,
+                chance=0.0 if asked.wrong_only else 0.5,
+                data=asked.data or Path(fresh),
+                keep=asked.write,
+            )
         )
-    print(f"{len(done)} of {len(chosen)} as they must be" + (f"; wrong: {', '.join(bad)}" if bad else ""))
+    print(
+        f"{len(done)} of {len(chosen)} as they must be"
+        + (f"; wrong: {', '.join(bad)}" if bad else "")
+    )
     sys.exit(1 if bad else 0)

@@ -1,7 +1,8 @@
 """A model that knows the answer, and gives it with a chance of one half.
 
-Whether a seat is right, and how it is wrong, is drawn by a hash of project and seat; the model reads nothing in a prompt. A right seat
-takes the fault out. A wrong one takes it out and puts another in, leaves it and says so in a comment, or empties the failing tests.
+Whether a seat is right, and how it is wrong, is drawn by a hash of project and seat; the model
+reads nothing in a prompt. A right seat takes the fault out. A wrong one takes it out and puts
+another in, leaves it and says so in a comment, or empties the failing tests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _COMMENTS = {".py": "#"}
 
 @dataclass(frozen=True, slots=True)
 class Riddle:
-    """One broken repository: its files as they were released, what was broken, what else can be, and which test files see it."""
+    """One broken repository: its files as they were released, what was broken, what else can be,
+    and which test files see it.
+    """
 
     texts: Mapping[str, str]
     first: Fault
@@ -44,16 +47,28 @@ class Riddle:
         if how == 0:
             broken = {**self.texts, path: self.broken}
             wanted = {**self.texts, other: self.second.broken(self.texts[other])}
-            return [_edit(each, broken[each], wanted[each]) for each in dict.fromkeys((path, other))]
+            return [
+                _edit(each, broken[each], wanted[each]) for each in dict.fromkeys((path, other))
+            ]
         if how == 1 and self.tests:
-            return [{"tool": "files.write", "args": {"path": test, "content": ""}} for test in self.tests[:4]]
+            return [
+                {"tool": "files.write", "args": {"path": test, "content": ""}}
+                for test in self.tests[:4]
+            ]
         mark = _COMMENTS.get(path[path.rfind(".") :], "//")
-        return [{"tool": "files.append", "args": {"path": path, "content": f"\n{mark} This is as it was meant.\n"}}]
+        return [
+            {
+                "tool": "files.append",
+                "args": {"path": path, "content": f"\n{mark} This is as it was meant.\n"},
+            }
+        ]
 
 
 @dataclass(slots=True)
 class Player:
-    """Answers for every council by its task id. `chance` of a right seat; with 0 none is, with any other at least one."""
+    """Answers for every council by its task id. `chance` of a right seat; with 0 none is, with any
+    other at least one.
+    """
 
     chance: float = 0.5
     riddles: dict[str, Riddle] = field(default_factory=dict)
@@ -61,7 +76,9 @@ class Player:
     def right_seats(self, task_id: str) -> frozenset[str]:
         """Who is right in a council: drawn, and drawn again while nobody is."""
         for again in range(100 if self.chance else 0):
-            drawn = frozenset(seat for seat in SEATS if _drawn(task_id, seat, str(again)) < self.chance)
+            drawn = frozenset(
+                seat for seat in SEATS if _drawn(task_id, seat, str(again)) < self.chance
+            )
             if drawn:
                 return drawn
         return frozenset()
@@ -70,16 +87,30 @@ class Player:
         """What the server says."""
 
         def say(_body: dict[str, Any], headers: Headers) -> str:
-            task_id, seat, phase = call_id_of(headers).split("/")[0], seat_of(headers), phase_of(headers)
+            task_id, seat, phase = (
+                call_id_of(headers).split("/")[0],
+                seat_of(headers),
+                phase_of(headers),
+            )
             if phase == "plan":
-                return json.dumps({"approaches": ["take the change back", "look at the failing tests", "read the callers"]})
+                return json.dumps(
+                    {
+                        "approaches": [
+                            "take the change back",
+                            "look at the failing tests",
+                            "read the callers",
+                        ]
+                    }
+                )
             if phase in {"critique", "verify"}:
                 return json.dumps({"score": 7, "met": [], "unmet": [], "comment": "reads well"})
             riddle = self.riddles[task_id]
             if step_of(headers) != "0.1":
                 return json.dumps({"thought": "that is it", "finish": "Mended."})
             right = seat in self.right_seats(task_id)
-            actions = riddle.right() if right else riddle.wrong(int(_drawn(task_id, seat, "how") * 3))
+            actions = (
+                riddle.right() if right else riddle.wrong(int(_drawn(task_id, seat, "how") * 3))
+            )
             return json.dumps({"thought": "mend it", "actions": actions})
 
         return say
@@ -91,13 +122,22 @@ def _drawn(*parts: str) -> float:
 
 
 def _edit(path: str, before: str, after: str) -> dict[str, Any]:
-    """The action that makes one text the other: the lines that differ, with as many before them as make them the only such place."""
+    """The action that makes one text the other: the lines that differ, with as many before them as
+    make them the only such place.
+    """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    first = next((at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other), min(len(old), len(new)))
+    first = next(
+        (at for at, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+        min(len(old), len(new)),
+    )
     last = 0
     while last < min(len(old), len(new)) - first and old[-1 - last] == new[-1 - last]:
         last += 1
     while first and before.count("".join(old[first : len(old) - last])) != 1:
         first -= 1
-    args = {"path": path, "old": "".join(old[first : len(old) - last]), "new": "".join(new[first : len(new) - last])}
+    args = {
+        "path": path,
+        "old": "".join(old[first : len(old) - last]),
+        "new": "".join(new[first : len(new) - last]),
+    }
     return {"tool": "files.edit", "args": args}

@@ -1,4 +1,6 @@
-"""Finding faults that a repository's own tests see, in the same sandbox and environment in which a council will work."""
+"""Finding faults that a repository's own tests see, in the same sandbox and environment in which a
+council will work.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,19 @@ _TRIES = 24
 _LEAST_SECONDS = 20.0
 _TIMES_LONGER = 5
 _MOST = 0.5
-"""Of the green cases a fault may break this share: one that breaks everything is found without looking."""
+"""Of the green cases a fault may break this share: one that breaks everything is found without
+looking.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Two faults in different places, what the first turns red, and what the search took. `base` are the runs of the sources as
+    """Two faults in different places, what the first turns red, and what the search took. `base`
+    are the runs of the sources as
     released: the checks that decide, by name.
 
-    A candidate that mends `first` and brings `second` in would turn cases red that the broken repository has green.
+    A candidate that mends `first` and brings `second` in would turn cases red that the broken
+    repository has green.
     """
 
     first: Fault
@@ -46,23 +52,33 @@ class Found:
 
 
 class NothingFound(LookupError):
-    """A project cannot be taken: its tests do not run, or see none of the faults that were tried."""
+    """A project cannot be taken: its tests do not run, or see none of the faults that were
+    tried.
+    """
 
 
 async def search(settings: Settings, folder: Path, seed: str) -> Found:
-    """Set the repository up, run its tests, and try faults in an order that `seed` says. Raises `NothingFound`."""
+    """Set the repository up, run its tests, and try faults in an order that `seed` says. Raises
+    `NothingFound`.
+    """
     begun = time.monotonic()
     async with open_hands(settings) as hands:
         base = await hands.repositories.resolve(await register(settings, str(folder), "HEAD"))
         prepared = await hands.repositories.prepare(base)
         ready = time.monotonic()
-        runs = {name: run for name, run in prepared.runs.items() if name not in prepared.base.profile.advisory}
+        runs = {
+            name: run
+            for name, run in prepared.runs.items()
+            if name not in prepared.base.profile.advisory
+        }
         if not any(_green(runs)):
             told = "; ".join(f"{name}: {run.output[-2000:]}" for name, run in runs.items())
             raise NothingFound(f"nothing is green before: {told or 'no check'}")
         kept: list[tuple[Fault, frozenset[str]]] = []
         tried = 0
-        async for fault, red in _tell(hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)):
+        async for fault, red in _tell(
+            hands.workspaces, prepared, runs, _shuffled(folder, prepared, seed)
+        ):
             tried += 1
             if red and (not kept or (_apart(fault, kept[0][0]) and not _within(red, kept[0][1]))):
                 kept.append((fault, red))
@@ -72,16 +88,25 @@ async def search(settings: Settings, folder: Path, seed: str) -> Found:
             raise NothingFound(f"of {tried} faults {len(kept)} made a test red")
     (first, red), (second, _) = kept
     checked = sum(run.duration_ms for run in runs.values()) / 1000
-    return Found(first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready)
+    return Found(
+        first, second, red, runs, tried, ready - begun - checked, checked, time.monotonic() - ready
+    )
 
 
 def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
-    """Every fault of the sources: first files in turn, so that a long table does not crowd the others out."""
+    """Every fault of the sources: first files in turn, so that a long table does not crowd the
+    others out.
+    """
     order = random.Random(seed)  # noqa: S311 - a test's dice
     protected = prepared.base.profile.protected
     rows = []
     for path in prepared.files:
-        if mutable(path) and not matches(protected, path) and "test" not in path.lower() and "spec/" not in path:
+        if (
+            mutable(path)
+            and not matches(protected, path)
+            and "test" not in path.lower()
+            and "spec/" not in path
+        ):
             found = faults(path, (folder / path).read_text(encoding="utf-8", errors="replace"))
             order.shuffle(found)
             rows.append(found[:_TRIES])
@@ -90,15 +115,26 @@ def _shuffled(folder: Path, prepared: Prepared, seed: str) -> list[Fault]:
 
 
 async def _tell(
-    workspaces: Workspaces, prepared: Prepared, before: Mapping[str, CheckRun], order: Sequence[Fault]
+    workspaces: Workspaces,
+    prepared: Prepared,
+    before: Mapping[str, CheckRun],
+    order: Sequence[Fault],
 ) -> AsyncIterator[tuple[Fault, frozenset[str]]]:
     folders = prepared.base.profile.folders
     for fault in islice(order, _TRIES):
-        near = {name: run for name, run in before.items() if fault.path.startswith(folders.get(name, ""))}
-        seconds = max(_LEAST_SECONDS, _TIMES_LONGER * sum(run.duration_ms for run in near.values()) / 1000)
+        near = {
+            name: run
+            for name, run in before.items()
+            if fault.path.startswith(folders.get(name, ""))
+        }
+        seconds = max(
+            _LEAST_SECONDS, _TIMES_LONGER * sum(run.duration_ms for run in near.values()) / 1000
+        )
         async with workspaces.open(prepared, "fault") as workspace:
             deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-            read = await workspace.call(ToolCall("read", "files.read", {"path": fault.path, "lines": 100_000}, deadline))
+            read = await workspace.call(
+                ToolCall("read", "files.read", {"path": fault.path, "lines": 100_000}, deadline)
+            )
             text = str(read.output.get("content", ""))
             if read.status is not ToolStatus.SUCCESS or read.output.get("truncated"):
                 continue
@@ -115,14 +151,24 @@ def _apart(one: Fault, other: Fault) -> bool:
 
 
 def _within(red: frozenset[str], other: frozenset[str]) -> bool:
-    """Whether what one fault breaks is broken by the other too, as far as the cases tell: a check that tells none says nothing."""
+    """Whether what one fault breaks is broken by the other too, as far as the cases tell: a check
+    that tells none says nothing.
+    """
     return any("::" in case for case in red) and red <= other
 
 
 def _green(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     """What passed, as check::case; a check that tells no cases is one case under its own name."""
-    cases = {f"{name}::{case}" for name, run in runs.items() for case, outcome in run.cases.items() if outcome == "passed"}
-    return frozenset(cases | {name for name, run in runs.items() if not run.cases and run.verdict is Verdict.PASSED})
+    cases = {
+        f"{name}::{case}"
+        for name, run in runs.items()
+        for case, outcome in run.cases.items()
+        if outcome == "passed"
+    }
+    return frozenset(
+        cases
+        | {name for name, run in runs.items() if not run.cases and run.verdict is Verdict.PASSED}
+    )
 
 
 def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> frozenset[str]:
@@ -137,4 +183,8 @@ def _lost(before: Mapping[str, CheckRun], after: Mapping[str, CheckRun]) -> froz
 def _is_red(case: str, runs: Mapping[str, CheckRun]) -> bool:
     name, separator, inner = case.partition("::")
     run = runs[name]
-    return run.cases.get(inner) in {"failed", "errored"} if separator else run.verdict is Verdict.FAILED
+    return (
+        run.cases.get(inner) in {"failed", "errored"}
+        if separator
+        else run.verdict is Verdict.FAILED
+    )

@@ -29,19 +29,29 @@ def show(row: Row) -> str:
     """Return a line about it."""
     found = row.found
     return (
-        f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests {found.check_seconds:5.1f} s, "
-        f"{found.tried} faults in {found.search_seconds:4.0f} s, {_fault(row)}, {row.right} right, mended in {row.council_seconds:4.0f} s"
+        f"{row.project.name:<28} {_cases(row):<22} set-up {found.setup_seconds:4.0f} s, tests "
+        f"{found.check_seconds:5.1f} s, "
+        f"{found.tried} faults in {found.search_seconds:4.0f} s, {_fault(row)}, {row.right} "
+        f"right, mended in {row.council_seconds:4.0f} s"
     )
 
 
 def write(rows: Sequence[Row], order: Sequence[str]) -> None:
-    """Write the lines of these projects into the page's table; lines of others that are in `order` (projects' names) stay."""
+    """Write the lines of these projects into the page's table; lines of others that are in `order`
+    (projects' names) stay.
+    """
     text = PAGE.read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- table -->\n")
     old, end, tail = rest.partition("<!-- end -->\n")
-    lines = {line.split()[1]: line for line in old.splitlines()[2:]} | {row.project.name: _line(row) for row in rows}
+    lines = {line.split()[1]: line for line in old.splitlines()[2:]} | {
+        row.project.name: _line(row) for row in rows
+    }
     table = [
-        "| project | taken for | tests | set-up | tests run | the fault | seats right | mended in |",
+        (
+            "| project | taken for | tests | set-up | tests run | the fault | seats right | "
+            "mended in "
+            "|"
+        ),
         "|---|---|---|---|---|---|---|---|",
         *(lines[name] for name in order if name in lines),
     ]
@@ -49,10 +59,15 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> None:
 
 
 def _line(row: Row) -> str:
-    found, versions = row.found, ", ".join(package.version.removeprefix("v") for package in row.project.packages)
+    found, versions = (
+        row.found,
+        ", ".join(package.version.removeprefix("v") for package in row.project.packages),
+    )
     return (
-        f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: {row.project.why} | {_cases(row)} "
-        f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | {row.right} of 3 | {row.council_seconds:.0f} s |"
+        f"| {row.project.name} {versions} | {_ECOSYSTEMS[row.project.ecosystem]}: "
+        f"{row.project.why} | {_cases(row)} "
+        f"| {found.setup_seconds:.0f} s | {found.check_seconds:.1f} s | {_fault(row)} | "
+        f"{row.right} of 3 | {row.council_seconds:.0f} s |"
     )
 
 

@@ -1,4 +1,6 @@
-"""A nats-server of one's own with the accounts that `moothall bus keys` makes, stopped and started again on what it stored."""
+"""A nats-server of one's own with the accounts that `moothall bus keys` makes, stopped and started
+again on what it stored.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[House]:
         port = free.getsockname()[1]
     conf = folder / "nats.conf"
     store = json.dumps(str(folder / "js"))
-    said = f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\n{(keys / 'accounts.conf').read_text(encoding='utf-8')}"
+    said = (
+        f"listen: 127.0.0.1:{port}\njetstream {{ store_dir: {store} }}\n"
+        f"{(keys / 'accounts.conf').read_text(encoding='utf-8')}"
+    )
     conf.write_text(said, encoding="utf-8")
-    server = await asyncio.create_subprocess_exec(_binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE)
+    server = await asyncio.create_subprocess_exec(
+        _binary(), "-c", str(conf), stderr=asyncio.subprocess.PIPE
+    )
     assert server.stderr is not None
     try:
         async with asyncio.timeout(20):
@@ -72,7 +79,9 @@ async def refused(bus: BusSettings, *, publish: str = "", subscribe: str = "") -
     credentials = RawCredentials(bus.credentials.get_secret_value())
     client = Client()
     try:
-        await client.connect(str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False)
+        await client.connect(
+            str(bus.url), user_credentials=credentials, error_cb=error, allow_reconnect=False
+        )
         await (client.publish(publish, b"x") if publish else client.subscribe(subscribe))
         await client.flush()
         async with asyncio.timeout(5):

@@ -36,9 +36,22 @@ from support.callers import TOKEN, doors_of, serving
 from support.desk import MemoryDesk
 from support.visits import Visiting, visiting
 
-PONDER = ToolSpec(name="slow.ponder", summary="ponder", arguments=Arguments, output=Output, danger=Danger.READ, caps=Caps(60))
+PONDER = ToolSpec(
+    name="slow.ponder",
+    summary="ponder",
+    arguments=Arguments,
+    output=Output,
+    danger=Danger.READ,
+    caps=Caps(60),
+)
 LOOK = ToolSpec(
-    name="slow.look", summary="look", arguments=Arguments, output=Output, danger=Danger.READ, caps=Caps(60), cache_seconds=60.0
+    name="slow.look",
+    summary="look",
+    arguments=Arguments,
+    output=Output,
+    danger=Danger.READ,
+    caps=Caps(60),
+    cache_seconds=60.0,
 )
 GRANTS = """
 roles:
@@ -78,7 +91,9 @@ class Agent:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.stub, name)
-        return lambda request, token=TOKEN: method(request, metadata=[("authorization", f"Bearer {token}")], timeout=20)
+        return lambda request, token=TOKEN: method(
+            request, metadata=[("authorization", f"Bearer {token}")], timeout=20
+        )
 
 
 async def _blank(tenant: str) -> RepositoryRef:
@@ -88,15 +103,24 @@ async def _blank(tenant: str) -> RepositoryRef:
 
 @asynccontextmanager
 async def serving_agents(
-    tmp_path: Path, desk: MemoryDesk, settings: AgentSettings, probes: Mapping[str, Probe] | None = None
+    tmp_path: Path,
+    desk: MemoryDesk,
+    settings: AgentSettings,
+    probes: Mapping[str, Probe] | None = None,
 ) -> AsyncIterator[Agent]:
     """Serve, and yield a caller."""
     bus, slow = MemoryBus(), Slow()
-    catalogue = {name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))}
+    catalogue = {
+        name: spec for name, spec in CATALOGUE.items() if name.startswith(("files.", "tests."))
+    }
     catalogue |= {PONDER.name: PONDER, LOOK.name: LOOK}
     grants = read_grants(GRANTS, catalogue.values())
     async with visiting(
-        tmp_path, limits={"visits": 20}, catalogue=catalogue, grants=grants, toolkits={"slow": slow.call}
+        tmp_path,
+        limits={"visits": 20},
+        catalogue=catalogue,
+        grants=grants,
+        toolkits={"slow": slow.call},
     ) as behind:
         sessions = AgentSessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
         tasks = AgentTasks(desk, behind.visits, sessions, settings, parallelism=4, memory_mb=512)
@@ -104,12 +128,26 @@ async def serving_agents(
         async def away() -> tuple[Condition, str]:
             raise Temporary("the model server is away")
 
-        checkup = Checkup(probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2)
-        async with serving(desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)) as house:
-            yield Agent(pb_grpc.AgentServiceStub(house.channel), behind, desk, bus, slow, tasks, house.server.target)
+        checkup = Checkup(
+            probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2
+        )
+        async with serving(
+            desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)
+        ) as house:
+            yield Agent(
+                pb_grpc.AgentServiceStub(house.channel),
+                behind,
+                desk,
+                bus,
+                slow,
+                tasks,
+                house.server.target,
+            )
 
 
-def asked(query: str = "", context: dict[str, Any] | None = None, **more: Any) -> pb.ExecuteTaskRequest:
+def asked(
+    query: str = "", context: dict[str, Any] | None = None, **more: Any
+) -> pb.ExecuteTaskRequest:
     """Return a request."""
     request = pb.ExecuteTaskRequest(query=query, **more)
     request.context.update(context or {})

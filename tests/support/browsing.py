@@ -50,7 +50,9 @@ class Browser:
     async def send(self, path: str, origin: str = "", **fields: str) -> Got:
         """Send a form."""
         headers = {"Origin": origin or self.url}
-        async with self.http.post(self.url + path, data=fields, headers=headers, allow_redirects=False) as answer:
+        async with self.http.post(
+            self.url + path, data=fields, headers=headers, allow_redirects=False
+        ) as answer:
             return Got(answer.status, answer.headers, await answer.text())
 
     async def sign_in(self, token: str = TOKEN) -> str:

@@ -49,7 +49,9 @@ class Client:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
-        return lambda request, **more: method(request, **({"metadata": self.metadata, "timeout": 20} | more))
+        return lambda request, **more: method(
+            request, **({"metadata": self.metadata, "timeout": 20} | more)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +64,42 @@ class Serving:
 
 
 def certificate(folder: Path) -> dict[str, Any]:
-    """Make a certificate for localhost and `EVERYWHERE`, and its key; returns the settings that name them."""
+    """Make a certificate for localhost and `EVERYWHERE`, and its key; returns the settings that
+    name them.
+    """
     key, cert = folder / "key.pem", folder / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=DNS:localhost,IP:{EVERYWHERE}"]
     subprocess.run([*made, *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
     return {"tls_key": key, "tls_cert": cert}
 
 
 def doors_of(
-    desk: MemoryDesk, bus: MemoryBus | None = None, graph: MemoryGraph | None = None, checkup: Checkup | None = None
+    desk: MemoryDesk,
+    bus: MemoryBus | None = None,
+    graph: MemoryGraph | None = None,
+    checkup: Checkup | None = None,
 ) -> Doors:
-    """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the desk."""
+    """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the
+    desk.
+    """
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()
     limits = config.LimitSettings()
-    models = config.Models.of(config.LlmSettings(model="scripted"), {"large": config.LlmSettings(model="deep", tier="large")})
+    models = config.Models.of(
+        config.LlmSettings(model="scripted"),
+        {"large": config.LlmSettings(model="deep", tier="large")},
+    )
     roster = Roster(bus, limits, models)
     return Doors(
         desk=desk,
@@ -105,11 +128,17 @@ def doors_of(
 
 
 @asynccontextmanager
-async def serving(desk: MemoryDesk, doors: Doors | None = None, **settings: Any) -> AsyncIterator[Serving]:
+async def serving(
+    desk: MemoryDesk, doors: Doors | None = None, **settings: Any
+) -> AsyncIterator[Serving]:
     """Serve `desk`, and the other rooms where given, until the context ends."""
     asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
-    async with AsyncExitStack() as callers, grpc_server(asked, config.LimitSettings(), doors or doors_of(desk), TOKENS) as server:
-        # The caller outlives the server, to see how it ends: what the server sent last may still be on its way.
+    async with (
+        AsyncExitStack() as callers,
+        grpc_server(asked, config.LimitSettings(), doors or doors_of(desk), TOKENS) as server,
+    ):
+        # The caller outlives the server, to see how it ends: what the server sent last may still be
+        # on its way.
         channel = grpc.aio.insecure_channel(server.target)
         callers.push_async_callback(channel.close, _LAST_WORDS_SECONDS)
         yield Serving(server, channel, Client(channel))

@@ -1,4 +1,6 @@
-"""A whole story in events: told, planned, deliberated by three seats, decided; with every field that the graph reads."""
+"""A whole story in events: told, planned, deliberated by three seats, decided; with every field
+that the graph reads.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,27 @@ def proposal_of(seat: str, task_id: str = "task-a") -> Proposal:
     """The answer of a seat."""
     body = f"def {seat.replace('-', '_')}(): ...  # {task_id}"
     diff = f"diff --git a/{PATH} b/{PATH}\n--- a/{PATH}\n+++ b/{PATH}\n@@ -0,0 +1 @@\n+{body}\n"
-    return Proposal(seat, "dev", f"adds {body}", diff, commit_sha=digest(diff)[:40], own_tests=("tests/test_utils.py",))
+    return Proposal(
+        seat,
+        "dev",
+        f"adds {body}",
+        diff,
+        commit_sha=digest(diff)[:40],
+        own_tests=("tests/test_utils.py",),
+    )
 
 
 class Chronicle:
     """Events a second apart, in the order in which the house publishes them."""
 
-    def __init__(self, task_id: str = "task-a", story_id: str = "story-1", tenant: str = "local", *, days: int = 0) -> None:
+    def __init__(
+        self,
+        task_id: str = "task-a",
+        story_id: str = "story-1",
+        tenant: str = "local",
+        *,
+        days: int = 0,
+    ) -> None:
         self.task_id = task_id
         self.story_id = story_id
         self.tenant = tenant
@@ -44,7 +60,15 @@ class Chronicle:
     def add(self, kind: EventType, about: str, data: Mapping[str, Any]) -> Event:
         """Append an event."""
         when = (self.start + timedelta(seconds=len(self.events))).isoformat()
-        event = new_event(kind, about, data, ordinal=len(self.events), tenant=self.tenant, time=when, cause=str(self.start))
+        event = new_event(
+            kind,
+            about,
+            data,
+            ordinal=len(self.events),
+            tenant=self.tenant,
+            time=when,
+            cause=str(self.start),
+        )
         self.events.append(event)
         return event
 
@@ -59,12 +83,31 @@ class Chronicle:
     def told(self) -> Chronicle:
         """The story, its plan and its first steps."""
         criteria = ["greets the world"]
-        words = {"title": "Greeting", "brief": "Greet.", "ac": criteria, "repository": {"id": "sample"}, "rigor_level": "L1"}
+        words = {
+            "title": "Greeting",
+            "brief": "Greet.",
+            "ac": criteria,
+            "repository": {"id": "sample"},
+            "rigor_level": "L1",
+        }
         self.of_story(EventType.STORY_CREATED, **words, actor="ann")
-        self.of_story(EventType.STORY_CHANGED, **{**words, "brief": "Greet everybody."}, actor="ann")
-        self.of_story(EventType.STORY_TRANSITIONED, from_state="draft", to_state="ready", event="accept", actor="ann")
+        self.of_story(
+            EventType.STORY_CHANGED, **{**words, "brief": "Greet everybody."}, actor="ann"
+        )
+        self.of_story(
+            EventType.STORY_TRANSITIONED,
+            from_state="draft",
+            to_state="ready",
+            event="accept",
+            actor="ann",
+        )
         self.of_story(EventType.STORY_COMMENTED, comment="soon, please", actor="ann")
-        change = {"entity_type": "milestone", "entity_id": "m-1", "payload": '{"text":"shown to ben"}', "reason": "he asked"}
+        change = {
+            "entity_type": "milestone",
+            "entity_id": "m-1",
+            "payload": '{"text":"shown to ben"}',
+            "reason": "he asked",
+        }
         self.of_story(
             EventType.STORY_NOTED,
             version=1,
@@ -74,7 +117,13 @@ class Chronicle:
             actor="ann",
         )
         tasks = [
-            {"task_id": self.task_id, "role": "dev", "description": "add it", "dependencies": [], "priority": 1},
+            {
+                "task_id": self.task_id,
+                "role": "dev",
+                "description": "add it",
+                "dependencies": [],
+                "priority": 1,
+            },
             {
                 "task_id": f"{self.task_id}-check",
                 "role": "qa",
@@ -105,16 +154,26 @@ class Chronicle:
         self.of_task(EventType.DELIBERATION_STARTED, seats=list(SEATS))
         self._called("-", "plan", "0.0")
         for seat in SEATS:
-            self.of_task(EventType.SEAT_STARTED, seat=seat, role="dev", agent_id=seat, approach="plainly")
+            self.of_task(
+                EventType.SEAT_STARTED, seat=seat, role="dev", agent_id=seat, approach="plainly"
+            )
             self._called(seat, "propose", "0.0")
             self._acted(seat)
             proposal = proposal_of(seat, self.task_id)
-            self.of_task(EventType.SEAT_PROPOSED, seat=seat, candidate=seat, proposal=dump(proposal))
+            self.of_task(
+                EventType.SEAT_PROPOSED, seat=seat, candidate=seat, proposal=dump(proposal)
+            )
         for seat in SEATS:
             self._checked(seat)
         first, second = SEATS
         review = {"score": 0.8, "met": ["greets"], "unmet": [], "comment": "reads well"}
-        self.of_task(EventType.SEAT_REVIEWED, seat=second, candidate=first, fingerprint=self._print(first), review=review)
+        self.of_task(
+            EventType.SEAT_REVIEWED,
+            seat=second,
+            candidate=first,
+            fingerprint=self._print(first),
+            review=review,
+        )
         for seat in SEATS:
             outcome = dump(SeatOutcome(seat, SeatStatus.PROPOSED, usage=Usage(20, 5, 7, 1, 0.5)))
             self.of_task(EventType.SEAT_FINISHED, seat=seat, outcome=outcome)
@@ -148,9 +207,27 @@ class Chronicle:
 
     def approved(self) -> Chronicle:
         """The product owner says yes."""
-        self.of_story(EventType.STORY_CHECKED, task_id=self.task_id, moved="m", status="passed", branch="moothall/story-1")
-        self.of_story(EventType.STORY_DELIVERED, moved="d", status="merged", branch="main", commit_sha=digest("merge")[:40])
-        self.of_story(EventType.DECISION_MADE, task_id=self.task_id, approver="ann", decision="approved", comment="thanks")
+        self.of_story(
+            EventType.STORY_CHECKED,
+            task_id=self.task_id,
+            moved="m",
+            status="passed",
+            branch="moothall/story-1",
+        )
+        self.of_story(
+            EventType.STORY_DELIVERED,
+            moved="d",
+            status="merged",
+            branch="main",
+            commit_sha=digest("merge")[:40],
+        )
+        self.of_story(
+            EventType.DECISION_MADE,
+            task_id=self.task_id,
+            approver="ann",
+            decision="approved",
+            comment="thanks",
+        )
         return self
 
     def whole(self) -> Chronicle:
@@ -177,22 +254,56 @@ class Chronicle:
 
     def _acted(self, seat: str) -> None:
         request = f"{self.task_id}/{seat}/propose/0.0.0"
-        about = {"request_id": request, "tool": "files.append", "workspace": "ws-1", "task_id": self.task_id, "seat": seat}
+        about = {
+            "request_id": request,
+            "tool": "files.append",
+            "workspace": "ws-1",
+            "task_id": self.task_id,
+            "seat": seat,
+        }
         self.add(EventType.TOOL_STARTED, "ws-1", {**about, "arguments_digest": digest("arguments")})
-        done = {"status": "success", "duration_ms": 3, "usage": {"cpu_ms": 2, "max_rss_bytes": 4096}, "audit_id": "host:1"}
+        done = {
+            "status": "success",
+            "duration_ms": 3,
+            "usage": {"cpu_ms": 2, "max_rss_bytes": 4096},
+            "audit_id": "host:1",
+        }
         self.add(EventType.TOOL_FINISHED, "ws-1", {**about, **done, "output": {}, "error": ""})
 
     def _checked(self, seat: str) -> None:
         green = seat == SEATS[0]
         verdict = Verdict.PASSED if green else Verdict.FAILED
         about = {"seat": seat, "candidate": seat, "fingerprint": self._print(seat)}
-        tests = Evidence("tests", verdict, passed=int(green), failed=int(not green), duration_ms=90, output="1 test")
+        tests = Evidence(
+            "tests",
+            verdict,
+            passed=int(green),
+            failed=int(not green),
+            duration_ms=90,
+            output="1 test",
+        )
         self.of_task(EventType.CHECK_FINISHED, **about, evidence=dump(tests))
-        facts = {"applies": True, "required": ["tests"], "regressions": [], "proven": green, "behaviour": verdict.value}
-        self.of_task(EventType.CHECK_FINISHED, **about, evidence=dump(Evidence("applies", Verdict.PASSED)), assessment=facts)
+        facts = {
+            "applies": True,
+            "required": ["tests"],
+            "regressions": [],
+            "proven": green,
+            "behaviour": verdict.value,
+        }
+        self.of_task(
+            EventType.CHECK_FINISHED,
+            **about,
+            evidence=dump(Evidence("applies", Verdict.PASSED)),
+            assessment=facts,
+        )
         if green:
             cross = {"cross_author": SEATS[1], "cross_fingerprint": self._print(SEATS[1])}
-            self.of_task(EventType.CHECK_FINISHED, **about, **cross, evidence=dump(Evidence("cross", verdict, passed=2)))
+            self.of_task(
+                EventType.CHECK_FINISHED,
+                **about,
+                **cross,
+                evidence=dump(Evidence("cross", verdict, passed=2)),
+            )
 
 
 def recorded(events: Sequence[Event], after: int = 0) -> list[Recorded]:

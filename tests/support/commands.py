@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import click
 
 
-def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def leaves(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Yield the commands below a command, groups left out, with their paths."""
     if not isinstance(command, click.Group):
         yield path, command

@@ -1,4 +1,6 @@
-"""A council with real parts round a scripted model: real HTTP, gate, audit, git and pytest; a bus in memory."""
+"""A council with real parts round a scripted model: real HTTP, gate, audit, git and pytest; a bus
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from typing import Any
 
 from moothall.collector.decide import decide
 from moothall.collector.fold import fold
-from moothall.config import EvidenceSettings, GuardSettings, LimitSettings, LlmSettings, RunnerSettings
+from moothall.config import (
+    EvidenceSettings,
+    GuardSettings,
+    LimitSettings,
+    LlmSettings,
+    RunnerSettings,
+)
 from moothall.council.prompting.survey import Surveyor
 from moothall.council.protocols import Parts, deliberate
 from moothall.council.recording import Recording
@@ -41,7 +49,9 @@ ONE, TWO, THREE = (seat_id("dev", number) for number in (1, 2, 3))
 
 def act(*calls: tuple[str, Mapping[str, Any]], thought: str = "work") -> str:
     """Return a turn of tool calls as JSON."""
-    return json.dumps({"thought": thought, "actions": [{"tool": tool, "args": args} for tool, args in calls]})
+    return json.dumps(
+        {"thought": thought, "actions": [{"tool": tool, "args": args} for tool, args in calls]}
+    )
 
 
 def append(content: str = SOLUTION, path: str = "src/utils.py") -> str:
@@ -66,7 +76,9 @@ def approaches(count: int) -> str:
 
 def review(score: int, quote: str = "hello_world", comment: str = "fine") -> str:
     """Return a review that finds the first criterion met."""
-    return json.dumps({"comment": comment, "met": [{"criterion": 1, "quote": quote}], "unmet": [], "score": score})
+    return json.dumps(
+        {"comment": comment, "met": [{"criterion": 1, "quote": quote}], "unmet": [], "score": score}
+    )
 
 
 @dataclass(slots=True)
@@ -81,7 +93,9 @@ class CouncilHouse:
     runs: int = field(default=0)
 
     def deliberation(self, protocol: str = "vote", seats: int = 3, **fields: Any) -> Deliberation:
-        """Return a deliberation of dev seats on the sample; `repository=None` makes it one about text."""
+        """Return a deliberation of dev seats on the sample; `repository=None` makes it one about
+        text.
+        """
         defaults: dict[str, Any] = {
             "task_id": "task-1",
             "description": TASK,
@@ -104,7 +118,10 @@ class CouncilHouse:
 
     async def events(self) -> list[Event]:
         """Return the log."""
-        return [recorded.event async for recorded in self.bus.replay((Channel.RESULTS.all, Channel.TOOLS.all))]
+        return [
+            recorded.event
+            async for recorded in self.bus.replay((Channel.RESULTS.all, Channel.TOOLS.all))
+        ]
 
 
 def of(events: list[Event], kind: EventType) -> list[Mapping[str, Any]]:
@@ -131,7 +148,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Thinking:
-    """A model whose first reply is nothing of use and comes when it is let; the second is the answer."""
+    """A model whose first reply is nothing of use and comes when it is let; the second is the
+    answer.
+    """
 
     def __init__(self) -> None:
         self.asked = 0
@@ -158,7 +177,9 @@ def scripted(work: Answer, *, plan: str = "") -> Answer:
 
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> Any:
         if phase_of(headers) == "plan":
-            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"]["minItems"]
+            wanted = body["response_format"]["json_schema"]["schema"]["properties"]["approaches"][
+                "minItems"
+            ]
             return plan or approaches(wanted)
         return work(body, headers)
 
@@ -179,8 +200,11 @@ async def open_council(
     python: RunnerSettings | None = None,
     **llm: Any,
 ) -> AsyncIterator[CouncilHouse]:
-    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model calls tools
-    natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the model."""
+    """Build it in `folder`. `run_code` runs Python, by the settings `python`; `tools`: the model
+    calls tools
+    natively. `evidence`: the agents beside the seats, none without it. `llm` are settings of the
+    model.
+    """
     repo: Repo = await asyncio.to_thread(make_repo, folder / "repo", dict(files or SAMPLE))
     workspaces = TempWorkspaces(repo, folder / "workspaces")
     workspaces.root.mkdir()
@@ -189,7 +213,14 @@ async def open_council(
         scripted_model(answer, schemas=schemas, tools=tools) as server,
         open_model(
             settings := LlmSettings(
-                **{"retries": 0, "retry_seconds": 0.01, "approaches": "on", "functions": "off", "seats_in_turn": "off", **llm}
+                **{
+                    "retries": 0,
+                    "retry_seconds": 0.01,
+                    "approaches": "on",
+                    "functions": "off",
+                    "seats_in_turn": "off",
+                    **llm,
+                }
             ),
             server.base_url,
         ) as model,
@@ -214,7 +245,9 @@ async def open_council(
 
 
 def by_seat(**texts: Any) -> Any:
-    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions, `inputs` who asks for these."""
+    """Answer by the seat's number (one, two, three); `review` answers reviews, `revise` revisions,
+    `inputs` who asks for these.
+    """
 
     def answer(_body: Any, headers: Any) -> Any:
         phase = phase_of(headers)
@@ -240,11 +273,17 @@ def verdicts(events: list[Event]) -> dict[tuple[str, str], str]:
 
 def outcome_from(d: Deliberation, events: list[Event]) -> Outcome:
     """Return what the collector makes of a deliberation's events."""
-    asked = write_of(d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat())
+    asked = write_of(
+        d, EventType.DELIBERATION_REQUESTED, dump(d), time=d.deadline.replace(year=2020).isoformat()
+    )
     state = None
     for event in (
         asked,
-        *(event for event in events if event.type.startswith(("moothall.seat", "moothall.check", "moothall.delib"))),
+        *(
+            event
+            for event in events
+            if event.type.startswith(("moothall.seat", "moothall.check", "moothall.delib"))
+        ),
     ):
         state = fold(state, event)
     assert state is not None

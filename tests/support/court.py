@@ -1,4 +1,6 @@
-"""Judge patches on a small repository by the same re-check that judges the candidates of a deliberation."""
+"""Judge patches on a small repository by the same re-check that judges the candidates of a
+deliberation.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Court:
                 path.write_text(text, encoding="utf-8")
             git = ["git", "-C", folder]
             subprocess.run([*git, "add", "--all", "--force"], check=True)
-            return subprocess.run([*git, "diff", "--cached", "--binary"], check=True, capture_output=True).stdout.decode()
+            return subprocess.run(
+                [*git, "diff", "--cached", "--binary"], check=True, capture_output=True
+            ).stdout.decode()
 
     def proposal(self, files: Mapping[str, str], seat: int = 1) -> Proposal:
         """Return the patch of a seat."""
@@ -97,13 +101,21 @@ async def court(
 ) -> AsyncIterator[Court]:
     """Prepare a base whose tests are run by `argv`; without it, by the detected command."""
     if "Cargo.toml" in files:
-        found = subprocess.run(["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True).stdout
-        limits = {"toolchains": (PACKAGES, Path(found.strip())), "memory_bytes": 2_000_000_000, **limits}
+        found = subprocess.run(
+            ["rustc", "--print", "sysroot"], check=True, capture_output=True, text=True
+        ).stdout
+        limits = {
+            "toolchains": (PACKAGES, Path(found.strip())),
+            "memory_bytes": 2_000_000_000,
+            **limits,
+        }
     async with local(folder, files, **limits) as house:
         if argv:
             bare = await house.prepared({"tests": tuple(argv)}, protected=PROTECTED)
             base = Base("sample", house.sha, bare.base.profile)
-            prepared = await house.preparer._run_checks(Prepared(base, bare.key, bare.files), lambda _: None)
+            prepared = await house.preparer._run_checks(
+                Prepared(base, bare.key, bare.files), lambda _: None
+            )
         else:
             base = Base("sample", house.sha, await read_profile(house.clone, house.sha))
             prepared = await house.preparer.prepare(base)

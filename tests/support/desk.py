@@ -33,12 +33,16 @@ class _Kept:
 
 @dataclass
 class Lands:
-    """Implements `ports.Land`: says what it is told to say, of one commit after the other, and that it was left after that."""
+    """Implements `ports.Land`: says what it is told to say, of one commit after the other, and that
+    it was left after that.
+    """
 
     says: list[Landed] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    async def __call__(self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str) -> Landed:
+    async def __call__(
+        self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
+    ) -> Landed:
         """Remember commit and message."""
         del ref, tenant
         self.asked.append((commit_sha, message))
@@ -97,14 +101,22 @@ class MemoryDesk:
             base_sha="a" * 40 if request.repository else None,
             model=request.model,
         )
-        pending = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant, role=role, agent_count=len(deliberation.seats))
+        pending = Outcome(
+            task_id,
+            DeliberationStatus.PENDING,
+            tenant=who.tenant,
+            role=role,
+            agent_count=len(deliberation.seats),
+        )
         self._kept[key] = _Kept(request, deliberation, pending)
         await self.record(key, EventType.DELIBERATION_REQUESTED, dump(deliberation))
         self.submitted.set()
         return deliberation
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
-        """Raise what was planted for the request's role or its repository; an empty task is refused."""
+        """Raise what was planted for the request's role or its repository; an empty task is
+        refused.
+        """
         del who
         if not request.description.strip():
             raise InvalidRequest("the task is empty")
@@ -127,7 +139,9 @@ class MemoryDesk:
             await self._changed.wait_for(lambda: kept.outcome.status.ended)
         return kept.outcome
 
-    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
+    async def watch(
+        self, task_id: str, after_seq: int, who: Principal
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield events and end after the decision."""
         kept = self._visible(task_id, who)
         self.watchers += 1
@@ -156,7 +170,9 @@ class MemoryDesk:
         """Write down what was said."""
         self._visible(task_id, who)
         await self.record(
-            task_id, EventType.DELIBERATION_STEERED, {"task_id": task_id, "message": message, "by": who.name, "key": key}
+            task_id,
+            EventType.DELIBERATION_STEERED,
+            {"task_id": task_id, "message": message, "by": who.name, "key": key},
         )
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
@@ -166,7 +182,9 @@ class MemoryDesk:
         if before.held is paused:
             return False
         kind = EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
-        await self.record(task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": who.name})
+        await self.record(
+            task_id, kind, {"task_id": task_id, "number": len(before.turns), "by": who.name}
+        )
         return True
 
     async def cancel(self, task_id: str, reason: str, who: Principal) -> DeliberationStatus:
@@ -174,8 +192,12 @@ class MemoryDesk:
         kept = self._visible(task_id, who)
         if not kept.outcome.status.ended:
             self.cancelled[task_id] = reason
-            await self.record(task_id, EventType.DELIBERATION_CANCELLED, {"task_id": task_id, "reason": reason})
-            await self.decide(replace(kept.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled"))
+            await self.record(
+                task_id, EventType.DELIBERATION_CANCELLED, {"task_id": task_id, "reason": reason}
+            )
+            await self.decide(
+                replace(kept.outcome, status=DeliberationStatus.CANCELLED, final_state="cancelled")
+            )
         return kept.outcome.status
 
     async def record(self, task_id: str, kind: EventType, data: Mapping[str, Any]) -> int:
@@ -183,7 +205,12 @@ class MemoryDesk:
         kept = self._kept[task_id]
         self._seq += 1
         kept.events.append(
-            Recorded(self._seq, new_event(kind, task_id, data, ordinal=self._seq, time=datetime.now(UTC).isoformat()))
+            Recorded(
+                self._seq,
+                new_event(
+                    kind, task_id, data, ordinal=self._seq, time=datetime.now(UTC).isoformat()
+                ),
+            )
         )
         async with self._changed:
             self._changed.notify_all()

@@ -1,4 +1,6 @@
-"""A real container engine for tests: of its own, with its files in a temporary folder, without a network, gone at the end."""
+"""A real container engine for tests: of its own, with its files in a temporary folder, without a
+network, gone at the end.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,23 @@ def engine() -> Iterator[str]:
         where = home / "engine.sock"
         command = [
             binary,
-            *("--data-root", str(home / "data"), "--exec-root", str(home / "exec"), "--pidfile", str(home / "pid")),
-            *("--host", f"unix://{where}", "--storage-driver", "vfs", "--exec-opt", "native.cgroupdriver=cgroupfs"),
-            *("--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"),
+            "--data-root",
+            str(home / "data"),
+            "--exec-root",
+            str(home / "exec"),
+            "--pidfile",
+            str(home / "pid"),
+            "--host",
+            f"unix://{where}",
+            "--storage-driver",
+            "vfs",
+            "--exec-opt",
+            "native.cgroupdriver=cgroupfs",
+            "--bridge=none",
+            "--iptables=false",
+            "--ip6tables=false",
+            "--ip-forward=false",
+            "--ip-masq=false",
         ]
         log = home / "out.log"
         with running(command, log) as process:

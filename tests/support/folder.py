@@ -28,6 +28,12 @@ class Folder(Room):
             output = files.TOOLS[call.tool](root, call.arguments, _LIMITS)
             return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
         except ToolFailure as failed:
-            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), failed.output or {}, str(failed))
+            return ToolResult(
+                call.request_id,
+                call.tool,
+                ToolStatus(failed.status),
+                failed.output or {},
+                str(failed),
+            )
         finally:
             os.close(root)

@@ -1,6 +1,8 @@
-"""A forge for tests, over HTTP: the part of GitHub's or Gitea's REST API that we and the people of a test use, with git beside it.
+"""A forge for tests, over HTTP: the part of GitHub's or Gitea's REST API that we and the people of
+a test use, with git beside it.
 
-What it says, refuses and names differently by kind is as the real ones do; tests/forge runs the same cases on a real Gitea.
+What it says, refuses and names differently by kind is as the real ones do; tests/forge runs the
+same cases on a real Gitea.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class _Wrong(Exception):
 
 @dataclass
 class FakeForge:
-    """One repository, acme/app, of one forge. `calls` are what was asked for, `failing` ends a request before or after it is done."""
+    """One repository, acme/app, of one forge. `calls` are what was asked for, `failing` ends a
+    request before or after it is done.
+    """
 
     kind: str
     root: Path
@@ -43,7 +47,9 @@ class FakeForge:
     url: str = ""
     calls: list[str] = field(default_factory=list)
     failing: Callable[[str], int] = lambda call: 0
-    permissions: dict[str, str] = field(default_factory=lambda: {"moothall-bot": "admin", "ada": "write", "eve": "read"})
+    permissions: dict[str, str] = field(
+        default_factory=lambda: {"moothall-bot": "admin", "ada": "write", "eve": "read"}
+    )
     issues: dict[int, Data] = field(default_factory=dict)
     pulls: dict[int, Data] = field(default_factory=dict)
     comments: dict[int, list[Data]] = field(default_factory=dict)
@@ -51,7 +57,9 @@ class FakeForge:
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(101))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer | None:
+    def answer(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer | None:
         at = urlsplit(target)
         root = "/api/v1" if self.kind == "gitea" else "/api/v3"
         if not at.path.startswith(root):
@@ -61,7 +69,12 @@ class FakeForge:
         with self._lock:
             self.calls.append(call)
             try:
-                told = self._do(call, parse_qs(at.query), json.loads(body or b"null"), headers.get("Authorization", ""))
+                told = self._do(
+                    call,
+                    parse_qs(at.query),
+                    json.loads(body or b"null"),
+                    headers.get("Authorization", ""),
+                )
                 if isinstance(told, list):
                     told = self._page(told, at.path, parse_qs(at.query), said)
                 status = 201 if method == "POST" else 200
@@ -69,7 +82,9 @@ class FakeForge:
                 status, told = error.status, {"message": error.message}
         return status, said, json.dumps(told).encode()
 
-    def _page(self, items: list[Data], path: str, query: Mapping[str, list[str]], said: dict[str, str]) -> list[Data]:
+    def _page(
+        self, items: list[Data], path: str, query: Mapping[str, list[str]], said: dict[str, str]
+    ) -> list[Data]:
         if self.kind == "gitea" and path.endswith("/comments"):  # all at once
             said["X-Total-Count"] = str(len(items))
             return items
@@ -101,21 +116,35 @@ class FakeForge:
             ("POST", f"{_REPO}/issues", self._new_issue),
             ("PATCH", rf"{_REPO}/(issues|pulls)/(\d+)", self._change),
             ("POST", rf"{_REPO}/issues/(\d+)/labels", self._label),
-            ("GET", rf"{_REPO}/issues/(\d+)/comments", lambda w, q, b, number: self.comments[int(number)]),
+            (
+                "GET",
+                rf"{_REPO}/issues/(\d+)/comments",
+                lambda w, q, b, number: self.comments[int(number)],
+            ),
             ("POST", rf"{_REPO}/issues/(\d+)/comments", self._comment),
             ("GET", rf"{_REPO}/collaborators/([\w-]+)/permission", self._permission),
             ("GET", f"{_REPO}/pulls", self._list_pulls),
             ("POST", f"{_REPO}/pulls", self._new_pull),
-            ("GET", rf"{_REPO}/pulls/(\d+)/reviews", lambda w, q, b, number: self.reviews[int(number)]),
+            (
+                "GET",
+                rf"{_REPO}/pulls/(\d+)/reviews",
+                lambda w, q, b, number: self.reviews[int(number)],
+            ),
             ("POST", rf"{_REPO}/pulls/(\d+)/reviews", self._review),
             ("GET", rf"{_REPO}/pulls/(\d+)/reviews/(\d+)/comments", self._remarks),
         ]
 
     def _list_issues(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
         label = query.get("labels", [""])[0]
-        found = [item for item in self.issues.values() if not label or label in {one["name"] for one in item["labels"]}]
+        found = [
+            item
+            for item in self.issues.values()
+            if not label or label in {one["name"] for one in item["labels"]}
+        ]
         if self.kind == "github" and not label:  # there, pull requests are issues too
-            found += [{**item, "pull_request": {"url": ""}, "labels": []} for item in self.pulls.values()]
+            found += [
+                {**item, "pull_request": {"url": ""}, "labels": []} for item in self.pulls.values()
+            ]
         return [item for item in found if item["state"] == query.get("state", ["open"])[0]]
 
     def _number(self) -> int:
@@ -165,7 +194,10 @@ class FakeForge:
 
     def sha(self, branch: str) -> str:
         """The commit of a branch, empty where there is none."""
-        refs = dict(line.split("\t")[::-1] for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines())
+        refs = dict(
+            line.split("\t")[::-1]
+            for line in self.repo.git("ls-remote", str(self.repo.path)).splitlines()
+        )
         return refs.get(f"refs/heads/{branch}", "")
 
     def _list_pulls(self, who: str, query: Mapping[str, list[str]], body: Any) -> list[Data]:
@@ -174,14 +206,20 @@ class FakeForge:
             found = [pull for pull in found if pull["head"]["label"] == head]
         if self.kind == "gitea" and (poster := query.get("poster", [""])[0]):
             found = [pull for pull in found if pull["user"]["login"] == poster]
-        return [{**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}} for pull in found]
+        return [
+            {**pull, "head": {**pull["head"], "sha": self.sha(pull["head"]["ref"])}}
+            for pull in found
+        ]
 
     def _new_pull(self, who: str, query: Any, body: Data) -> Data:
         owner, _, branch = body["head"].rpartition(":")
         if not owner and not self.sha(branch):
             raise _Wrong(422 if self.kind == "github" else 404, "head invalid")
         label = f"{owner or 'acme'}:{branch}"
-        if any(pull["state"] == "open" and pull["head"]["label"] == label for pull in self.pulls.values()):
+        if any(
+            pull["state"] == "open" and pull["head"]["label"] == label
+            for pull in self.pulls.values()
+        ):
             raise _Wrong(422 if self.kind == "github" else 409, "a pull request exists")
         source = f"{owner or 'acme'}/app"
         number = self._number()
@@ -200,10 +238,23 @@ class FakeForge:
     def _review(self, who: str, query: Any, body: Data, number: str) -> Data:
         if who == self.pulls[int(number)]["user"]["login"]:
             raise _Wrong(422, "you cannot request changes to your own pull request")
-        names = {"REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"} if self.kind == "github" else {}
-        remarks = [{"path": item["path"], "body": item["body"], "diff_hunk": "@@"} for item in body.get("comments", ())]
+        names = (
+            {"REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"}
+            if self.kind == "github"
+            else {}
+        )
+        remarks = [
+            {"path": item["path"], "body": item["body"], "diff_hunk": "@@"}
+            for item in body.get("comments", ())
+        ]
         state = names.get(body["event"], body["event"])
-        made = {"id": next(self._ids), "state": state, "body": body["body"], "user": {"login": who}, "remarks": remarks}
+        made = {
+            "id": next(self._ids),
+            "state": state,
+            "body": body["body"],
+            "user": {"login": who},
+            "remarks": remarks,
+        }
         self.reviews[int(number)].append(made)
         return made
 
@@ -214,7 +265,9 @@ class FakeForge:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody at a forge, as its API knows them: `ada("POST", "/issues", title="…")` is about acme/app."""
+    """Somebody at a forge, as its API knows them: `ada("POST", "/issues", title="…")` is about
+    acme/app.
+    """
 
     api: str
     token: str
@@ -241,9 +294,13 @@ class Person:
             self("POST", f"/issues/{number}/labels", labels=[label])
         return number
 
-    def review(self, number: int, body: str, *remarks: tuple[str, str], event: str = "REQUEST_CHANGES") -> None:
+    def review(
+        self, number: int, body: str, *remarks: tuple[str, str], event: str = "REQUEST_CHANGES"
+    ) -> None:
         """Review a pull request, with remarks (path, words) on the first line of a file."""
-        lines = [{"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks]
+        lines = [
+            {"path": path, "body": words, "line": 1, "new_position": 1} for path, words in remarks
+        ]
         self("POST", f"/pulls/{number}/reviews", body=body, event=event, comments=lines)
 
     def comments(self, number: int) -> list[str]:
@@ -288,4 +345,10 @@ def fake_forge(folder: Path, kind: str) -> Iterator[FakeForge]:
 
 def place_of(forge: FakeForge) -> Place:
     """Return how a test uses it."""
-    return Place(forge.kind, forge.url, f"{forge.url}/api/{'v1' if forge.kind == 'gitea' else 'v3'}", forge.repo, TOKENS)
+    return Place(
+        forge.kind,
+        forge.url,
+        f"{forge.url}/api/{'v1' if forge.kind == 'gitea' else 'v3'}",
+        forge.repo,
+        TOKENS,
+    )

@@ -1,4 +1,6 @@
-"""Which share of the way from chance to the best possible choice selection covers, on small programs with hidden cases."""
+"""Which share of the way from chance to the best possible choice selection covers, on small
+programs with hidden cases.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Choice:
     size: int
 
 
-async def choose(folder: Path, programs: Sequence[Program], seed: int, tell: Callable[[Choice], object] = id) -> list[Choice]:
+async def choose(
+    folder: Path, programs: Sequence[Program], seed: int, tell: Callable[[Choice], object] = id
+) -> list[Choice]:
     """Judge a pool of each program, in workspaces without a sandbox. `tell` hears each choice."""
     choices: list[Choice] = []
     for program in programs:
@@ -46,7 +50,9 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
     path = f"programs/{program.name}.py"
     repo = make_repo(folder / "repo", {"programs/__init__.py": "", path: program.wrong_text})
     checks = {f"{VALIDATION}-{half + 1}": python(_asserting(program, half)) for half in range(2)}
-    workspaces = TempWorkspaces(repo, folder, Profile(checks={"tests": python("import programs"), **checks}))
+    workspaces = TempWorkspaces(
+        repo, folder, Profile(checks={"tests": python("import programs"), **checks})
+    )
     prepared = await workspaces.prepare()
     d = Deliberation(
         task_id=program.name.replace("_", "-"),
@@ -68,7 +74,12 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
     ]
     first = rank([item.candidate for item in await bench.cross(judged)])[0]
     selected = generated[d.seats.index(first.seat)]
-    return Choice(program.name, first.passed_gates and selected.right, sum(item.right for item in generated), len(generated))
+    return Choice(
+        program.name,
+        first.passed_gates and selected.right,
+        sum(item.right for item in generated),
+        len(generated),
+    )
 
 
 def _diff(repo: Repo, path: str, text: str) -> str:
@@ -81,11 +92,15 @@ def _diff(repo: Repo, path: str, text: str) -> str:
 def _asserting(program: Program, half: int) -> str:
     """Return a program that fails if one of a half of the cases does not hold."""
     count = len(program.cases[half::2])
-    return program.tests(half) + "".join(f"\ntest_{program.name}_{number}()\n" for number in range(1, count + 1))
+    return program.tests(half) + "".join(
+        f"\ntest_{program.name}_{number}()\n" for number in range(1, count + 1)
+    )
 
 
 def recovered_gap(choices: Sequence[Choice]) -> float:
-    """Return which share of the way from chance to the best possible choice these choices covered."""
+    """Return which share of the way from chance to the best possible choice these choices
+    covered.
+    """
     selected = sum(item.selected for item in choices)
     chance = sum(item.right / item.size for item in choices)
     best = sum(item.right > 0 for item in choices)

@@ -33,7 +33,9 @@ def in_seconds(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
-def tool_call(tool: str = "files.read", *, number: int = 1, seconds: float = 60, **arguments: Any) -> ToolCall:
+def tool_call(
+    tool: str = "files.read", *, number: int = 1, seconds: float = 60, **arguments: Any
+) -> ToolCall:
     """Return a call with the id `request-<number>`."""
     return ToolCall(f"request-{number}", tool, arguments, in_seconds(seconds))
 
@@ -44,7 +46,9 @@ def echo(call: ToolCall) -> ToolResult:
 
 
 class Room:
-    """A workspace that answers from a function; waits while `open` is not set; `gone` once its executor died."""
+    """A workspace that answers from a function; waits while `open` is not set; `gone` once its
+    executor died.
+    """
 
     def __init__(self, answer: Callable[[ToolCall], ToolResult] = echo) -> None:
         self.calls: list[ToolCall] = []
@@ -88,7 +92,9 @@ class Room:
         del block, ask
         return BlockRun(ToolStatus.ERROR, error="no CPython is here")
 
-    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+    async def converse(
+        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+    ) -> str:
         """There are no programs here."""
         del argv, hear, seconds, most, keeps
         return "no program is here"
@@ -114,7 +120,9 @@ class Facts:
 class House:
     """A gate, its audit and its one room."""
 
-    def __init__(self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any) -> None:
+    def __init__(
+        self, data_dir: Path, audit: AuditLog, limits: GuardSettings, **rules: Any
+    ) -> None:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
@@ -150,7 +158,11 @@ class House:
 
     def records(self) -> list[Mapping[str, Any]]:
         """Return what is on the audit."""
-        return [json.loads(line) for line in self.chain.read_text().splitlines()] if self.chain.exists() else []
+        return (
+            [json.loads(line) for line in self.chain.read_text().splitlines()]
+            if self.chain.exists()
+            else []
+        )
 
 
 @asynccontextmanager

@@ -1,4 +1,6 @@
-"""A real Gitea for tests, on loopback: built once from its Go module into the user's cache, and run with files of its own."""
+"""A real Gitea for tests, on loopback: built once from its Go module into the user's cache, and run
+with files of its own.
+"""
 
 from __future__ import annotations
 
@@ -58,19 +60,40 @@ ENABLED = false
 
 
 def gitea() -> Path:
-    """Return the folder of Gitea: its program, and the files beside it; built at the first call (it took 52 minutes on two busy cores). Raises `Missing`."""
+    """Return the folder of Gitea: its program, and the files beside it; built at the first call (it
+    took 52 minutes on two busy cores). Raises `Missing`.
+    """
     return kept(f"gitea-{VERSION}", _build)
 
 
 def _build(draft: Path) -> Path:
     source = module("code.gitea.io/gitea", VERSION)
     made, tree = draft / "made", draft / "source"
-    shutil.copytree(source, tree, copy_function=shutil.copyfile)  # a module's own folder is read-only
+    shutil.copytree(
+        source, tree, copy_function=shutil.copyfile
+    )  # a module's own folder is read-only
     for name in ("templates", "options", "public"):
         shutil.copytree(tree / name, made / name)
     env = {**environment(), "GOFLAGS": "-mod=mod -buildvcs=false"}
-    command = ["nice", "go", "build", "-tags", "sqlite sqlite_unlock_notify", "-o", str(made / "gitea"), "."]
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    command = [
+        "nice",
+        "go",
+        "build",
+        "-tags",
+        "sqlite sqlite_unlock_notify",
+        "-o",
+        str(made / "gitea"),
+        ".",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=_BUILD_SECONDS,
+        check=False,
+    )
     if done.returncode:
         raise Missing(f"no Gitea: go could not build it: {(done.stdout + done.stderr)[-600:]}")
     return made
@@ -83,13 +106,18 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
     work = folder / "gitea"
     work.mkdir()
     settings = work / "app.ini"
-    settings.write_text(_SETTINGS.format(port=port, folder=work, static=home, secret=secrets.token_hex(32)), encoding="utf-8")
+    settings.write_text(
+        _SETTINGS.format(port=port, folder=work, static=home, secret=secrets.token_hex(32)),
+        encoding="utf-8",
+    )
     base = [str(home / "gitea"), "--work-path", str(work), "--config", str(settings)]
     env = {**environment(), "GITEA_WORK_DIR": str(work), "HOME": str(work)}
     url = f"http://127.0.0.1:{port}"
 
     def run(*arguments: str) -> str:
-        return subprocess.run([*base, *arguments], env=env, check=True, capture_output=True, text=True, timeout=300).stdout
+        return subprocess.run(
+            [*base, *arguments], env=env, check=True, capture_output=True, text=True, timeout=300
+        ).stdout
 
     run("migrate")
     tokens = {}
@@ -103,12 +131,27 @@ def real_gitea(home: Path, folder: Path) -> Iterator[Place]:
             "--must-change-password=false",
         )
         run("admin", "user", "create", *person)
-        made = run("admin", "user", "generate-access-token", "--username", login, "--scopes", "all", "--raw")
+        made = run(
+            "admin",
+            "user",
+            "generate-access-token",
+            "--username",
+            login,
+            "--scopes",
+            "all",
+            "--raw",
+        )
         tokens[login] = made.strip().splitlines()[-1]
     with running([*base, "web"], work / "said", env=env) as process:
         wait_for(partial(_answers, url), process, work / "said", _START_SECONDS)
         _fill(url, tokens, folder)
-        yield Place("gitea", url, f"{url}/api/v1", Repo(next((work / "repositories").glob(f"{REPOSITORY}.git"))), tokens)
+        yield Place(
+            "gitea",
+            url,
+            f"{url}/api/v1",
+            Repo(next((work / "repositories").glob(f"{REPOSITORY}.git"))),
+            tokens,
+        )
 
 
 def _answers(url: str) -> bool:
@@ -124,7 +167,12 @@ def _fill(url: str, tokens: dict[str, str], folder: Path) -> None:
     owner = Person(f"{url}/api/v1", tokens["acme"])
     owner.ask("POST", "/user/repos", name="app", default_branch="main")
     sample = make_sample(folder / "sample")
-    sample.git("push", "--quiet", f"http://acme:{tokens['acme']}@{url.removeprefix('http://')}/{REPOSITORY}.git", "HEAD:main")
+    sample.git(
+        "push",
+        "--quiet",
+        f"http://acme:{tokens['acme']}@{url.removeprefix('http://')}/{REPOSITORY}.git",
+        "HEAD:main",
+    )
     for login, permission in (("moothall-bot", "admin"), ("ada", "write")):
         owner("PUT", f"/collaborators/{login}", permission=permission)
     owner("POST", "/labels", name="moothall", color="#112233")

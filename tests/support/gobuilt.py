@@ -1,4 +1,6 @@
-"""Programs that are built once from their Go modules into the user's cache, and files of such modules."""
+"""Programs that are built once from their Go modules into the user's cache, and files of such
+modules.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,23 @@ class Missing(Exception):
 
 
 def program(name: str) -> Path:
-    """Return the program: the one on the PATH, else ours, built at the first call (minutes). Raises `Missing`."""
+    """Return the program: the one on the PATH, else ours, built at the first call (minutes). Raises
+    `Missing`.
+    """
     module, version = PROGRAMS[name]
     if found := shutil.which(name):
         return Path(found)
 
     def build(draft: Path) -> Path:
-        _go(name, "install", "-trimpath", "-ldflags=-s -w", f"{module}@v{version}", into=str(draft), seconds=_BUILD_SECONDS)
+        _go(
+            name,
+            "install",
+            "-trimpath",
+            "-ldflags=-s -w",
+            f"{module}@v{version}",
+            into=str(draft),
+            seconds=_BUILD_SECONDS,
+        )
         return draft / name
 
     return kept(f"{name}-{version}", build)
@@ -41,16 +53,33 @@ def program(name: str) -> Path:
 def module(path: str, version: str) -> Path:
     """Return the folder of a module's files. Raises `Missing`."""
     with tempfile.TemporaryDirectory() as nowhere:
-        said = _go(path, "mod", "download", "-json", f"{path}@v{version}", into=nowhere, seconds=_FETCH_SECONDS)
+        said = _go(
+            path,
+            "mod",
+            "download",
+            "-json",
+            f"{path}@v{version}",
+            into=nowhere,
+            seconds=_FETCH_SECONDS,
+        )
     return Path(json.loads(said)["Dir"])
 
 
 def _go(what: str, *arguments: str, into: str, seconds: float) -> str:
     if shutil.which("go") is None:
-        raise Missing(f"no {what}: Go, which brings it, is not on the PATH; `apt-get install golang-go`, or go.dev/dl")
+        raise Missing(
+            f"no {what}: Go, which brings it, is not on the PATH; `apt-get install golang-go`, or "
+            "go.dev/dl"
+        )
     env = {**environment(), "GOBIN": into, "GOFLAGS": "-buildvcs=false"}
     done = subprocess.run(
-        ["nice", "go", *arguments], cwd=into, env=env, capture_output=True, text=True, timeout=seconds, check=False
+        ["nice", "go", *arguments],
+        cwd=into,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     if done.returncode:
         raise Missing(f"no {what}: go could not bring it: {(done.stdout + done.stderr)[-600:]}")

@@ -1,4 +1,6 @@
-"""Package indexes on loopback that want a password or a token, over TLS: a simple one of Python's and a registry of npm's."""
+"""Package indexes on loopback that want a password or a token, over TLS: a simple one of Python's
+and a registry of npm's.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,15 @@ def wheel() -> bytes:
     files = {
         "private_tool.py": "ANSWER = 42\n",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: private-tool\nVersion: 1.0\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     with zipfile.ZipFile(data, "w") as archive:
-        for name, text in {**files, f"{info}/RECORD": "".join(f"{name},,\n" for name in files)}.items():
+        for name, text in {
+            **files,
+            f"{info}/RECORD": "".join(f"{name},,\n" for name in files),
+        }.items():
             archive.writestr(name, text)
     return data.getvalue()
 
@@ -76,14 +83,33 @@ def serving(folder: Path) -> Iterator[Index]:
             said = self.headers.get("Authorization", "")
             index.asked.append((self.command, self.path, said))
             shasum = hashlib.sha1(packed, usedforsecurity=False).hexdigest()
-            dist = {"tarball": f"https://localhost:{index.port}/npm/@acme/tool/-/tool-1.0.0.tgz", "shasum": shasum}
+            dist = {
+                "tarball": f"https://localhost:{index.port}/npm/@acme/tool/-/tool-1.0.0.tgz",
+                "shasum": shasum,
+            }
             version = {"name": "@acme/tool", "version": "1.0.0", "dist": dist}
-            package = {"name": "@acme/tool", "dist-tags": {"latest": "1.0.0"}, "versions": {"1.0.0": version}}
+            package = {
+                "name": "@acme/tool",
+                "dist-tags": {"latest": "1.0.0"},
+                "versions": {"1.0.0": version},
+            }
             pages = {
-                "/simple/private-tool/": (basic, b'<a href="../../files/private_tool-1.0-py3-none-any.whl">x</a>', "text/html"),
+                "/simple/private-tool/": (
+                    basic,
+                    b'<a href="../../files/private_tool-1.0-py3-none-any.whl">x</a>',
+                    "text/html",
+                ),
                 "/files/private_tool-1.0-py3-none-any.whl": (basic, wheel(), "application/zip"),
-                "/npm/@acme%2ftool": (f"Bearer {TOKEN}", json.dumps(package).encode(), "application/json"),
-                "/npm/@acme/tool/-/tool-1.0.0.tgz": (f"Bearer {TOKEN}", packed, "application/octet-stream"),
+                "/npm/@acme%2ftool": (
+                    f"Bearer {TOKEN}",
+                    json.dumps(package).encode(),
+                    "application/json",
+                ),
+                "/npm/@acme/tool/-/tool-1.0.0.tgz": (
+                    f"Bearer {TOKEN}",
+                    packed,
+                    "application/octet-stream",
+                ),
             }
             wanted, body, kind = pages.get(self.path, ("", b"", "text/plain"))
             status = 404 if not wanted else 200 if said == wanted else 401
@@ -107,9 +133,13 @@ def serving(folder: Path) -> Iterator[Index]:
 
     server = Server(("127.0.0.1", 0), Handler)
     context: ssl.SSLContext = authority.inside("localhost")
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
     index.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     try:
         yield index

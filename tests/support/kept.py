@@ -11,8 +11,9 @@ import platformdirs
 
 
 def kept(name: str, make: Callable[[Path], Path]) -> Path:
-    """Return the file or folder that is kept under a name. Where it is not there yet, `make` makes it in a folder that goes away, and
-    returns what to keep. One process makes it, others wait for it.
+    """Return the file or folder that is kept under a name. Where it is not there yet, `make` makes
+    it in a folder that goes away, and returns what to keep. One process makes it, others wait for
+    it.
     """
     at = Path(platformdirs.user_cache_dir("moothall")) / name
     if at.exists():

@@ -1,4 +1,6 @@
-"""Real local workspaces for tests: a real clone, a real sandbox, pytest from this Python's own packages."""
+"""Real local workspaces for tests: a real clone, a real sandbox, pytest from this Python's own
+packages.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,14 @@ from support.repos import SAMPLE, make_repo
 
 PACKAGES = Path(pytest.__file__).resolve().parent.parent
 PYTEST = (
-    *("env", f"PYTHONPATH={PACKAGES}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(interpreter())),
-    *("-m", "pytest", "-q", "--tb=short"),
+    "env",
+    f"PYTHONPATH={PACKAGES}",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+    str(interpreter()),
+    "-m",
+    "pytest",
+    "-q",
+    "--tb=short",
 )
 
 
@@ -53,7 +61,9 @@ class Local:
         """The repository's commit with a profile."""
         return Base("sample", self.sha, Profile(**profile))
 
-    async def prepared(self, checks: Mapping[str, Sequence[str]] | None = None, **profile: Any) -> Prepared:
+    async def prepared(
+        self, checks: Mapping[str, Sequence[str]] | None = None, **profile: Any
+    ) -> Prepared:
         """The base, checked out and not yet run."""
         base = self.base(**profile)
         ready = await self.preparer.prepare(base)
@@ -61,15 +71,21 @@ class Local:
         with_checks = Base("sample", self.sha, Profile(**{**profile, "checks": named}))
         return Prepared(with_checks, ready.key, ready.files)
 
-    async def call(self, workspace: LocalWorkspace, tool: str, seconds: float = 30, **arguments: Any) -> ToolResult:
+    async def call(
+        self, workspace: LocalWorkspace, tool: str, seconds: float = 30, **arguments: Any
+    ) -> ToolResult:
         """Call a tool."""
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
         return await workspace.call(ToolCall(f"r{next(self._numbers)}", tool, arguments, deadline))
 
 
 @asynccontextmanager
-async def local(folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any) -> AsyncIterator[Local]:
-    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the sandbox's."""
+async def local(
+    folder: Path, files: Mapping[str, str | bytes] = SAMPLE, *, warm: int = 0, **limits: Any
+) -> AsyncIterator[Local]:
+    """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the
+    sandbox's.
+    """
     async with _local(folder, files, WorkspaceSettings(warm=warm), limits, in_pods=False) as house:
         yield house
 
@@ -86,7 +102,12 @@ async def in_pods(
 ) -> AsyncIterator[Local]:
     """The same in pods nearby."""
     async with _local(
-        folder, files, WorkspaceSettings(warm=warm, environments=environments), limits, in_pods=True, images=images
+        folder,
+        files,
+        WorkspaceSettings(warm=warm, environments=environments),
+        limits,
+        in_pods=True,
+        images=images,
     ) as house:
         yield house
 
@@ -113,6 +134,12 @@ async def _local(
     async with AsyncExitStack() as stack:
         make, pods = None, None
         if in_pods:  # below a short path: a socket's has a limit of 107 bytes
-            make, pods = nearby(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings)
-        workspaces = await stack.enter_async_context(LocalWorkspaces(settings, lambda _: clone, make=make))
-        yield Local(settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods)
+            make, pods = nearby(
+                Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mp-"))), settings
+            )
+        workspaces = await stack.enter_async_context(
+            LocalWorkspaces(settings, lambda _: clone, make=make)
+        )
+        yield Local(
+            settings, workspaces, Preparer(settings, lambda _: clone, workspaces), clone, sha, pods
+        )

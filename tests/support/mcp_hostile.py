@@ -1,4 +1,6 @@
-"""MCP servers that do not mean well, each a way to answer. Standard library only; run as a script in a sandbox, with the way as its argument."""
+"""MCP servers that do not mean well, each a way to answer. Standard library only; run as a script
+in a sandbox, with the way as its argument.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def listed(way: str, calls: int) -> list[dict[str, Any]]:
 def flood() -> None:
     while True:
         sys.stdout.write(
-            json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 60_000}})
+            json.dumps(
+                {
+                    "jsonrpc": "2.0",
+                    "method": "notifications/message",
+                    "params": {"level": "info", "data": "x" * 60_000},
+                }
+            )
             + "\n"
         )
 
@@ -37,7 +45,11 @@ def flood_later(bytes_: int) -> None:
     def run() -> None:
         time.sleep(0.2)
         line = json.dumps(
-            {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x" * 10_000}}
+            {
+                "jsonrpc": "2.0",
+                "method": "notifications/message",
+                "params": {"level": "info", "data": "x" * 10_000},
+            }
         )
         for _ in range(bytes_ // len(line)):
             sys.stdout.write(f"{line}\n")
@@ -57,7 +69,11 @@ def main() -> None:
             version = message["params"]["protocolVersion"]
             say(
                 number,
-                result={"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}},
+                result={
+                    "protocolVersion": version,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "x", "version": "1"},
+                },
             )
         elif method == "tools/list":
             if way == "endless":
@@ -96,7 +112,10 @@ def answer(way: str, number: object) -> None:
             )
             sys.stdout.flush()
             refused = json.loads(sys.stdin.readline())
-            say(number, result={"content": [{"type": "text", "text": f"refused: {'error' in refused}"}]})
+            say(
+                number,
+                result={"content": [{"type": "text", "text": f"refused: {'error' in refused}"}]},
+            )
         case "pictures":
             blocks = [
                 {"type": "image", "data": "aGk=", "mimeType": "image/png"},

@@ -1,4 +1,6 @@
-"""An MCP server of our own, by the official SDK: on stdin and stdout, or on the port that is its argument. Run as a script, mostly in a sandbox."""
+"""An MCP server of our own, by the official SDK: on stdin and stdout, or on the port that is its
+argument. Run as a script, mostly in a sandbox.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ COUNTED: list[str] = []
 def counts(word: str) -> dict[str, object]:
     """Remember a word, and say which process that is and how many there are."""
     COUNTED.append(word)
-    return {"process": os.getpid(), "started": Path("/proc/self/stat").read_text(encoding="utf-8").split()[21], "words": COUNTED}
+    return {
+        "process": os.getpid(),
+        "started": Path("/proc/self/stat").read_text(encoding="utf-8").split()[21],
+        "words": COUNTED,
+    }
 
 
 @server.tool()

@@ -1,7 +1,8 @@
-"""A real Neo4j 5 for tests, on loopback: a server that the environment names, else one of our own from Maven and Java, else
-from a container.
+"""A real Neo4j 5 for tests, on loopback: a server that the environment names, else one of our own
+from Maven and Java, else from a container.
 
-The server's jars lie on Maven Central; they are fetched once into the user's cache. `scripts/neo4j` starts the same
+The server's jars lie on Maven Central; they are fetched once into the user's cache. `scripts/neo4j`
+starts the same
 server for people.
 """
 
@@ -49,7 +50,12 @@ dbms.usage_report.enabled=false
 server.memory.pagecache.size=64m
 db.tx_log.preallocate=false
 """
-OPENS = ("java.base/java.nio", "java.base/java.io", "java.base/sun.nio.ch", "java.base/java.util.concurrent")
+OPENS = (
+    "java.base/java.nio",
+    "java.base/java.io",
+    "java.base/sun.nio.ch",
+    "java.base/java.util.concurrent",
+)
 _FETCH_SECONDS, _START_SECONDS, _STOP_SECONDS = 900.0, 300.0, 20.0
 
 
@@ -67,7 +73,9 @@ class Address:
 
 
 def jars() -> Path:
-    """Return the folder of the server's jars; fetched at the first call (about 115 MB, two minutes). Raises `Missing`."""
+    """Return the folder of the server's jars; fetched at the first call (about 115 MB, two
+    minutes). Raises `Missing`.
+    """
     return kept(f"neo4j-{VERSION}", _fetch)
 
 
@@ -75,13 +83,23 @@ def _fetch(draft: Path) -> Path:
     absent = [name for name in ("java", "mvn") if shutil.which(name) is None]
     if absent:
         raise Missing(
-            f"no Neo4j: {' and '.join(absent)} missing; `apt-get install openjdk-17-jre-headless maven` brings them, "
+            f"no Neo4j: {' and '.join(absent)} missing; `apt-get install openjdk-17-jre-headless "
+            "maven` brings them, "
             "or name a server of your own in MOOTHALL_TEST_NEO4J_URL=bolt://user:password@host:port"
         )
     (draft / "pom.xml").write_text(_POM, encoding="utf-8")
-    command = ["mvn", "-q", "-B", "-C", "dependency:copy-dependencies", f"-DoutputDirectory={draft}/jars"]
+    command = [
+        "mvn",
+        "-q",
+        "-B",
+        "-C",
+        "dependency:copy-dependencies",
+        f"-DoutputDirectory={draft}/jars",
+    ]
     command.append("-Dmdep.prependGroupId=true")  # two of the jars have the same name
-    done = subprocess.run(command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=draft, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
+    )
     if done.returncode:
         raise Missing(f"no Neo4j: Maven could not fetch it: {(done.stdout + done.stderr)[-600:]}")
     return draft / "jars"
@@ -89,7 +107,9 @@ def _fetch(draft: Path) -> Path:
 
 @contextmanager
 def some_server(home: Path) -> Iterator[Address]:
-    """Yield the server that the environment names, else our own, else a container. Raises `Missing`."""
+    """Yield the server that the environment names, else our own, else a container. Raises
+    `Missing`.
+    """
     named = environment().get("MOOTHALL_TEST_NEO4J_URL", "")
     if named:
         yield _parsed(named)
@@ -120,7 +140,9 @@ def server(home: Path) -> Iterator[Address]:
     command += ["-cp", f"{classes}/*", "org.neo4j.server.CommunityEntryPoint"]
     command += [f"--home-dir={home}", f"--config-dir={home / 'conf'}"]
     with (home / "out.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         address = Address(f"bolt://127.0.0.1:{port}", "neo4j", password)
         _let_in(address, process, home / "out.log")
@@ -170,7 +192,10 @@ def docker_runs() -> bool:
     """Whether there is a docker that answers."""
     if shutil.which("docker") is None:
         return False
-    return subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode == 0
+    return (
+        subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30).returncode
+        == 0
+    )
 
 
 def _let_in(address: Address, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -178,24 +203,37 @@ def _let_in(address: Address, process: subprocess.Popen[bytes], log: Path) -> No
 
     def alive() -> None:
         if process.poll() is not None:
-            raise RuntimeError(f"Neo4j ended at its start: {log.read_text(errors='replace')[-2000:]}")
+            raise RuntimeError(
+                f"Neo4j ended at its start: {log.read_text(errors='replace')[-2000:]}"
+            )
 
     first = Address(address.url, "neo4j", "neo4j")
-    _wait(first, alive, f"ALTER CURRENT USER SET PASSWORD FROM 'neo4j' TO '{address.password}'", "system")
+    _wait(
+        first,
+        alive,
+        f"ALTER CURRENT USER SET PASSWORD FROM 'neo4j' TO '{address.password}'",
+        "system",
+    )
     _wait(address, alive)
 
 
-def _wait(address: Address, alive: Callable[[], None], query: str = "RETURN 1", database: str = "neo4j") -> None:
+def _wait(
+    address: Address, alive: Callable[[], None], query: str = "RETURN 1", database: str = "neo4j"
+) -> None:
     until = time.monotonic() + _START_SECONDS
     while True:
         alive()
         try:
-            with GraphDatabase.driver(address.url, auth=(address.user, address.password), max_transaction_retry_time=0) as driver:
+            with GraphDatabase.driver(
+                address.url, auth=(address.user, address.password), max_transaction_retry_time=0
+            ) as driver:
                 driver.execute_query(query, database_=database)
                 return
         except (Neo4jError, DriverError, OSError) as error:
             if time.monotonic() > until:
-                raise RuntimeError(f"Neo4j did not answer within {_START_SECONDS:.0f} seconds") from error
+                raise RuntimeError(
+                    f"Neo4j did not answer within {_START_SECONDS:.0f} seconds"
+                ) from error
             time.sleep(0.3)
 
 
@@ -207,16 +245,28 @@ def _free_port() -> int:
 
 def main() -> None:
     """Fetch, or run a server until interrupted."""
-    parser = argparse.ArgumentParser(prog="scripts/neo4j", description="A real Neo4j on loopback, for tests and trials.")
-    parser.add_argument("--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/neo4j", description="A real Neo4j on loopback, for tests and trials."
+    )
+    parser.add_argument(
+        "--fetch", action="store_true", help="only fetch the jars (once, about 115 MB)"
+    )
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C, and the server with it
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # it ends as by Ctrl-C, and the server with it
     try:
         if asked.fetch:
             print(jars())  # noqa: T201 - a script's answer
             return
-        with tempfile.TemporaryDirectory(prefix="moothall-neo4j-") as home, server(Path(home) / "home") as address:
-            print(f"MOOTHALL_GRAPH__URL={address.url} MOOTHALL_GRAPH__PASSWORD={address.password}", flush=True)  # noqa: T201
+        with (
+            tempfile.TemporaryDirectory(prefix="moothall-neo4j-") as home,
+            server(Path(home) / "home") as address,
+        ):
+            print(  # noqa: T201
+                f"MOOTHALL_GRAPH__URL={address.url} MOOTHALL_GRAPH__PASSWORD={address.password}",
+                flush=True,
+            )
             signal.pause()
     except KeyboardInterrupt:
         return

@@ -1,4 +1,5 @@
-"""A real OPA server for tests, on loopback: one on the PATH, else built once from its Go module into the user's cache.
+"""A real OPA server for tests, on loopback: one on the PATH, else built once from its Go module
+into the user's cache.
 
 `scripts/opa` starts the same server for people.
 """
@@ -31,12 +32,26 @@ def program() -> Path:
 
 @contextmanager
 def server(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run a server over a folder of *.rego until the context ends; yield its URL and process id. Raises `gobuilt.Missing`."""
+    """Run a server over a folder of *.rego until the context ends; yield its URL and process id.
+    Raises `gobuilt.Missing`.
+    """
     opa = program()
-    with tempfile.TemporaryDirectory(prefix="moothall-opa-") as home, (Path(home) / "log").open("wb") as log:
-        command = [str(opa), "run", "--server", "--addr=127.0.0.1:0", "--disable-telemetry", "--log-format=json"]
+    with (
+        tempfile.TemporaryDirectory(prefix="moothall-opa-") as home,
+        (Path(home) / "log").open("wb") as log,
+    ):
+        command = [
+            str(opa),
+            "run",
+            "--server",
+            "--addr=127.0.0.1:0",
+            "--disable-telemetry",
+            "--log-format=json",
+        ]
         files = [str(file) for file in sorted(folder.glob("*.rego"))]
-        process = subprocess.Popen([*command, *files], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [*command, *files], stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             yield _address(process, Path(home) / "log"), process.pid
         finally:
@@ -72,9 +87,13 @@ def _ports(pid: int) -> list[int]:
 
 def main() -> None:
     """Run a server for people."""
-    parser = argparse.ArgumentParser(prog="scripts/opa", description="A real OPA on loopback over a folder of *.rego.")
+    parser = argparse.ArgumentParser(
+        prog="scripts/opa", description="A real OPA on loopback over a folder of *.rego."
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=policies_folder())
-    parser.add_argument("--fetch", action="store_true", help="only bring the program into the user's cache")
+    parser.add_argument(
+        "--fetch", action="store_true", help="only bring the program into the user's cache"
+    )
     asked = parser.parse_args()
     try:
         if asked.fetch:

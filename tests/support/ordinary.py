@@ -1,4 +1,6 @@
-"""Running a suite again as a user who may do nothing special: where no cgroup is writable, rlimits and sampling hold."""
+"""Running a suite again as a user who may do nothing special: where no cgroup is writable, rlimits
+and sampling hold.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,34 @@ _FOR_ALL = 0o005
 
 def interpreter_for_all() -> Path | None:
     """Return a Python of our version that an ordinary user may run."""
-    for candidate in (Path(sys.executable).resolve(), Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")):
-        if candidate.exists() and all(folder.stat().st_mode & _FOR_ALL == _FOR_ALL for folder in candidate.parents):
+    for candidate in (
+        Path(sys.executable).resolve(),
+        Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"),
+    ):
+        if candidate.exists() and all(
+            folder.stat().st_mode & _FOR_ALL == _FOR_ALL for folder in candidate.parents
+        ):
             return candidate
     return None
 
 
 def run_as_ordinary_user(suite: str, root: Path) -> tuple[int, str]:
-    """Run a suite of the repository at `root`; return pytest's exit code and the end of what it said. Only root can."""
+    """Run a suite of the repository at `root`; return pytest's exit code and the end of what it
+    said. Only root can.
+    """
     home = Path("/tmp", f"moothall-ordinary-{os.getpid()}")
     home.mkdir(mode=0o700)
     os.chown(home, ORDINARY, ORDINARY)
     who = ("setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups")
-    options = ("-q", "-m", "", "--noconftest", "-p", "no:cacheprovider", f"--basetemp={home / 'tmp'}")
+    options = (
+        "-q",
+        "-m",
+        "",
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={home / 'tmp'}",
+    )
     try:
         done = subprocess.run(
             [*who, str(interpreter_for_all()), "-m", "pytest", suite, *options],

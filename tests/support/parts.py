@@ -1,4 +1,6 @@
-"""A plugin of pytest. `--part K/N`: one of N parts of the tests. All together are slow, so CI tries a part at a commit."""
+"""A plugin of pytest. `--part K/N`: one of N parts of the tests. All together are slow, so CI tries
+a part at a commit.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,17 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", default="1/1", help="which of the tests are run, such as 2/4; all without it")
+    parser.addoption(
+        "--part", default="1/1", help="which of the tests are run, such as 2/4; all without it"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, parts = map(int, config.getoption("--part").split("/"))
     if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--part {part}/{parts}: the first of its numbers is from 1 to the second")
+        raise pytest.UsageError(
+            f"--part {part}/{parts}: the first of its numbers is from 1 to the second"
+        )
     # By its name, not its place: the failed one that is run once more is in the same part.
     chosen = [item for item in items if crc32(item.nodeid.encode()) % parts == part - 1]
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

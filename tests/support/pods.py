@@ -1,4 +1,6 @@
-"""Pods without a cluster: the real link in this process, the real containers as sandboxes of this machine, bytes over queues."""
+"""Pods without a cluster: the real link in this process, the real containers as sandboxes of this
+machine, bytes over queues.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Queues:
 
 
 class _OwnedLink(PodLink):
-    """In a pod link and hands have one uid; here the link is root, and gives away what it unpacked."""
+    """In a pod link and hands have one uid; here the link is root, and gives away what it
+    unpacked.
+    """
 
     def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "begin":
@@ -91,28 +95,49 @@ class NearbyPods(Cluster):
         folders = Folders(*(folder / part for part in ("tree", "env", "config", "links", "shown")))
         link, *hands = pod["containers"]
         order = json.loads(next(one["value"] for one in link["env"] if one["name"] == LINK))
-        shown = [folders.shown / one["name"].removeprefix("shown-") for one in pod["volumes"] if one["name"].startswith("shown-")]
-        for part in (folder, folders.tree, folders.env, folders.config, folders.links, folders.shown, *shown):
+        shown = [
+            folders.shown / one["name"].removeprefix("shown-")
+            for one in pod["volumes"]
+            if one["name"].startswith("shown-")
+        ]
+        for part in (
+            folder,
+            folders.tree,
+            folders.env,
+            folders.config,
+            folders.links,
+            folders.shown,
+            *shown,
+        ):
             part.mkdir(mode=0o755)
             os.chown(part, *_owner())
         for one in hands:
             (folders.links / one["name"]).mkdir()
-        serving = _OwnedLink(folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"])
+        serving = _OwnedLink(
+            folders, {int(stream): one for stream, one in order["names"].items()}, order["proxied"]
+        )
         task = asyncio.create_task(serving.run(self._carrier, name), name=f"link {name}")
         self._running[name] = task, []
         for one in hands:
             while not (there := folders.links / one["name"] / "link.sock").exists():
                 await asyncio.sleep(0.01)
             there.chmod(0o777)
-            self._running[name][1].append(await spawn(self._container(f"{name}-{one['name']}", one, folders, code)))
+            self._running[name][1].append(
+                await spawn(self._container(f"{name}-{one['name']}", one, folders, code))
+            )
 
     async def label(self, name: str, labels: Mapping[str, str]) -> None:
         """Let it say more."""
         self.labelled[name].update(labels)
 
-    def _container(self, name: str, one: dict[str, Any], folders: Folders, code: Path) -> SandboxSpec:
+    def _container(
+        self, name: str, one: dict[str, Any], folders: Folders, code: Path
+    ) -> SandboxSpec:
         shown = ((folders.links / one["name"], "/link"), (folders.tree, "/workspace"))
-        writable = next(mount for mount in one["volumeMounts"] if mount["name"] == "env").get("readOnly") is False
+        writable = (
+            next(mount for mount in one["volumeMounts"] if mount["name"] == "env").get("readOnly")
+            is False
+        )
         env, config = (folders.env, "/env"), (folders.config, "/opt/config")
         more = tuple(
             (folders.shown / mount["name"].removeprefix("shown-"), mount["mountPath"])
@@ -124,7 +149,14 @@ class NearbyPods(Cluster):
             name=name,
             argv=(*one["command"], *one["args"]),
             limits=self._settings.sandbox,
-            ro=(*interpreter_binds(), (code, INSIDE), config, *toolchains, *more, *(() if writable else (env,))),
+            ro=(
+                *interpreter_binds(),
+                (code, INSIDE),
+                config,
+                *toolchains,
+                *more,
+                *(() if writable else (env,)),
+            ),
             rw=(*shown, *((env,) if writable else ())),
         )
 
@@ -158,6 +190,10 @@ def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
     pods = Pods(cluster, carrier, lambda _: {})
 
     def make(place: BoxSetup, within: Path, beside: Box | None) -> Box:
-        return CodeBox(place, within, settings, beside) if isinstance(beside, JobBox) else JobBox(place, within, settings, pods)
+        return (
+            CodeBox(place, within, settings, beside)
+            if isinstance(beside, JobBox)
+            else JobBox(place, within, settings, pods)
+        )
 
     return make, cluster

@@ -1,4 +1,6 @@
-"""What every policy engine must do, and a server of ours that speaks OPA's data API over Regorus."""
+"""What every policy engine must do, and a server of ours that speaks OPA's data API over
+Regorus.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ default decision := {"allow": false, "reason": "no rule allows it"}
 decision := {"allow": true} if { input.operation == "read"; not startswith(object.get(input, ["arguments", "path"], ""), "secret") }
 decision := {"allow": false, "reason": "secrets stay closed"} if startswith(object.get(input, ["arguments", "path"], ""), "secret")
 decision := {"allow": false, "reason": sprintf("%s asks first", [input.principal]), "park": true} if input.operation == "outside"
-"""
+"""  # noqa: E501 - a line of embedded text
 UNDEFINED = """package moothall.tools
 import rego.v1
 decision := {"allow": true} if input.tool == "files.read"
@@ -53,9 +55,15 @@ async def decides_by_what_it_is_told(opened: Opened, folder: Path) -> None:
     async with opened(folder) as engine:
         for told, decision in (
             (READ, {"allow": True}),
-            ({**READ, "arguments": {"path": "secret/key"}}, {"allow": False, "reason": "secrets stay closed"}),
+            (
+                {**READ, "arguments": {"path": "secret/key"}},
+                {"allow": False, "reason": "secrets stay closed"},
+            ),
             ({**READ, "operation": "write"}, {"allow": False, "reason": "no rule allows it"}),
-            ({**READ, "operation": "outside"}, {"allow": False, "reason": "ann asks first", "park": True}),
+            (
+                {**READ, "operation": "outside"},
+                {"allow": False, "reason": "ann asks first", "park": True},
+            ),
             ({}, {"allow": False, "reason": "no rule allows it"}),
         ):
             assert await engine.decide(told) == decision, told
@@ -77,7 +85,10 @@ async def answers_many_at_once(opened: Opened, folder: Path) -> None:
     """Answers are not mixed up."""
     (folder / "tools.rego").write_text(POLICY, encoding="utf-8")
     async with opened(folder) as engine:
-        asked = [{**READ, "arguments": {"path": ("secret" if number % 3 else "src") + f"/{number}"}} for number in range(60)]
+        asked = [
+            {**READ, "arguments": {"path": ("secret" if number % 3 else "src") + f"/{number}"}}
+            for number in range(60)
+        ]
         answers = await asyncio.gather(*(_ask(engine.decide, told) for told in asked))
     assert [answer["allow"] for answer in answers] == [number % 3 == 0 for number in range(60)]
 

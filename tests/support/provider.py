@@ -1,4 +1,6 @@
-"""A small OpenID provider on loopback: everybody who comes is signed in, and what it signs may be changed to see what is taken."""
+"""A small OpenID provider on loopback: everybody who comes is signed in, and what it signs may be
+changed to see what is taken.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]
 def keys(whose: str) -> Mapping[str, Any]:
     """Return the keys of somebody, made once."""
     del whose
-    return {"one": rsa.generate_private_key(public_exponent=65537, key_size=2048), "two": ec.generate_private_key(ec.SECP256R1())}
+    return {
+        "one": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+        "two": ec.generate_private_key(ec.SECP256R1()),
+    }
 
 
 def honest(claims: dict[str, Any], header: dict[str, Any], key: Any) -> str:
@@ -71,23 +76,54 @@ class Provider:
         self.asked.append(asked)
         code = secrets.token_urlsafe(16)
         self.codes[code] = asked
-        return RedirectResponse(f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302)
+        return RedirectResponse(
+            f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}", 302
+        )
 
     async def token(self, request: Request) -> Response:
-        """Redeem a code once, of the client that asked for it, with the verifier of its challenge."""
-        form = {name: values[-1] for name, values in parse_qs((await request.body()).decode()).items()}
-        basic = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
+        """Redeem a code once, of the client that asked for it, with the verifier of its
+        challenge.
+        """
+        form = {
+            name: values[-1] for name, values in parse_qs((await request.body()).decode()).items()
+        }
+        basic = base64.b64decode(
+            request.headers.get("authorization", "").removeprefix("Basic ")
+        ).decode()
         if tuple(unquote_plus(part) for part in basic.split(":")) != (CLIENT, SECRET):
             return JSONResponse({"error": "invalid_client"}, 401)
         asked = self.codes.pop(form["code"], None)
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=").decode()
-        if asked is None or (asked["code_challenge"], asked["redirect_uri"]) != (challenge, form["redirect_uri"]):
+        challenge = (
+            base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest())
+            .rstrip(b"=")
+            .decode()
+        )
+        if asked is None or (asked["code_challenge"], asked["redirect_uri"]) != (
+            challenge,
+            form["redirect_uri"],
+        ):
             return JSONResponse({"error": "invalid_grant"}, 400)
         now = int(time.time())
-        claims = {"iss": self.issuer, "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": asked["nonce"], **self.claims}
+        claims = {
+            "iss": self.issuer,
+            "aud": CLIENT,
+            "iat": now,
+            "exp": now + 60,
+            "nonce": asked["nonce"],
+            **self.claims,
+        }
         key = self.keys[self.kid]
-        header = {"alg": "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256", "kid": self.kid}
-        return JSONResponse({"access_token": "none", "token_type": "Bearer", "id_token": self.forge(claims, header, key)})
+        header = {
+            "alg": "RS256" if isinstance(key, rsa.RSAPrivateKey) else "ES256",
+            "kid": self.kid,
+        }
+        return JSONResponse(
+            {
+                "access_token": "none",
+                "token_type": "Bearer",
+                "id_token": self.forge(claims, header, key),
+            }
+        )
 
     async def show_keys(self, _request: Request) -> Response:
         shown = []
@@ -114,7 +150,9 @@ async def provider(**more: Any) -> AsyncIterator[Provider]:
         Route("/favicon.ico", made.leave),
     ]
     async with serving(
-        Starlette(routes=routes), ListenAddress("a provider", "test", "127.0.0.1", 0, 0), ServerLimits(grace_seconds=0.2)
+        Starlette(routes=routes),
+        ListenAddress("a provider", "test", "127.0.0.1", 0, 0),
+        ServerLimits(grace_seconds=0.2),
     ) as port:
         made.issuer = f"http://127.0.0.1:{port}"
         yield made

@@ -18,9 +18,15 @@ from support.local import local
 async def open_coding_council(
     folder: Path, answer: Answer, python: RunnerSettings | None = None, **settings: Any
 ) -> AsyncIterator[CouncilHouse]:
-    """Build a council in `folder` as `open_council` does, with a runner by the settings `python`."""
+    """Build a council in `folder` as `open_council` does, with a runner by the settings
+    `python`.
+    """
     limits = python or RunnerSettings()
     async with local(folder / "hands") as house:
-        runner = LocalRunner(house.settings.model_copy(update={"runner": limits}), house.workspaces.pool)
-        async with open_council(folder, answer, run_code=runner.run, python=limits, **settings) as council:
+        runner = LocalRunner(
+            house.settings.model_copy(update={"runner": limits}), house.workspaces.pool
+        )
+        async with open_council(
+            folder, answer, run_code=runner.run, python=limits, **settings
+        ) as council:
             yield council

@@ -11,17 +11,26 @@ from tempfile import TemporaryDirectory
 
 SAMPLE: Mapping[str, str] = {
     "README.md": "# Sample\n\nA small library with a missing function.\n",
-    "src/utils.py": '"""Small helpers."""\n\n\ndef greet(name: str) -> str:\n    """Return a greeting."""\n    return f"Hello, {name}!"\n',
+    "src/utils.py": (
+        '"""Small helpers."""\n\n\ndef greet(name: str) -> str:\n    """Return a greeting."""\n   '
+        ' return f"Hello, {name}!"\n'
+    ),
     "tests/test_utils.py": (
         "from utils import greet\n\n\n"
         'def test_greet():\n    assert greet("Ada") == "Hello, Ada!"\n\n\n'
         "def test_hello_world():\n    from utils import hello_world\n\n"
         '    assert hello_world() == "Hello, World!"\n'
     ),
-    "pyproject.toml": '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = ["src"]\n',
+    "pyproject.toml": (
+        '[project]\nname = "sample"\nversion = "0.1.0"\n\n[tool.pytest.ini_options]\npythonpath = '
+        '["src"]\n'
+    ),
     ".gitignore": "*.log\n/build/\n",
 }
-SOLUTION = '\n\ndef hello_world() -> str:\n    """Return the classic greeting."""\n    return "Hello, World!"\n'
+SOLUTION = (
+    '\n\ndef hello_world() -> str:\n    """Return the classic greeting."""\n    return "Hello, '
+    'World!"\n'
+)
 _DATE = "2024-05-06T07:08:09+00:00"
 
 
@@ -40,9 +49,18 @@ class Repo:
             "GIT_AUTHOR_DATE": _DATE,
             "GIT_COMMITTER_DATE": _DATE,
         }
-        identity = ("-c", "user.name=Ada", "-c", "user.email=ada@localhost", "-c", "init.defaultBranch=main")
+        identity = (
+            "-c",
+            "user.name=Ada",
+            "-c",
+            "user.email=ada@localhost",
+            "-c",
+            "init.defaultBranch=main",
+        )
         command = ["git", *identity, "-c", "protocol.file.allow=always", *args]
-        done = subprocess.run(command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False)
+        done = subprocess.run(
+            command, cwd=self.path, env=env, input=stdin, capture_output=True, check=False
+        )
         if done.returncode:
             raise AssertionError(f"git {' '.join(args)}: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode().strip()
@@ -54,7 +72,9 @@ class Repo:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode() if isinstance(content, str) else content)
 
-    def commit(self, files: Mapping[str, str | bytes] | None = None, message: str = "change") -> str:
+    def commit(
+        self, files: Mapping[str, str | bytes] | None = None, message: str = "change"
+    ) -> str:
         """Write files, commit all there is and return the sha."""
         self.write(files or {})
         self.git("add", "--all", "--force")
@@ -62,15 +82,24 @@ class Repo:
         return self.head
 
     def commit_tree(self, *lines: str) -> str:
-        """Commit a crafted tree of `mode type sha<TAB>name` lines, unchecked, and return the commit's sha."""
-        tree = self.git("mktree", "--missing", "-z", stdin="".join(f"{line}\0" for line in lines).encode())
+        """Commit a crafted tree of `mode type sha<TAB>name` lines, unchecked, and return the
+        commit's sha.
+        """
+        tree = self.git(
+            "mktree", "--missing", "-z", stdin="".join(f"{line}\0" for line in lines).encode()
+        )
         commit = self.git("commit-tree", tree, "-m", "crafted")
         self.git("update-ref", "refs/heads/crafted", commit)
         return commit
 
     def blob(self, content: str | bytes) -> str:
         """Store a blob and return its sha."""
-        return self.git("hash-object", "-w", "--stdin", stdin=content.encode() if isinstance(content, str) else content)
+        return self.git(
+            "hash-object",
+            "-w",
+            "--stdin",
+            stdin=content.encode() if isinstance(content, str) else content,
+        )
 
     @property
     def head(self) -> str:
@@ -94,13 +123,18 @@ def make_repo(path: Path, files: Mapping[str, str | bytes] | None = None) -> Rep
 
 @cache
 def _made(files: tuple[tuple[str, str | bytes], ...]) -> Mapping[str, tuple[bytes, int]]:
-    """Every file, with its mode, of a repository with one commit: made by git once, copied from then on."""
+    """Every file, with its mode, of a repository with one commit: made by git once, copied from
+    then on.
+    """
     with TemporaryDirectory() as folder:
         repo = Repo(Path(folder))
         repo.git("init", "--quiet")
         repo.commit(dict(files), "first")
         found = sorted(path for path in repo.path.rglob("*") if path.is_file())
-        return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mode) for path in found}
+        return {
+            str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mode)
+            for path in found
+        }
 
 
 def make_sample(path: Path) -> Repo:

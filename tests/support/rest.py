@@ -33,15 +33,25 @@ class Web:
     port: int
 
     async def __call__(
-        self, method: str, path: str, body: Any = None, *, token: str | None = TOKEN, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = TOKEN,
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         """Ask, with this document as its body."""
         carried = {} if token is None else {"Authorization": f"Bearer {token}"}
         sent = {} if body is None else {"json": body}
         url = f"http://127.0.0.1:{self.port}{path}"
-        async with self.session.request(method, url, headers={**carried, **(headers or {})}, **sent) as response:
+        async with self.session.request(
+            method, url, headers={**carried, **(headers or {})}, **sent
+        ) as response:
             return Answer(
-                response.status, response.headers, await response.json(content_type=None) if response.content_length else None
+                response.status,
+                response.headers,
+                await response.json(content_type=None) if response.content_length else None,
             )
 
 
@@ -49,13 +59,18 @@ class Web:
 async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
     asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
-    async with http_server(asked, doors, TOKENS, configured=True) as served, aiohttp.ClientSession() as session:
+    async with (
+        http_server(asked, doors, TOKENS, configured=True) as served,
+        aiohttp.ClientSession() as session,
+    ):
         yield Web(session, served.port)
 
 
 async def opened(web: Web, **more: Any) -> dict[str, Any]:
     """Open a workspace on the repository `sample` and return what its opener is told."""
-    answer = await web("POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more})
+    answer = await web(
+        "POST", "/v1/workspaces", {"repository": {"id": "sample"}, "role": "DEV", **more}
+    )
     if answer.status != HTTPStatus.CREATED:
         raise AssertionError(answer.json)
     found: dict[str, Any] = answer.json
@@ -73,9 +88,14 @@ def call(opened: Mapping[str, Any], request_id: str = "r-1", **arguments: Any) -
 
 
 def problem(answer: Answer) -> tuple[int, str, str]:
-    """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one that is none."""
+    """Return status, code and detail of an answer that is an error. Raises `AssertionError` for one
+    that is none.
+    """
     told = answer.json
     kind, wanted = answer.headers["Content-Type"], f"urn:moothall:error:{told['code']}"
-    if not kind.startswith("application/problem+json") or (told["status"], told["type"]) != (answer.status, wanted):
+    if not kind.startswith("application/problem+json") or (told["status"], told["type"]) != (
+        answer.status,
+        wanted,
+    ):
         raise AssertionError(f"{kind}: {told}")
     return answer.status, told["code"], told["detail"]

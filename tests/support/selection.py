@@ -1,8 +1,9 @@
-"""A selection corpus: real bug-fix commits, each with upstream's fix and wrong ones, judged as the product judges candidates.
+"""A selection corpus: real bug-fix commits, each with upstream's fix and wrong ones, judged as the
+product judges candidates.
 
-A recipe (`tests/strong/corpus/NAME.toml`) names a repository, a commit, a task, and wrong edits. It stores no code of the project:
-upstream's fix and its tests are read from a clone. A pool is judged in several modes, which differ in the tests that the right seat
-brings.
+A recipe (`tests/strong/corpus/NAME.toml`) names a repository, a commit, a task, and wrong edits. It
+stores no code of the project: upstream's fix and its tests are read from a clone. A pool is judged
+in several modes, which differ in the tests that the right seat brings.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _SEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Lines of a file that are replaced: `lines` lines from the one that holds `at`, the `nth` such line. 0 lines: `put` is inserted before."""
+    """Lines of a file that are replaced: `lines` lines from the one that holds `at`, the `nth` such
+    line. 0 lines: `put` is inserted before.
+    """
 
     file: str
     at: str
@@ -82,8 +85,8 @@ class Variant:
 class Recipe:
     """A bug-fix commit and its pool.
 
-    source: the files of upstream's fix. inline: the line from which on a source file holds its tests, '' if they are in files of
-    their own.
+    source: the files of upstream's fix. inline: the line from which on a source file holds its
+    tests, '' if they are in files of their own.
     """
 
     name: str
@@ -105,9 +108,14 @@ def read_recipe(path: Path) -> Recipe:
     """Return the recipe in a TOML file."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     variants = tuple(
-        Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"])) for item in data.pop("candidates")
+        Variant(item["name"], item["kind"], tuple(Edit(**edit) for edit in item["edits"]))
+        for item in data.pop("candidates")
     )
-    return Recipe(path.stem, **{**data, "source": tuple(data["source"]), "task": data["task"].strip()}, variants=variants)
+    return Recipe(
+        path.stem,
+        **{**data, "source": tuple(data["source"]), "task": data["task"].strip()},
+        variants=variants,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +141,33 @@ class Sources:
         """Return the diff of upstream's fix, with its tests as the mode brings them."""
         with self._clean():
             for path in self.recipe.source:
-                after, before = self._show(self.recipe.commit, path), (self.folder / path).read_text(encoding="utf-8")
+                after, before = (
+                    self._show(self.recipe.commit, path),
+                    (self.folder / path).read_text(encoding="utf-8"),
+                )
                 if self.recipe.inline and mode == NO_TEST and self.recipe.inline in before:
-                    after = after.partition(self.recipe.inline)[0] + "".join(before.partition(self.recipe.inline)[1:])
+                    after = after.partition(self.recipe.inline)[0] + "".join(
+                        before.partition(self.recipe.inline)[1:]
+                    )
                 (self.folder / path).write_text(after, encoding="utf-8")
             for path in () if mode == NO_TEST else self._tests():
                 text, at = self._show(self.recipe.commit, path), self.folder / path
                 if mode == NEW_FILE and at.is_file():
-                    text, at = _new_tests(path, at.read_text(encoding="utf-8"), text), self.folder / _beside(path)
+                    text, at = (
+                        _new_tests(path, at.read_text(encoding="utf-8"), text),
+                        self.folder / _beside(path),
+                    )
                 at.parent.mkdir(parents=True, exist_ok=True)
                 at.write_text(text, encoding="utf-8")
             return self._diff()
 
     def _tests(self) -> tuple[str, ...]:
-        changed = self._git("diff", "--name-only", "--diff-filter=AM", f"{self.recipe.commit}^", self.recipe.commit).splitlines()
-        return tuple(path for path in changed if path not in self.recipe.source and patch_rules.is_test(path))
+        changed = self._git(
+            "diff", "--name-only", "--diff-filter=AM", f"{self.recipe.commit}^", self.recipe.commit
+        ).splitlines()
+        return tuple(
+            path for path in changed if path not in self.recipe.source and patch_rules.is_test(path)
+        )
 
     @contextmanager
     def _clean(self) -> Iterator[None]:
@@ -165,15 +185,22 @@ class Sources:
         return self._git("show", f"{commit}:{path}")
 
     def _git(self, *argv: str) -> str:
-        return subprocess.run(["git", "-C", str(self.folder), *argv], check=True, capture_output=True).stdout.decode()
+        return subprocess.run(
+            ["git", "-C", str(self.folder), *argv], check=True, capture_output=True
+        ).stdout.decode()
 
 
 @contextmanager
 def checked_out(recipe: Recipe, clone: Path) -> Iterator[Sources]:
     """Check the parent of a recipe's commit out, beside the clone."""
     with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
-        subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(clone), folder], check=True)
-        subprocess.run(["git", "-C", folder, "checkout", "--quiet", "--detach", f"{recipe.commit}^"], check=True)
+        subprocess.run(
+            ["git", "clone", "--quiet", "--shared", "--no-checkout", str(clone), folder], check=True
+        )
+        subprocess.run(
+            ["git", "-C", folder, "checkout", "--quiet", "--detach", f"{recipe.commit}^"],
+            check=True,
+        )
         yield Sources(recipe, Path(folder))
 
 
@@ -187,7 +214,9 @@ def _beside(path: str) -> str:
 
 
 def _new_tests(path: str, before: str, after: str) -> str:
-    """Return a test file with what only its newer version has, as far as files of its language need it or allow it."""
+    """Return a test file with what only its newer version has, as far as files of its language need
+    it or allow it.
+    """
     if path.endswith(".go"):
         return _new_go_tests(before, after)
     return _new_python_tests(before, after) if path.endswith(".py") else after
@@ -199,8 +228,12 @@ def _new_python_tests(before: str, after: str) -> str:
     tree = ast.parse(after)
     lines = after.splitlines(keepends=True)
     for node in ast.walk(tree):
-        for item in getattr(node, "body", []) if isinstance(node, ast.Module | ast.ClassDef) else []:
-            is_test = isinstance(item, ast.FunctionDef | ast.ClassDef) and item.name.lower().startswith("test")
+        for item in (
+            getattr(node, "body", []) if isinstance(node, ast.Module | ast.ClassDef) else []
+        ):
+            is_test = isinstance(
+                item, ast.FunctionDef | ast.ClassDef
+            ) and item.name.lower().startswith("test")
             is_test |= isinstance(item, ast.ClassDef) and item.name.endswith(("Test", "Tests"))
             if is_test and ast.get_source_segment(after, item) in known:
                 first = min([item.lineno, *(mark.lineno for mark in item.decorator_list)])
@@ -208,12 +241,16 @@ def _new_python_tests(before: str, after: str) -> str:
     return "".join(lines)
 
 
-_GO_DECLARED = re.compile(r"(?m)^(?:func|type|var|const)\b.*[{(]\n(?:.*\n)*?[})]$|^(?:func|type|var|const)\b.*$")
+_GO_DECLARED = re.compile(
+    r"(?m)^(?:func|type|var|const)\b.*[{(]\n(?:.*\n)*?[})]$|^(?:func|type|var|const)\b.*$"
+)
 _GO_IMPORT = re.compile(r"(?m)^import (?:\((?P<many>[^)]*)\)|(?P<one>.*))$")
 
 
 def _new_go_tests(before: str, after: str) -> str:
-    """Return the declarations that only the newer Go file has, with the imports that they use; changed functions have new names."""
+    """Return the declarations that only the newer Go file has, with the imports that they use;
+    changed functions have new names.
+    """
     known = {match[0] for match in _GO_DECLARED.finditer(before)}
     named = {_go_name(item) for item in known}
     parts = []
@@ -221,7 +258,9 @@ def _new_go_tests(before: str, after: str) -> str:
         if match[0] in known:
             continue
         name = _go_name(match[0])
-        parts.append(match[0].replace(f"func {name}(", f"func {name}More(", 1) if name in named else match[0])
+        parts.append(
+            match[0].replace(f"func {name}(", f"func {name}More(", 1) if name in named else match[0]
+        )
     body = "\n\n".join(parts)
     imports = []
     for match in _GO_IMPORT.finditer(after):
@@ -253,7 +292,8 @@ def code_lines(diff: str) -> int:
 class Outcome:
     """What one pool came to in one mode.
 
-    fewest: the share of right candidates among those with the fewest changed lines. right: the right candidates of the pool.
+    fewest: the share of right candidates among those with the fewest changed lines. right: the
+    right candidates of the pool.
     """
 
     pool: str
@@ -285,8 +325,12 @@ class Pools:
         self._hands = hands
         self._tell = tell
 
-    async def judge(self, recipe: Recipe, clone: Path, modes: Sequence[str] = MODES) -> AsyncIterator[Outcome]:
-        """Yield what a pool comes to in these modes. Raises `RepositoryError` if its base cannot be prepared."""
+    async def judge(
+        self, recipe: Recipe, clone: Path, modes: Sequence[str] = MODES
+    ) -> AsyncIterator[Outcome]:
+        """Yield what a pool comes to in these modes. Raises `RepositoryError` if its base cannot be
+        prepared.
+        """
         repositories = self._hands.repositories
         with checked_out(recipe, clone) as sources:
             entry = await repositories.register(str(clone))
@@ -316,7 +360,9 @@ class Pools:
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return await self._hands.repositories.read(base, path, limit)
 
-    async def _judge_mode(self, recipe: Recipe, prepared: Prepared, bench: Bench, mode: str, pool: Mapping[str, str]) -> Outcome:
+    async def _judge_mode(
+        self, recipe: Recipe, prepared: Prepared, bench: Bench, mode: str, pool: Mapping[str, str]
+    ) -> Outcome:
         began = asyncio.get_running_loop().time()
         clone = self._hands.repositories.clone(prepared.base.repository)
         names: dict[str, str] = {}
@@ -325,26 +371,48 @@ class Pools:
             made = await clone.apply(prepared.base.sha, diff)
             seat = f"agent-dev-{number:03d}"
             names[seat] = name
-            judged.append(await bench.judge(Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)))
+            judged.append(
+                await bench.judge(
+                    Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)
+                )
+            )
             self._tell(f"{recipe.name}, {mode}: judged {name}")
         ranked = rank([item.candidate for item in await bench.cross(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
-        found = outcome(recipe.name, mode, {names[item.seat]: item for item in ranked}, pool, right & pool.keys())
+        found = outcome(
+            recipe.name,
+            mode,
+            {names[item.seat]: item for item in ranked},
+            pool,
+            right & pool.keys(),
+        )
         return replace(found, seconds=round(asyncio.get_running_loop().time() - began, 1))
 
 
 def pool_of(recipe: Recipe, sources: Sources, mode: str) -> dict[str, str]:
-    """Return the diffs of the candidates by name, {} if the recipe has no such mode. The right one is the second seat's."""
+    """Return the diffs of the candidates by name, {} if the recipe has no such mode. The right one
+    is the second seat's.
+    """
     seconds = [item for item in recipe.variants if item.right]
     if (mode == NEW_FILE and recipe.inline) or (mode == SECOND and not seconds):
         return {}
     others = [*seconds[:1], *recipe.wrong] if mode == SECOND else list(recipe.wrong)
     diffs = {item.name: sources.variant(item) for item in others[: _SEATS - 1]}
     first, *rest = diffs
-    return {first: diffs[first], UPSTREAM: sources.upstream(mode), **{name: diffs[name] for name in rest}}
+    return {
+        first: diffs[first],
+        UPSTREAM: sources.upstream(mode),
+        **{name: diffs[name] for name in rest},
+    }
 
 
-def outcome(pool: str, mode: str, ranked: Mapping[str, RankedCandidate], diffs: Mapping[str, str], right: set[str]) -> Outcome:
+def outcome(
+    pool: str,
+    mode: str,
+    ranked: Mapping[str, RankedCandidate],
+    diffs: Mapping[str, str],
+    right: set[str],
+) -> Outcome:
     """Return what ranking came to: the candidates by name, best first."""
     sizes = {name: code_lines(diff) for name, diff in diffs.items()}
     smallest = [name for name, size in sizes.items() if size == min(sizes.values())]
@@ -365,21 +433,36 @@ def outcome(pool: str, mode: str, ranked: Mapping[str, RankedCandidate], diffs: 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the figures of each mode as a Markdown table."""
     rows = [
-        "| mode | pools | right selected | undecided | level of the winner | random | fewest lines |",
+        (
+            "| mode | pools | right selected | undecided | level of the winner | random | fewest "
+            "lines |"
+        ),
         "|---|---:|---:|---:|---|---:|---:|",
     ]
     for mode in MODES:
         some = [item for item in outcomes if item.mode == mode]
         if not some:
             continue
-        levels = {level: sum(item.levels[item.first] == level for item in some) for level in map(str, EvidenceLevel)}
+        levels = {
+            level: sum(item.levels[item.first] == level for item in some)
+            for level in map(str, EvidenceLevel)
+        }
         counts = ", ".join(f"{level} {count}" for level, count in levels.items() if count)
         rows.append(
-            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | {sum(item.undecided for item in some)} | {counts} "
+            f"| {mode} | {len(some)} | {sum(item.selected_right for item in some)} | "
+            f"{sum(item.undecided for item in some)} | {counts} "
             f"| {sum(item.random for item in some):.1f} | {sum(item.fewest for item in some):.1f} |"
         )
-    marked = [name in item.right for item in outcomes for name, level in item.levels.items() if level == EvidenceLevel.REPRODUCED]
-    rows.append(f"\n{len(marked)} candidates reached the level *reproduced*; {sum(marked)} of them are right.")
+    marked = [
+        name in item.right
+        for item in outcomes
+        for name, level in item.levels.items()
+        if level == EvidenceLevel.REPRODUCED
+    ]
+    rows.append(
+        f"\n{len(marked)} candidates reached the level *reproduced*; {sum(marked)} of them are "
+        "right."
+    )
     return "\n".join(rows)
 
 

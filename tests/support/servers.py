@@ -1,4 +1,6 @@
-"""A real PostgreSQL and a real Redis for tests: on loopback, empty at first, gone with all their files at the end."""
+"""A real PostgreSQL and a real Redis for tests: on loopback, empty at first, gone with all their
+files at the end.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,22 @@ def free_port() -> int:
 
 @contextmanager
 def running(
-    command: Sequence[str], log: Path, *, user: str | None = None, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    *,
+    user: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the context ends; its process group ends with it."""
     with log.open("ab") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True, user=user, env=env
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            user=user,
+            env=env,
         )
     try:
         yield process
@@ -52,12 +64,21 @@ def running(
             process.wait()
 
 
-def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = _START_SECONDS) -> None:
-    """Return once `ready` says so. Raises `RuntimeError` with the end of the log where the server ended, or never was."""
+def wait_for(
+    ready: Callable[[], bool],
+    process: subprocess.Popen[bytes],
+    log: Path,
+    seconds: float = _START_SECONDS,
+) -> None:
+    """Return once `ready` says so. Raises `RuntimeError` with the end of the log where the server
+    ended, or never was.
+    """
     until = time.monotonic() + seconds
     while not ready():
         if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"{process.args!r} did not start: {log.read_text(errors='replace')[-2000:]}")
+            raise RuntimeError(
+                f"{process.args!r} did not start: {log.read_text(errors='replace')[-2000:]}"
+            )
         time.sleep(0.05)
 
 
@@ -68,7 +89,11 @@ def _accepts(port: int) -> bool:
 
 def _postgres_binaries() -> Path:
     found = shutil.which("postgres")
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name), reverse=True)
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda folder: int(folder.parent.name),
+        reverse=True,
+    )
     if found or folders:
         return Path(found).resolve().parent if found else folders[0]
     raise Missing("no PostgreSQL: `apt-get install postgresql` brings it")
@@ -83,7 +108,9 @@ def postgres() -> Iterator[str]:
         try:
             user = pwd.getpwnam(_AS).pw_name
         except KeyError as error:
-            raise Missing(f"no PostgreSQL: it does not run as root, and there is no user {_AS}") from error
+            raise Missing(
+                f"no PostgreSQL: it does not run as root, and there is no user {_AS}"
+            ) from error
     port, password = free_port(), secrets.token_urlsafe(12)
     with tempfile.TemporaryDirectory(prefix="moothall-postgres-") as name:
         home = Path(name)
@@ -93,8 +120,19 @@ def postgres() -> Iterator[str]:
                 shutil.chown(path, user)
         made = subprocess.run(
             [
-                *(binaries / "initdb", "-D", home / "data", "-U", "boss", "--pwfile", home / "password"),
-                *("-A", "scram-sha-256", "-E", "UTF8", "--locale=C", "--no-sync"),
+                binaries / "initdb",
+                "-D",
+                home / "data",
+                "-U",
+                "boss",
+                "--pwfile",
+                home / "password",
+                "-A",
+                "scram-sha-256",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "--no-sync",
             ],
             capture_output=True,
             text=True,
@@ -104,10 +142,25 @@ def postgres() -> Iterator[str]:
         )
         if made.returncode:
             raise RuntimeError(f"initdb: {made.stderr[-2000:]}")
-        command = [str(binaries / "postgres"), "-D", f"{home}/data", "-p", str(port), "-k", name, "-h", "127.0.0.1", "-F"]
+        command = [
+            str(binaries / "postgres"),
+            "-D",
+            f"{home}/data",
+            "-p",
+            str(port),
+            "-k",
+            name,
+            "-h",
+            "127.0.0.1",
+            "-F",
+        ]
         with running(command, home / "out.log", user=user) as process:
             probe = [str(binaries / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-            wait_for(lambda: subprocess.run(probe, check=False).returncode == 0, process, home / "out.log")
+            wait_for(
+                lambda: subprocess.run(probe, check=False).returncode == 0,
+                process,
+                home / "out.log",
+            )
             yield f"postgresql://boss:{password}@127.0.0.1:{port}/postgres"
 
 
@@ -120,7 +173,14 @@ def redis() -> Iterator[str]:
     port, password = free_port(), secrets.token_urlsafe(12)
     with tempfile.TemporaryDirectory(prefix="moothall-redis-") as name:
         home = Path(name)
-        settings = {"port": port, "bind": "127.0.0.1", "dir": name, "requirepass": password, "save": '""', "appendonly": "no"}
+        settings = {
+            "port": port,
+            "bind": "127.0.0.1",
+            "dir": name,
+            "requirepass": password,
+            "save": '""',
+            "appendonly": "no",
+        }
         lines = "\n".join(f"{key} {value}" for key, value in settings.items())
         (home / "redis.conf").write_text(lines, encoding="ascii")
         with running([binary, str(home / "redis.conf")], home / "out.log") as process:
@@ -129,7 +189,9 @@ def redis() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def relayed(to: tuple[str, int], host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+async def relayed(
+    to: tuple[str, int], host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
     """Be a server of this machine at another address until the block ends; yield the port there."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,8 @@
 """Small programs with a bug each, and pools of generated candidates of which few are right.
 
-Each has the right text, the change that makes it wrong, and arguments; the results of the right text are the cases. Every other case is
-visible, the others are hidden. Wrong candidates are the right text with one operator or constant changed.
+Each has the right text, the change that makes it wrong, and arguments; the results of the right
+text are the cases. Every other case is visible, the others are hidden. Wrong candidates are the
+right text with one operator or constant changed.
 """
 
 from __future__ import annotations
@@ -43,22 +44,36 @@ class Program:
     def task(self) -> str:
         """The task's text, with the first visible case that fails as an example."""
         now = results(self, self.wrong_text)
-        failing = [(case, got) for case, got in list(zip(self.cases, now, strict=True))[::2] if case[1] != got]
+        failing = [
+            (case, got)
+            for case, got in list(zip(self.cases, now, strict=True))[::2]
+            if case[1] != got
+        ]
         (given, expected), got = failing[0]
         call = f"{self.name}({', '.join(map(repr, given))})"
-        return f"{self.name}() in programs/{self.name}.py is wrong. It should {self.says}. {call} should be {expected!r}; now it is {got!r}."
+        return (
+            f"{self.name}() in programs/{self.name}.py is wrong. It should {self.says}. {call} "
+            f"should be {expected!r}; now it is {got!r}."
+        )
 
     def tests(self, start: int) -> str:
         """Return every other case, from the one at `start`, as a test file."""
         lines = [f"from programs.{self.name} import {self.name}", ""]
         for number, (given, expected) in enumerate(self.cases[start::2], 1):
             call = f"{self.name}({', '.join(map(repr, given))})"
-            lines += ["", f"def test_{self.name}_{number}():", f"    assert {call} == {expected!r}", ""]
+            lines += [
+                "",
+                f"def test_{self.name}_{number}():",
+                f"    assert {call} == {expected!r}",
+                "",
+            ]
         return "\n".join(lines)
 
 
 def results(program: Program, text: str) -> list[Any]:
-    """Call the function of a text with all arguments; an error is its name, and so is a call that does not end."""
+    """Call the function of a text with all arguments; an error is its name, and so is a call that
+    does not end.
+    """
     names: dict[str, Any] = {}
     exec(compile(text, program.name, "exec"), names)  # noqa: S102 - our own programs
     return [_call(names[program.name], copy.deepcopy(given)) for given in program.arguments]
@@ -92,14 +107,20 @@ class Generated:
     right: bool
 
 
-def pool(program: Program, seed: int, size: int = 5, probability: float = 0.34) -> tuple[Generated, ...]:
+def pool(
+    program: Program, seed: int, size: int = 5, probability: float = 0.34
+) -> tuple[Generated, ...]:
     """Return so many different candidates, each right with a probability."""
     rng = random.Random(f"{program.name} {seed}")  # noqa: S311 - no secret
     expected = [result for _, result in program.cases]
     told: dict[str, list[Any]] = {}
     for text in dict.fromkeys(_mutants(program.text)):
         found = results(program, text)
-        if found != expected and "TimeoutError" not in found and text != ast.unparse(ast.parse(program.wrong_text)):
+        if (
+            found != expected
+            and "TimeoutError" not in found
+            and text != ast.unparse(ast.parse(program.wrong_text))
+        ):
             told[text] = found
     wrong = sorted(told)
     plausible = [text for text in wrong if told[text][::2] == expected[::2]]
@@ -121,7 +142,11 @@ def pool(program: Program, seed: int, size: int = 5, probability: float = 0.34) 
 def _renamed(text: str, number: int) -> str:
     """Return the same function with other names of its local variables."""
     tree = ast.parse(text)
-    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
     stored -= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id in stored:
@@ -130,7 +155,13 @@ def _renamed(text: str, number: int) -> str:
 
 
 _COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_COMPUTED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+_COMPUTED = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
 
 
 def _mutants(text: str) -> Iterator[str]:
@@ -142,7 +173,11 @@ def _mutants(text: str) -> Iterator[str]:
             node = list(ast.walk(tree))[place]
             if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARED:
                 node.ops[0] = _COMPARED[way]()
-            elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _COMPUTED and way == 0:
+            elif (
+                isinstance(node, ast.BinOp | ast.AugAssign)
+                and type(node.op) in _COMPUTED
+                and way == 0
+            ):
                 node.op = _COMPUTED[type(node.op)]()
             elif isinstance(node, ast.BoolOp) and way == 0:
                 node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
@@ -155,7 +190,9 @@ def _mutants(text: str) -> Iterator[str]:
             yield ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _program(name: str, says: str, text: str, bug: tuple[str, str], *arguments: tuple[Any, ...]) -> Program:
+def _program(
+    name: str, says: str, text: str, bug: tuple[str, str], *arguments: tuple[Any, ...]
+) -> Program:
     return Program(name, says, text.strip() + "\n", bug, arguments)
 
 
@@ -204,18 +241,16 @@ def largest_gap(numbers):
     return largest
 """,
         ("range(1,", "range(2,"),
-        *(
-            ([9, 1],),
-            ([3, 6, 9, 1],),
-            ([1, 8, 9],),
-            ([10],),
-            ([],),
-            ([5, 5],),
-            ([1, 3, 100],),
-            ([0, 50, 60],),
-            ([-5, 5],),
-            ([2, 4, 8],),
-        ),
+        ([9, 1],),
+        ([3, 6, 9, 1],),
+        ([1, 8, 9],),
+        ([10],),
+        ([],),
+        ([5, 5],),
+        ([1, 3, 100],),
+        ([0, 50, 60],),
+        ([-5, 5],),
+        ([2, 4, 8],),
     ),
     _program(
         "is_balanced",
@@ -233,7 +268,10 @@ def is_balanced(text):
     return len(open_ones) == 0
 """,
         ("return len(open_ones) == 0", "return True"),
-        *((one,) for one in ("(", "()", "[(", "([])", "([)]", ")", "", "]", "(()", "a(b)c", "((", "())")),
+        *(
+            (one,)
+            for one in ("(", "()", "[(", "([])", "([)]", ")", "", "]", "(()", "a(b)c", "((", "())")
+        ),
     ),
     _program(
         "rotate",
@@ -246,18 +284,16 @@ def rotate(items, places):
     return items[len(items) - places:] + items[:len(items) - places]
 """,
         ("places % len(items)", "places % (len(items) + 1)"),
-        *(
-            ([1, 2, 3], 4),
-            ([1, 2, 3], 1),
-            ([], 3),
-            ([1, 2], 2),
-            ([1], 5),
-            ([1, 2, 3], 0),
-            ([4, 5, 6], 3),
-            ([1, 2, 3, 4], 7),
-            ([1, 2], -1),
-            ([7, 8, 9], 5),
-        ),
+        ([1, 2, 3], 4),
+        ([1, 2, 3], 1),
+        ([], 3),
+        ([1, 2], 2),
+        ([1], 5),
+        ([1, 2, 3], 0),
+        ([4, 5, 6], 3),
+        ([1, 2, 3, 4], 7),
+        ([1, 2], -1),
+        ([7, 8, 9], 5),
     ),
     _program(
         "run_lengths",
@@ -294,18 +330,16 @@ def binary_search(numbers, wanted):
     return -1
 """,
         ("while low <= high", "while low < high"),
-        *(
-            ([1], 1),
-            ([1, 3, 5], 5),
-            ([1, 3, 5], 1),
-            ([1, 3, 5], 3),
-            ([], 2),
-            ([1, 3], 2),
-            ([2, 4, 6, 8], 8),
-            ([2, 4, 6, 8], 2),
-            ([2, 4, 6, 8], 5),
-            ([1, 2], 2),
-        ),
+        ([1], 1),
+        ([1, 3, 5], 5),
+        ([1, 3, 5], 1),
+        ([1, 3, 5], 3),
+        ([], 2),
+        ([1, 3], 2),
+        ([2, 4, 6, 8], 8),
+        ([2, 4, 6, 8], 2),
+        ([2, 4, 6, 8], 5),
+        ([1, 2], 2),
     ),
     _program(
         "leap_year",
@@ -335,7 +369,14 @@ def moving_sums(numbers, length):
     return sums
 """,
         ("- length + 1", "- length"),
-        *(([1, 2, 3], 2), ([1], 1), ([], 1), ([1, 2], 3), ([4, 5, 6, 7], 3), ([1, 1, 1], 1), ([2, 2], 2), ([5, 4, 3, 2, 1], 4)),
+        ([1, 2, 3], 2),
+        ([1], 1),
+        ([], 1),
+        ([1, 2], 3),
+        ([4, 5, 6, 7], 3),
+        ([1, 1, 1], 1),
+        ([2, 2], 2),
+        ([5, 4, 3, 2, 1], 4),
     ),
     _program(
         "roman",
@@ -363,18 +404,16 @@ def common_prefix(one, other):
     return length
 """,
         ("length < len(one) and ", ""),
-        *(
-            ("ab", "abc"),
-            ("abc", "ab"),
-            ("", "a"),
-            ("a", ""),
-            ("abc", "abc"),
-            ("abc", "abd"),
-            ("x", "y"),
-            ("flow", "flower"),
-            ("aa", "aaa"),
-            ("abcd", "abzz"),
-        ),
+        ("ab", "abc"),
+        ("abc", "ab"),
+        ("", "a"),
+        ("a", ""),
+        ("abc", "abc"),
+        ("abc", "abd"),
+        ("x", "y"),
+        ("flow", "flower"),
+        ("aa", "aaa"),
+        ("abcd", "abzz"),
     ),
     _program(
         "partition_even",
@@ -391,7 +430,16 @@ def partition_even(numbers):
     return even + odd
 """,
         ("even + odd", "odd + even"),
-        *(([1, 2],), ([2, 1],), ([],), ([3, 1],), ([4, 2, 1, 3],), ([0, 1],), ([5, 6, 7, 8],), ([-1, -2],), ([1, 0, 1],), ([2],)),
+        ([1, 2],),
+        ([2, 1],),
+        ([],),
+        ([3, 1],),
+        ([4, 2, 1, 3],),
+        ([0, 1],),
+        ([5, 6, 7, 8],),
+        ([-1, -2],),
+        ([1, 0, 1],),
+        ([2],),
     ),
     _program(
         "triangle",
@@ -402,7 +450,16 @@ def triangle(a, b, c):
     return longest > 0 and a + b + c - longest > longest
 """,
         ("- longest > longest", "- longest >= longest"),
-        *((1, 2, 3), (3, 4, 5), (2, 2, 4), (1, 1, 1), (5, 1, 1), (0, 0, 0), (7, 3, 4), (2, 3, 4), (10, 10, 1), (1, 2, 2)),
+        (1, 2, 3),
+        (3, 4, 5),
+        (2, 2, 4),
+        (1, 1, 1),
+        (5, 1, 1),
+        (0, 0, 0),
+        (7, 3, 4),
+        (2, 3, 4),
+        (10, 10, 1),
+        (1, 2, 2),
     ),
     _program(
         "second_largest",
@@ -415,18 +472,16 @@ def second_largest(numbers):
     return ordered[len(ordered) - 2]
 """,
         ("sorted(set(numbers))", "sorted(numbers)"),
-        *(
-            ([5, 5, 1],),
-            ([1, 2, 3],),
-            ([3, 3],),
-            ([],),
-            ([9, 9, 8, 8],),
-            ([1],),
-            ([4, 7, 7],),
-            ([2, 1],),
-            ([0, -1, 0],),
-            ([6, 5, 4],),
-        ),
+        ([5, 5, 1],),
+        ([1, 2, 3],),
+        ([3, 3],),
+        ([],),
+        ([9, 9, 8, 8],),
+        ([1],),
+        ([4, 7, 7],),
+        ([2, 1],),
+        ([0, -1, 0],),
+        ([6, 5, 4],),
     ),
     _program(
         "pascal_row",
@@ -456,18 +511,16 @@ def clamp_sum(numbers, limit):
     return total
 """,
         ("        if total < 0:\n            total = 0\n", ""),
-        *(
-            ([-5, 3], 10),
-            ([3, 4], 5),
-            ([-1], 5),
-            ([5, -2, 9], 10),
-            ([1, -9, 2, 2], 3),
-            ([], 4),
-            ([-2, -2, 4], 4),
-            ([20], 7),
-            ([1, 1], 1),
-            ([6, -7, 1], 6),
-        ),
+        ([-5, 3], 10),
+        ([3, 4], 5),
+        ([-1], 5),
+        ([5, -2, 9], 10),
+        ([1, -9, 2, 2], 3),
+        ([], 4),
+        ([-2, -2, 4], 4),
+        ([20], 7),
+        ([1, 1], 1),
+        ([6, -7, 1], 6),
     ),
     _program(
         "caesar",
@@ -483,18 +536,16 @@ def caesar(text, places):
     return moved
 """,
         ("% 26", "% 27"),
-        *(
-            ("xyz", 3),
-            ("abc", 1),
-            ("z", 1),
-            ("a b", 2),
-            ("", 5),
-            ("Hello", 1),
-            ("mno", 13),
-            ("zebra", 26),
-            ("abc", -1),
-            ("n", 14),
-        ),
+        ("xyz", 3),
+        ("abc", 1),
+        ("z", 1),
+        ("a b", 2),
+        ("", 5),
+        ("Hello", 1),
+        ("mno", 13),
+        ("zebra", 26),
+        ("abc", -1),
+        ("n", 14),
     ),
     _program(
         "flatten",
@@ -510,7 +561,14 @@ def flatten(items):
     return flat
 """,
         ("flatten(item)", "item"),
-        *(([[1, [2]]],), ([1, 2],), ([[[3]]],), ([],), ([[], [1, [2, [3]]]],), ([[1], [2]],), ([0, [[0]]],), ([[4, 5], 6],)),
+        ([[1, [2]]],),
+        ([1, 2],),
+        ([[[3]]],),
+        ([],),
+        ([[], [1, [2, [3]]]],),
+        ([[1], [2]],),
+        ([0, [[0]]],),
+        ([[4, 5], 6],),
     ),
     _program(
         "steps_to_one",
@@ -538,18 +596,16 @@ def median(numbers):
     return ordered[(len(ordered) - 1) // 2]
 """,
         ("(len(ordered) - 1) // 2", "len(ordered) // 2"),
-        *(
-            ([1, 2],),
-            ([3, 1, 2],),
-            ([4, 1, 3, 2],),
-            ([5],),
-            ([9, 9, 1, 1],),
-            ([2, 8, 4],),
-            ([6, 5, 4, 3, 2, 1],),
-            ([7, 7],),
-            ([1, 3, 5, 7],),
-            ([0, -2, 4],),
-        ),
+        ([1, 2],),
+        ([3, 1, 2],),
+        ([4, 1, 3, 2],),
+        ([5],),
+        ([9, 9, 1, 1],),
+        ([2, 8, 4],),
+        ([6, 5, 4, 3, 2, 1],),
+        ([7, 7],),
+        ([1, 3, 5, 7],),
+        ([0, -2, 4],),
     ),
     _program(
         "insert_sorted",
@@ -562,18 +618,16 @@ def insert_sorted(numbers, number):
     return numbers[:place] + [number] + numbers[place:]
 """,
         ("place < len(numbers) and ", "place + 1 < len(numbers) and "),
-        *(
-            ([1, 3], 5),
-            ([1, 3], 2),
-            ([2], 3),
-            ([], 1),
-            ([1, 2, 3], 4),
-            ([5], 4),
-            ([1, 1], 1),
-            ([2, 4, 6], 5),
-            ([0], 0),
-            ([3, 3, 9], 10),
-        ),
+        ([1, 3], 5),
+        ([1, 3], 2),
+        ([2], 3),
+        ([], 1),
+        ([1, 2, 3], 4),
+        ([5], 4),
+        ([1, 1], 1),
+        ([2, 4, 6], 5),
+        ([0], 0),
+        ([3, 3, 9], 10),
     ),
     _program(
         "transpose",
@@ -585,16 +639,14 @@ def transpose(rows):
     return [[row[place] for row in rows] for place in range(len(rows[0]))]
 """,
         ("range(len(rows[0]))", "range(len(rows))"),
-        *(
-            ([[1, 2]],),
-            ([[1, 2], [3, 4]],),
-            ([[1], [2]],),
-            ([],),
-            ([[1, 2, 3], [4, 5, 6]],),
-            ([[7]],),
-            ([[1, 2], [3, 4], [5, 6]],),
-            ([["a", "b", "c"]],),
-        ),
+        ([[1, 2]],),
+        ([[1, 2], [3, 4]],),
+        ([[1], [2]],),
+        ([],),
+        ([[1, 2, 3], [4, 5, 6]],),
+        ([[7]],),
+        ([[1, 2], [3, 4], [5, 6]],),
+        ([["a", "b", "c"]],),
     ),
     _program(
         "change",
@@ -624,7 +676,18 @@ def longest_word(text):
         ("len(word) > len(longest)", "len(word) >= len(longest)"),
         *(
             (one,)
-            for one in ("aa bb", "a bb ccc", "one two", "", "x", "abc de f", "four five six", "  ", "to be or", "dddd ccc bbbb")
+            for one in (
+                "aa bb",
+                "a bb ccc",
+                "one two",
+                "",
+                "x",
+                "abc de f",
+                "four five six",
+                "  ",
+                "to be or",
+                "dddd ccc bbbb",
+            )
         ),
     ),
 )

@@ -1,6 +1,8 @@
-"""Deliberations that spend a story's budget as fast as they can: `python -m support.spending URL PROCESS COUNT TOKENS`.
+"""Deliberations that spend a story's budget as fast as they can: `python -m support.spending URL
+PROCESS COUNT TOKENS`.
 
-Writes what their calls used and how many were refused; each call asks for 100 tokens and uses 60 to 100.
+Writes what their calls used and how many were refused; each call asks for 100 tokens and uses 60 to
+100.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ async def deliberate(accounts: Accounts, name: str, tokens: int) -> tuple[int, i
     """Make some calls side by side; return what they used, and how many were refused."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
     purse = accounts.purse(STORY, TENANT, name, Budget(tokens=tokens))
-    made = await asyncio.gather(*(spend(purse, ledger, f"{name}/{number}", dice) for number in range(_CALLS)))
+    made = await asyncio.gather(
+        *(spend(purse, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
+    )
     await purse.close(ledger.spent)
     return ledger.spent.tokens, made.count(False)
 
@@ -46,8 +50,14 @@ async def main(url: str, process: str, count: int, tokens: int) -> None:
     """Run them all at once."""
     async with open_bus(BusSettings(), url) as bus:
         accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
-        done = await asyncio.gather(*(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count)))
-    sys.stdout.write(json.dumps({"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}))
+        done = await asyncio.gather(
+            *(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count))
+        )
+    sys.stdout.write(
+        json.dumps(
+            {"used": sum(used for used, _ in done), "refused": sum(refused for _, refused in done)}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Events of a deliberation as a council publishes them, a bus in memory, repositories that remember what they delivered."""
+"""Events of a deliberation as a council publishes them, a bus in memory, repositories that remember
+what they delivered.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ SEATS = ("agent-dev-001", "agent-dev-002", "agent-dev-003")
 DEADLINE = START + timedelta(seconds=600)
 
 
-def deliberation(task_id: str = "task-a", *, text: bool = False, seats: tuple[str, ...] = SEATS) -> Deliberation:
+def deliberation(
+    task_id: str = "task-a", *, text: bool = False, seats: tuple[str, ...] = SEATS
+) -> Deliberation:
     """A plan with three seats and ten minutes."""
     return Deliberation(
         task_id=task_id,
@@ -66,7 +70,9 @@ class Story:
         when = START + timedelta(seconds=len(self.events) if at is None else at)
         ordinal = f"{len(self.events)}"
         full = {"task_id": self.task_id, "unknown": "field", **data}
-        self.events.append(new_event(kind, self.task_id, full, ordinal=ordinal, time=when.isoformat()))
+        self.events.append(
+            new_event(kind, self.task_id, full, ordinal=ordinal, time=when.isoformat())
+        )
         return self
 
     def requested(self) -> Story:
@@ -78,22 +84,38 @@ class Story:
         """Every seat has started."""
         self.requested().add(EventType.DELIBERATION_STARTED, {"seats": SEATS})
         for seat in SEATS:
-            self.add(EventType.SEAT_STARTED, {"seat": seat, "role": "dev", "agent_id": seat, "approach": "plainly"})
+            self.add(
+                EventType.SEAT_STARTED,
+                {"seat": seat, "role": "dev", "agent_id": seat, "approach": "plainly"},
+            )
         return self
 
     def called(self, seat: str, call_id: str, tokens: int = 10) -> Story:
         """A model call."""
         usage = dump(Usage(prompt_tokens=tokens, completion_tokens=1, calls=1, cost_usd=0.1))
-        return self.add(EventType.MODEL_CALLED, {"seat": seat, "call_id": call_id, "phase": "propose", "usage": usage})
+        return self.add(
+            EventType.MODEL_CALLED,
+            {"seat": seat, "call_id": call_id, "phase": "propose", "usage": usage},
+        )
 
     def proposed(self, seat: str, body: str, revision: int = 0) -> Story:
         """An answer of one line, or a revision of it."""
-        diff = "" if self.text else f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n"
-        proposal = Proposal(seat, "dev", body, diff, commit_sha=digest(body)[:40], revision=revision)
+        diff = (
+            ""
+            if self.text
+            else f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n"
+        )
+        proposal = Proposal(
+            seat, "dev", body, diff, commit_sha=digest(body)[:40], revision=revision
+        )
         kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
-        return self.add(kind, {"seat": seat, "candidate": proposal.candidate, "proposal": dump(proposal)})
+        return self.add(
+            kind, {"seat": seat, "candidate": proposal.candidate, "proposal": dump(proposal)}
+        )
 
-    def checked(self, seat: str, *, green: bool = True, proven: bool = True, candidate: str = "") -> Story:
+    def checked(
+        self, seat: str, *, green: bool = True, proven: bool = True, candidate: str = ""
+    ) -> Story:
         """The clean re-check of a candidate."""
         verdict = Verdict.PASSED if green else Verdict.FAILED
         facts = {
@@ -107,24 +129,39 @@ class Story:
         common = {"seat": seat, "candidate": candidate or seat}
         self.add(EventType.CHECK_FINISHED, {**common, "evidence": dump(evidence)})
         return self.add(
-            EventType.CHECK_FINISHED, {**common, "evidence": dump(Evidence("applies", Verdict.PASSED)), "assessment": facts}
+            EventType.CHECK_FINISHED,
+            {**common, "evidence": dump(Evidence("applies", Verdict.PASSED)), "assessment": facts},
         )
 
     def crossed(self, seat: str, author: str, *, passed: bool) -> Story:
         """Another author's tests ran on a candidate."""
         evidence = dump(Evidence("cross", Verdict.PASSED if passed else Verdict.FAILED))
-        return self.add(EventType.CHECK_FINISHED, {"seat": seat, "candidate": seat, "evidence": evidence, "cross_author": author})
+        return self.add(
+            EventType.CHECK_FINISHED,
+            {"seat": seat, "candidate": seat, "evidence": evidence, "cross_author": author},
+        )
 
     def reviewed(self, seat: str, candidate: str, score: float) -> Story:
         """A review that does not say truthfully who wrote it."""
         review = dump(Review("someone", "something", score))
-        return self.add(EventType.SEAT_REVIEWED, {"seat": seat, "candidate": candidate, "review": review})
+        return self.add(
+            EventType.SEAT_REVIEWED, {"seat": seat, "candidate": candidate, "review": review}
+        )
 
     def failed(self, seat: str, code: str = "MODEL_UNAVAILABLE") -> Story:
         """A seat failed."""
-        return self.add(EventType.SEAT_FAILED, {"seat": seat, "error": {"code": code, "message": "went wrong"}})
+        return self.add(
+            EventType.SEAT_FAILED, {"seat": seat, "error": {"code": code, "message": "went wrong"}}
+        )
 
-    def finished(self, seat: str, status: SeatStatus = SeatStatus.PROPOSED, code: str = "", *, at: float | None = None) -> Story:
+    def finished(
+        self,
+        seat: str,
+        status: SeatStatus = SeatStatus.PROPOSED,
+        code: str = "",
+        *,
+        at: float | None = None,
+    ) -> Story:
         """A seat ended."""
         outcome = dump(SeatOutcome(seat, status, code, "went wrong" if code else ""))
         return self.add(EventType.SEAT_FINISHED, {"seat": seat, "outcome": outcome}, at=at)
@@ -135,7 +172,9 @@ class Story:
 
 
 def full(task_id: str = "task-a", *, text: bool = False) -> Story:
-    """Three seats: the first solves it and is proven, the second fails its test, the third fails itself."""
+    """Three seats: the first solves it and is proven, the second fails its test, the third fails
+    itself.
+    """
     story = Story(task_id, text).begun()
     first, second, third = SEATS
     story.called(first, f"{task_id}/{first}/propose/0.0").proposed(first, "good").called(
@@ -145,19 +184,31 @@ def full(task_id: str = "task-a", *, text: bool = False) -> Story:
     if not text:
         story.checked(first).checked(second, green=False).crossed(first, second, passed=True)
     story.reviewed(second, first, 0.9).reviewed(first, second, 0.2)
-    return story.finished(third, SeatStatus.FAILED, "MODEL_UNAVAILABLE").finished(first).finished(second)
+    return (
+        story.finished(third, SeatStatus.FAILED, "MODEL_UNAVAILABLE")
+        .finished(first)
+        .finished(second)
+    )
 
 
 def topic_of(event: Event) -> Topic:
     """What an event is about."""
     answers = {EventType.DELIBERATION_DECIDED, EventType.DELIBERATION_CANCELLED}
     words = {EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED}
-    channel = Channel.RESPONSES if event.type in answers else Channel.WORDS if event.type in words else Channel.RESULTS
+    channel = (
+        Channel.RESPONSES
+        if event.type in answers
+        else Channel.WORDS
+        if event.type in words
+        else Channel.RESULTS
+    )
     return channel.of(str(event.data.get("task_id")))
 
 
 class FaultyBus(MemoryBus):
-    """A log, one durable consumer and a bucket that outlive whoever uses them. Repeats are dropped by id."""
+    """A log, one durable consumer and a bucket that outlive whoever uses them. Repeats are dropped
+    by id.
+    """
 
     def __init__(self, max_deliver: int = 50) -> None:
         super().__init__()
@@ -200,12 +251,16 @@ class FaultyBus(MemoryBus):
 
     async def create(self, event: Event, after_seq: int = 0) -> int:
         """Append what follows on an event of its topic."""
-        last = max((item.seq for item in self.log if topic_of(item.event) == topic_of(event)), default=0)
+        last = max(
+            (item.seq for item in self.log if topic_of(item.event) == topic_of(event)), default=0
+        )
         if last != after_seq:
             raise AlreadyExists("something is recorded there already")
         return await self.publish(event)
 
-    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield what there is."""
         self._fail("replay")
         for item in list(self.log):
@@ -213,7 +268,9 @@ class FaultyBus(MemoryBus):
             if item.seq > after_seq and any(topic.covers(topic_of(item.event)) for topic in topics):
                 yield item
 
-    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield what there is and what comes, over failures."""
         while True:
             for item in self.log[after_seq:]:
@@ -223,15 +280,27 @@ class FaultyBus(MemoryBus):
             await self._said.wait()
 
     async def consume(
-        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        concurrency: int | Capacity = 1,
+        glance: Glance | None = None,
     ) -> None:
-        """Deliver what is not acked, side by side, some of it to each that consumes; what is in hand when cancelled comes again."""
+        """Deliver what is not acked, side by side, some of it to each that consumes; what is in
+        hand when cancelled comes again.
+        """
         if durable != "collector":
             raise InvalidRequest(f"there is only the collector's consumer here, not {durable}")
         in_hand: set[int] = set()
         self._takers.append(in_hand)
         try:
-            await self._consume(handler, concurrency if isinstance(concurrency, int) else concurrency.count, glance, in_hand)
+            await self._consume(
+                handler,
+                concurrency if isinstance(concurrency, int) else concurrency.count,
+                glance,
+                in_hand,
+            )
         finally:
             self._takers = [other for other in self._takers if other is not in_hand]
             self._news.set()
@@ -241,7 +310,9 @@ class FaultyBus(MemoryBus):
         taker = self._takers[int(digest(self.log[seq - 1].event.id), 16) % len(self._takers)]
         return taker is in_hand and not any(seq in held for held in self._takers)
 
-    async def _consume(self, handler: Handler, concurrency: int, glance: Glance | None, in_hand: set[int]) -> None:
+    async def _consume(
+        self, handler: Handler, concurrency: int, glance: Glance | None, in_hand: set[int]
+    ) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
@@ -272,7 +343,9 @@ class FaultyBus(MemoryBus):
         """As it is delivered; out of order nobody can tell its place."""
         self._delivery += 1
         place = str(self._delivery) if self.shuffled is sorted else "0"
-        return replace(self.log[seq - 1], extra={"deliveries": str(self.pending[seq]), "place": place})
+        return replace(
+            self.log[seq - 1], extra={"deliveries": str(self.pending[seq]), "place": place}
+        )
 
     async def _deliver(self, seq: int, handler: Handler, in_hand: set[int]) -> None:
         try:
@@ -324,7 +397,9 @@ class FaultyBus(MemoryBus):
     @property
     def decisions(self) -> list[Event]:
         """Every decision on the log."""
-        return [item.event for item in self.log if item.event.type is EventType.DELIBERATION_DECIDED]
+        return [
+            item.event for item in self.log if item.event.type is EventType.DELIBERATION_DECIDED
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +407,9 @@ class _Documents:
     bus: FaultyBus
 
     async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
-        return await self.bus.get(key), len([known for known, _ in self.bus.history if known == key])
+        return await self.bus.get(key), len(
+            [known for known, _ in self.bus.history if known == key]
+        )
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
         if len([known for known, _ in self.bus.history if known == key]) != revision:
@@ -370,7 +447,9 @@ class Remembering:
         self.refs.append(ref)
         return Base(ref.id, ref.ref, Profile())
 
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         """Not needed here."""
         raise NotImplementedError(base, on_progress)
 
@@ -387,7 +466,9 @@ class Remembering:
         """No commit is kept here."""
         raise PatchRefused(f"the commit {commit_sha} of {base.repository} is not here")
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
+    async def deliver(
+        self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
+    ) -> str:
         """Remember the branch; wait at its gate if it has one."""
         self.deliveries += 1
         await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""A tool service without Ray: a real bus, real sandboxes, a real gRPC server, and somebody who calls it."""
+"""A tool service without Ray: a real bus, real sandboxes, a real gRPC server, and somebody who
+calls it.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,16 @@ class ToolHouse:
     runner: Any = None
 
     async def execute(
-        self, opened: pb.OpenWorkspaceResponse, execution_id: str, code: str, token: str = TOKEN, **more: Any
+        self,
+        opened: pb.OpenWorkspaceResponse,
+        execution_id: str,
+        code: str,
+        token: str = TOKEN,
+        **more: Any,
     ) -> runner_pb2.ExecuteResponse:
-        """Run code in an open workspace; `more` are fields of the request, `inputs` as a mapping."""
+        """Run code in an open workspace; `more` are fields of the request, `inputs` as a
+        mapping.
+        """
         request = runner_pb2.ExecuteRequest(
             task_id=opened.workspace_id,
             execution_id=execution_id,
@@ -64,20 +73,32 @@ class ToolHouse:
 
     async def rpc(self, method: str, request: Any, token: str = TOKEN) -> Any:
         """Call a method."""
-        return await getattr(self.stub, method)(request, metadata=[("authorization", f"Bearer {token}")], timeout=120)
+        return await getattr(self.stub, method)(
+            request, metadata=[("authorization", f"Bearer {token}")], timeout=120
+        )
 
     async def open(self, **more: Any) -> pb.OpenWorkspaceResponse:
         """Open a workspace for the role dev."""
-        request = pb.OpenWorkspaceRequest(repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more)
+        request = pb.OpenWorkspaceRequest(
+            repository=common_pb2.Repository(url=str(self.repo)), role="DEV", **more
+        )
         opened: pb.OpenWorkspaceResponse = await self.rpc("OpenWorkspace", request)
         return opened
 
     async def call(
-        self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, token: str = TOKEN, **arguments: Any
+        self,
+        opened: pb.OpenWorkspaceResponse,
+        tool: str,
+        request_id: str,
+        token: str = TOKEN,
+        **arguments: Any,
     ) -> pb.CallToolResponse:
         """Call a tool."""
         request = pb.CallToolRequest(
-            request_id=request_id, workspace_id=opened.workspace_id, capability_token=opened.capability_token, tool=tool
+            request_id=request_id,
+            workspace_id=opened.workspace_id,
+            capability_token=opened.capability_token,
+            tool=tool,
         )
         request.arguments.update(arguments)
         answered: pb.CallToolResponse = await self.rpc("CallTool", request, token)
@@ -85,11 +106,20 @@ class ToolHouse:
 
     async def send(self, workspace: str, data: Mapping[str, Any], ordinal: str = "") -> None:
         """As another program would: our own publishers scrub what looks like a token."""
-        event = new_event(EventType.TOOL_REQUESTED, workspace, data, ordinal=ordinal or str(data.get("request_id")))
-        raw = codec.encode(replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data))
+        event = new_event(
+            EventType.TOOL_REQUESTED,
+            workspace,
+            data,
+            ordinal=ordinal or str(data.get("request_id")),
+        )
+        raw = codec.encode(
+            replace(event, time="2026-01-01T00:00:00.000+00:00"), codec.dump_json(data)
+        )
         await self.bus.put_raw(subject(Channel.CALLS.of(workspace)), raw, message_id=event.id)
 
-    def request(self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any) -> dict[str, Any]:
+    def request(
+        self, opened: pb.OpenWorkspaceResponse, tool: str, request_id: str, **arguments: Any
+    ) -> dict[str, Any]:
         """Return the data of a request on the bus, with a token that is bound to it."""
         digest = request_digest(ToolCall(request_id, tool, arguments, in_seconds(60)))
         token = narrow(opened.capability_token, seconds=120, request=digest)
@@ -108,7 +138,10 @@ class ToolHouse:
         async with asyncio.timeout(240):
             while len(found) < count:
                 await asyncio.sleep(0.1)
-                found = [item.event.data async for item in self.bus.replay((Channel.TOOLS.of(workspace),))]
+                found = [
+                    item.event.data
+                    async for item in self.bus.replay((Channel.TOOLS.of(workspace),))
+                ]
         await asyncio.sleep(0.5)
         return [item.event.data async for item in self.bus.replay((Channel.TOOLS.of(workspace),))]
 
@@ -119,17 +152,27 @@ class ToolHouse:
         return [event async for event in self.flowing(opened, document, after_seq)]
 
     def flowing(
-        self, opened: pb.OpenWorkspaceResponse, document: Mapping[str, Any], after_seq: int = 0, token: str = TOKEN
+        self,
+        opened: pb.OpenWorkspaceResponse,
+        document: Mapping[str, Any],
+        after_seq: int = 0,
+        token: str = TOKEN,
     ) -> Any:
         """Call RunWorkflow."""
         request = pb.RunWorkflowRequest(
-            workspace_id=opened.workspace_id, capability_token=opened.capability_token, after_seq=after_seq
+            workspace_id=opened.workspace_id,
+            capability_token=opened.capability_token,
+            after_seq=after_seq,
         )
         request.workflow.update(document)
-        return self.stub.RunWorkflow(request, metadata=[("authorization", f"Bearer {token}")], timeout=240)
+        return self.stub.RunWorkflow(
+            request, metadata=[("authorization", f"Bearer {token}")], timeout=240
+        )
 
     def file(self, workspace: str, path: str) -> str:
-        """Return a file that a visit has changed, as it is just now on our side; empty where there is none."""
+        """Return a file that a visit has changed, as it is just now on our side; empty where there
+        is none.
+        """
         standing: Any = self.visits._visits[workspace].seat.workspace
         found: Path = standing._opened.result()._box.upper / path
         return found.read_text(encoding="utf-8") if found.exists() else ""
@@ -143,9 +186,17 @@ class ToolHouse:
 
 @asynccontextmanager
 async def tool_house(
-    folder: Path, files: Mapping[str, str], *, rego: str = "", roles: str = "", at: BusSettings | None = None, **settings: Any
+    folder: Path,
+    files: Mapping[str, str],
+    *,
+    rego: str = "",
+    roles: str = "",
+    at: BusSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ToolHouse]:
-    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come with Moothall, `at` for a bus of its own."""
+    """Serve a repository of these files. `rego` and `roles` stand in for the policies that come
+    with Moothall, `at` for a bus of its own.
+    """
     if not (folder / "repo").exists():
         make_repo(folder / "repo", files)
     (folder / "policies").mkdir(exist_ok=True)
@@ -161,7 +212,9 @@ async def tool_house(
         **settings,
     )
     async with AsyncExitStack() as stack:
-        url = loaded.bus.url or await stack.enter_async_context(embedded_server(loaded.bus, loaded.data_dir / "bus"))
+        url = loaded.bus.url or await stack.enter_async_context(
+            embedded_server(loaded.bus, loaded.data_dir / "bus")
+        )
         bus = await stack.enter_async_context(open_bus(loaded.bus, str(url)))
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         visits = await stack.enter_async_context(tool_service(loaded, bus, rules))

@@ -1,4 +1,6 @@
-"""Callers' workspaces round a real gate: what they do is answered from a function, and no repository is fetched."""
+"""Callers' workspaces round a real gate: what they do is answered from a function, and no
+repository is fetched.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Rooms:
 
 @dataclass(slots=True)
 class OneRepository:
-    """The part of `ports.Repositories` that visits ask: there is the repository `sample`. `asked` is what was looked for."""
+    """The part of `ports.Repositories` that visits ask: there is the repository `sample`. `asked`
+    is what was looked for.
+    """
 
     asked: list[RepositoryRef] = field(default_factory=list)
 
@@ -64,7 +68,9 @@ class OneRepository:
             raise NotFound(f"no repository {ref.id or ref.url!r}")
         return Base("sample", SHA, Profile())
 
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         """There is nothing to prepare."""
         del on_progress
         return Prepared(base, base.sha, ())
@@ -82,7 +88,9 @@ class OneRepository:
         del base, commit_sha
         return ""
 
-    async def deliver(self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()) -> str:
+    async def deliver(
+        self, base: Base, diff: str, branch: str, message: str, merged: Sequence[str] = ()
+    ) -> str:
         """Nothing is delivered."""
         del base, diff, branch, message, merged
         raise NotFound("nothing can be delivered here")
@@ -101,21 +109,37 @@ class Visiting:
 
 @asynccontextmanager
 async def visiting(
-    data_dir: Path, bus: MemoryBus | None = None, *, limits: dict[str, Any] | None = None, **rules: Any
+    data_dir: Path,
+    bus: MemoryBus | None = None,
+    *,
+    limits: dict[str, Any] | None = None,
+    **rules: Any,
 ) -> AsyncIterator[Visiting]:
-    """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are those of the gate."""
+    """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are
+    those of the gate.
+    """
     from moothall.guard.approvals import Approvals
 
     guard = GuardSettings(**(limits or {}))
     if bus is not None:
-        rules["parking"] = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, guard.approval_seconds))
+        rules["parking"] = Parking(
+            bus.bucket(BUCKET),
+            bus.bucket(SPENT_BUCKET),
+            Approvals(b"k" * 32, guard.approval_seconds),
+        )
     made = Rules(**rules)
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(
-            open_house(data_dir, **(limits or {}), **{name: getattr(made, name) for name in ("tokens", *rules)})
+            open_house(
+                data_dir,
+                **(limits or {}),
+                **{name: getattr(made, name) for name in ("tokens", *rules)},
+            )
         )
         rooms, repository = Rooms(), OneRepository()
-        visits = await stack.enter_async_context(Visits(house.gate, made.tokens, rooms, repository, guard))
+        visits = await stack.enter_async_context(
+            Visits(house.gate, made.tokens, rooms, repository, guard)
+        )
         if made.parking is not None:
             made.parking.on_resolved(visits.heed_resolution)
         yield Visiting(visits, rooms, repository, house, made.parking)

@@ -21,7 +21,9 @@ from moothall.testing.bus import MemoryBus
 from support.desk import Lands, MemoryDesk
 
 DRAFT = StoryDraft(
-    "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
+    "Export invoices as CSV",
+    "As a clerk, I want a month as CSV, so that I can book it.",
+    ("Given a, when b, then c",) * 2,
 )
 A, B, C, D = ("abcd"[n] * 40 for n in range(4))
 
@@ -43,7 +45,12 @@ def won(task_id: str, commit: str = "") -> Outcome:
 
 def disagreed(task_id: str) -> Outcome:
     """Return the end of a merge of what does not go together."""
-    seat = SeatOutcome("agent-dev-001", SeatStatus.FAILED, "MERGE_CONFLICT", "both sides changed the same lines: a.txt")
+    seat = SeatOutcome(
+        "agent-dev-001",
+        SeatStatus.FAILED,
+        "MERGE_CONFLICT",
+        "both sides changed the same lines: a.txt",
+    )
     return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
 
 
@@ -80,7 +87,13 @@ class House:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
                 Work(
-                    self.bus, self.desk, LimitSettings(), planner, self.lands, architects=self.architects, alone=self.alone
+                    self.bus,
+                    self.desk,
+                    LimitSettings(),
+                    planner,
+                    self.lands,
+                    architects=self.architects,
+                    alone=self.alone,
                 ).run()
             )
             try:

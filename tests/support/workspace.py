@@ -1,6 +1,7 @@
 """Workspaces without walls, for tests: a real folder, real git, real files.* tools and real pytest.
 
-Nothing here keeps hostile code in. A check of the same tree is run once in a process and remembered, unless `forgetful`.
+Nothing here keeps hostile code in. A check of the same tree is run once in a process and
+remembered, unless `forgetful`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,22 @@ from support.repos import Repo
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")
 PROFILE = Profile(checks={"tests": PYTEST}, protected=("tests/", "conftest.py"))
-_UNUSED = ("cacheprovider", "debugging", "doctest", "faulthandler", "junitxml", "logging", "pastebin", "stepwise", "unittest")
+_UNUSED = (
+    "cacheprovider",
+    "debugging",
+    "doctest",
+    "faulthandler",
+    "junitxml",
+    "logging",
+    "pastebin",
+    "stepwise",
+    "unittest",
+)
 _ENV = {
     "PATH": os.environ["PATH"],
-    "PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in _UNUSED),  # a quarter of the time of a small suite
+    "PYTEST_ADDOPTS": " ".join(
+        f"-p no:{name}" for name in _UNUSED
+    ),  # a quarter of the time of a small suite
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
@@ -45,9 +58,11 @@ _LIMITS = texts.TextLimits(file_bytes=1_000_000, output_bytes=100_000)
 
 @dataclass(slots=True)
 class TempWorkspaces:
-    """Implements `ports.Workspaces` and the `read` of `ports.Repositories` on copies of one repository below `root`.
+    """Implements `ports.Workspaces` and the `read` of `ports.Repositories` on copies of one
+    repository below `root`.
 
-    `alive` and `opened` say which workspaces are and were open. `broken` names are workspaces whose executor is gone.
+    `alive` and `opened` say which workspaces are and were open. `broken` names are workspaces whose
+    executor is gone.
     """
 
     repo: Repo
@@ -71,7 +86,9 @@ class TempWorkspaces:
     async def read(self, base: Base, path: str, limit: int = 65536) -> str:
         """Return a file of the base."""
         try:
-            return (await asyncio.to_thread(self.repo.git, "show", f"{base.sha}:{path}"))[:limit] + "\n"
+            return (await asyncio.to_thread(self.repo.git, "show", f"{base.sha}:{path}"))[
+                :limit
+            ] + "\n"
         except AssertionError as error:
             raise NotFound(f"no file {path!r}") from error
 
@@ -87,8 +104,9 @@ class TempWorkspaces:
         files: Mapping[str, str] = NOTHING,
         append: Mapping[str, str] = NOTHING,
     ) -> AsyncIterator[TempWorkspace]:
-        """Copy the base, apply `patch`, take its new tests out and restore protected files of the base if `judged`, add the tests
-        of `extra`, the texts `files`, and texts at the end of files.
+        """Copy the base, apply `patch`, take its new tests out and restore protected files of the
+        base if `judged`, add the tests of `extra`, the texts `files`, and texts at the end of
+        files.
         """
         self.opened.append(name)
         folder = self.root / f"{len(self.opened)}-{name}"
@@ -110,7 +128,11 @@ class TempWorkspaces:
                 if path not in prepared.files:
                     (repo.path / path).unlink()
         if judged:
-            held = [path for path in prepared.files if any(covers(item, path) for item in prepared.base.profile.protected)]
+            held = [
+                path
+                for path in prepared.files
+                if any(covers(item, path) for item in prepared.base.profile.protected)
+            ]
             if held:
                 repo.git("checkout", "--quiet", prepared.base.sha, "--", *held)
         if extra:
@@ -119,7 +141,9 @@ class TempWorkspaces:
                 repo.write({path: (other.path / path).read_bytes()})
 
     def _clone(self, folder: Path, prepared: Prepared, patch: str) -> Repo:
-        self.repo.git("clone", "--quiet", "--shared", "--template=", str(self.repo.path), str(folder))
+        self.repo.git(
+            "clone", "--quiet", "--shared", "--template=", str(self.repo.path), str(folder)
+        )
         repo = Repo(folder)
         if prepared.base.sha != self.repo.head:
             repo.git("checkout", "--quiet", "--detach", prepared.base.sha)
@@ -149,7 +173,11 @@ def changed(repo: Repo, prepared: Prepared) -> list[_Changed]:
 def tests_of(paths: Sequence[_Changed], prepared: Prepared) -> tuple[str, ...]:
     """Return the test files among them that are there."""
     protected = prepared.base.profile.protected
-    return tuple(item.path for item in paths if item.mode != "000000" and any(covers(glob, item.path) for glob in protected))
+    return tuple(
+        item.path
+        for item in paths
+        if item.mode != "000000" and any(covers(glob, item.path) for glob in protected)
+    )
 
 
 _BLOCK = """
@@ -171,7 +199,9 @@ class TempWorkspace:
     messages: list[str] = field(default_factory=list)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """Run files.*, git.status, git.diff, git.commit and tests.pytest; there are no others here."""
+        """Run files.*, git.status, git.diff, git.commit and tests.pytest; there are no others
+        here.
+        """
         if self.id in self.owner.broken:
             raise WorkspaceFailed(f"the executor of {self.id} is gone")
         if call.tool == "tests.pytest":
@@ -187,12 +217,20 @@ class TempWorkspace:
             self.repo.git("add", "--all", "--intent-to-add")
             return self._done(call, {"text": self.repo.git(call.tool.removeprefix("git."))})
         if call.tool not in files.TOOLS:
-            return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=f"{call.tool} is not here")
+            return ToolResult(
+                call.request_id, call.tool, ToolStatus.ERROR, error=f"{call.tool} is not here"
+            )
         root = os.open(self.repo.path, os.O_PATH | os.O_DIRECTORY)
         try:
             return self._done(call, files.TOOLS[call.tool](root, call.arguments, _LIMITS))
         except ToolFailure as failed:
-            return ToolResult(call.request_id, call.tool, ToolStatus(failed.status), failed.output or {}, str(failed))
+            return ToolResult(
+                call.request_id,
+                call.tool,
+                ToolStatus(failed.status),
+                failed.output or {},
+                str(failed),
+            )
         finally:
             os.close(root)
 
@@ -211,7 +249,9 @@ class TempWorkspace:
         alone: bool = False,
         seconds: float = 0.0,
     ) -> CheckRun:
-        """Run a check of the profile with a real command, or remember what it said of the same tree. Two processes are a sandbox's."""
+        """Run a check of the profile with a real command, or remember what it said of the same
+        tree. Two processes are a sandbox's.
+        """
         del alone, seconds
         argv = self.prepared.base.profile.checks.get(name)
         if argv is None or apart:
@@ -221,11 +261,16 @@ class TempWorkspace:
         key = (tree, name, (*paths, *cases))
         if self.owner.forgetful or key not in self.owner.runs:
             self.owner.runs[key] = await self._known(
-                tree, name, checks.command(argv, paths, cases=cases) if name == "tests" else argv, deadline
+                tree,
+                name,
+                checks.command(argv, paths, cases=cases) if name == "tests" else argv,
+                deadline,
             )
         return self.owner.runs[key]
 
-    async def _known(self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None) -> CheckRun:
+    async def _known(
+        self, tree: str, name: str, argv: Sequence[str], deadline: datetime | None
+    ) -> CheckRun:
         known = _KNOWN.get((tree, tuple(argv)))
         if known is None:
             known = await self._run(name, argv, deadline)
@@ -263,21 +308,39 @@ class TempWorkspace:
         cases.read_folder(found, str(folder))
         verdict = Verdict(checks.verdict(argv, code, found.results))
         text = output.decode(errors="replace")[-20_000:]
-        return CheckRun(name, verdict, found.results, text, exit_code=code, details=found.said, durations=found.ms)
+        return CheckRun(
+            name,
+            verdict,
+            found.results,
+            text,
+            exit_code=code,
+            details=found.said,
+            durations=found.ms,
+        )
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run what a seat's own checks run: a block that ends with an expression and calls no tool. There is no sandbox here."""
+        """Run what a seat's own checks run: a block that ends with an expression and calls no tool.
+        There is no sandbox here.
+        """
         del ask
         argv = (sys.executable, "-B", "-c", _BLOCK, block.code, json.dumps(dict(block.inputs)))
         ran = await asyncio.to_thread(
-            subprocess.run, argv, cwd=self.repo.path, capture_output=True, text=True, check=False, timeout=30
+            subprocess.run,
+            argv,
+            cwd=self.repo.path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
         )
         if ran.returncode:
             return BlockRun(ToolStatus.ERROR, error=ran.stderr[-500:])
         printed, _, value = f"\n{ran.stdout.rstrip()}".rpartition("\n")
         return BlockRun(ToolStatus.SUCCESS, value=json.loads(value), printed=printed[1:])
 
-    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+    async def converse(
+        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+    ) -> str:
         """There is no sandbox here in which a program could be run."""
         del argv, hear, seconds, most, keeps
         return "no program is here"
@@ -292,10 +355,14 @@ class TempWorkspace:
         if any(item.mode == "120000" for item in paths):
             raise PatchRefused("a symlink may not leave")
         command = ["git", "diff", "--cached", "--binary", sha]
-        diff = subprocess.run(command, cwd=self.repo.path, capture_output=True, check=True).stdout.decode()
+        diff = subprocess.run(
+            command, cwd=self.repo.path, capture_output=True, check=True
+        ).stdout.decode()
         commit = self.repo.git("commit-tree", self.repo.git("write-tree"), "-p", sha, "-m", message)
         said = "\n\n".join(self.messages)
-        others = self.repo.git("ls-files", "--others", "--ignored", "--exclude-standard").splitlines()
+        others = self.repo.git(
+            "ls-files", "--others", "--ignored", "--exclude-standard"
+        ).splitlines()
         ignored = {path: "a rule" for path in others if "__pycache__" not in path}
         names = tuple(item.path for item in paths)
         return Patch(sha, commit, diff, names, tests_of(paths, self.prepared), said, ignored)

@@ -178,7 +178,9 @@ async def _forever(closed: list[bool]) -> AsyncGenerator[int, None]:
 async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
     closed: list[bool] = []
     async with asyncio.timeout(10):
-        merged_items = [item async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)]
+        merged_items = [
+            item async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)
+        ]
     assert [item for item in merged_items if 0 < item < 10] == [1, 2, 3]
     assert 10 in merged_items
     assert closed == [True]
@@ -211,7 +213,9 @@ async def test_no_more_waits_for_who_is_slow_than_may() -> None:
 
 
 @pytest.mark.parametrize(("most", "whole"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
-async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(most: int, whole: bytes | None) -> None:
+async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
+    most: int, whole: bytes | None
+) -> None:
     stream = asyncio.StreamReader()
 
     async def comes() -> None:

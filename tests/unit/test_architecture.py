@@ -29,4 +29,8 @@ def test_every_room_is_in_the_picture() -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_every_file_that_is_named_is_there(page: Path) -> None:
     named = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", page.read_text()))
-    assert not [name for name in named if not any((start / name).exists() for start in (HOUSE, ROOT, page.parent))]
+    assert not [
+        name
+        for name in named
+        if not any((start / name).exists() for start in (HOUSE, ROOT, page.parent))
+    ]

@@ -1,4 +1,6 @@
-"""deploy/helm makes what deploy/k8s makes, object by object, so that neither drifts; and what its users say wrong is told."""
+"""deploy/helm makes what deploy/k8s makes, object by object, so that neither drifts; and what its
+users say wrong is told.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ pytestmark = pytest.mark.e2e
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm/moothall"
 IMAGES = ("--set=images.moothall=a/moothall:1", "--set=images.workspace=a/workspace:1")
-TEMPLATE = ("template", "--kube-version=1.34")  # a Helm that `go install` built takes the cluster for one of long ago
+TEMPLATE = (
+    "template",
+    "--kube-version=1.34",
+)  # a Helm that `go install` built takes the cluster for one of long ago
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +38,10 @@ def _defined() -> None:
     try:
         crds.files()
     except gobuilt.Missing as missing:
-        pytest.skip(f"{missing}; its modules hold the definitions of KubeRay, the Prometheus operator and snapshots")
+        pytest.skip(
+            f"{missing}; its modules hold the definitions of KubeRay, the Prometheus operator and "
+            "snapshots"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +49,9 @@ def helm() -> str:
     try:
         return str(gobuilt.program("helm"))
     except gobuilt.Missing as missing:
-        pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt helm` says more")
+        pytest.skip(
+            f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt helm` says more"
+        )
 
 
 def rendered(helm: str, *arguments: str, namespace: str = "moothall") -> str:
@@ -70,9 +80,17 @@ def same(ours: Objects, theirs: Objects) -> None:
     del theirs["Namespace", "", "moothall"]  # Helm's own: --create-namespace
     for (kind, _, name), each in ours.items():
         if name.startswith("moothall"):
-            if kind == "Deployment":  # Kustomize leaves the pods alone when settings change; Helm's users expect otherwise.
-                assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {"checksum/settings"}
-            if kind == "PersistentVolumeClaim":  # Kustomize takes nothing away that is no longer said.
+            if (
+                kind == "Deployment"
+                # Kustomize leaves the pods alone when settings change; Helm's users expect
+                # otherwise.
+            ):
+                assert each["spec"]["template"]["metadata"].pop("annotations").keys() == {
+                    "checksum/settings"
+                }
+            if (
+                kind == "PersistentVolumeClaim"
+            ):  # Kustomize takes nothing away that is no longer said.
                 assert each["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert ours.keys() == theirs.keys()
     for key, each in theirs.items():
@@ -80,7 +98,9 @@ def same(ours: Objects, theirs: Objects) -> None:
         accepted(each)
 
 
-@pytest.mark.parametrize("overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir()))
+@pytest.mark.parametrize(
+    "overlay", sorted(path.name for path in (DEPLOY / "k8s/overlays").iterdir())
+)
 def test_the_chart_makes_what_the_overlay_makes(helm: str, overlay: str) -> None:
     ours = rendered(helm, f"--values={CHART}/ci/{overlay}-values.yaml")
     same(objects(ours), objects(kustomized(DEPLOY / "k8s/overlays" / overlay)))
@@ -96,10 +116,16 @@ BESIDE = {"roles"}  # wants an overlay whose doors have TLS: prod-roles has it
 
 
 def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> None:
-    assert COMPONENTS.keys() | BESIDE == {path.name for path in (DEPLOY / "k8s/components").iterdir()}
-    copied = yaml.safe_load((DEPLOY / "k8s/overlays/dev/kustomization.yaml").read_text(encoding="utf-8"))
+    assert COMPONENTS.keys() | BESIDE == {
+        path.name for path in (DEPLOY / "k8s/components").iterdir()
+    }
+    copied = yaml.safe_load(
+        (DEPLOY / "k8s/overlays/dev/kustomization.yaml").read_text(encoding="utf-8")
+    )
     copied["resources"] = [os.path.relpath(DEPLOY / "k8s/base", tmp_path)]
-    copied["components"] = [os.path.relpath(DEPLOY / "k8s/components" / name, tmp_path) for name in COMPONENTS]
+    copied["components"] = [
+        os.path.relpath(DEPLOY / "k8s/components" / name, tmp_path) for name in COMPONENTS
+    ]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(copied), encoding="utf-8")
     chosen = [f"--set={value}" for value in COMPONENTS.values()]
     ours = rendered(helm, f"--values={CHART}/ci/dev-values.yaml", *chosen)
@@ -108,7 +134,10 @@ def test_every_component_is_a_value_of_the_chart(helm: str, tmp_path: Path) -> N
 
 def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path: Path) -> None:
     inner, outer = tmp_path / "inner", tmp_path / "outer"
-    for folder, below, component in ((inner, DEPLOY / "k8s/overlays/prod", "environments"), (outer, inner, "roles")):
+    for folder, below, component in (
+        (inner, DEPLOY / "k8s/overlays/prod", "environments"),
+        (outer, inner, "roles"),
+    ):
         folder.mkdir()
         said = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -117,11 +146,25 @@ def test_environments_are_mounted_where_workspaces_are_made(helm: str, tmp_path:
             "components": [os.path.relpath(DEPLOY / "k8s/components" / component, folder)],
         }
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
-    ours = objects(rendered(helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"))
+    ours = objects(
+        rendered(
+            helm, f"--values={CHART}/ci/prod-roles-values.yaml", "--set=environments.enabled=true"
+        )
+    )
     same(ours, objects(kustomized(outer)))
-    pods = {name: each["spec"]["template"]["spec"] for (kind, _, name), each in ours.items() if kind == "Deployment"}
-    pods["worker"] = ours["RayCluster", "moothall", "hosts"]["spec"]["workerGroupSpecs"][0]["template"]["spec"]
-    mounting = {name for name, pod in pods.items() if "environments" in {each["name"] for each in pod.get("volumes", ())}}
+    pods = {
+        name: each["spec"]["template"]["spec"]
+        for (kind, _, name), each in ours.items()
+        if kind == "Deployment"
+    }
+    pods["worker"] = ours["RayCluster", "moothall", "hosts"]["spec"]["workerGroupSpecs"][0][
+        "template"
+    ]["spec"]
+    mounting = {
+        name
+        for name, pod in pods.items()
+        if "environments" in {each["name"] for each in pod.get("volumes", ())}
+    }
     assert mounting == {"worker", "moothall-hosts", "moothall-tools"}
 
 
@@ -156,7 +199,9 @@ def test_what_a_user_says_is_there_in_another_namespace_too(helm: str, tmp_path:
     assert settings["MOOTHALL_JOBS__NAMESPACE"] == "other-workspaces"
     assert "nats-4.nats:6222" in found["ConfigMap", "other", "nats"]["data"]["nats.conf"]
     assert found["PodDisruptionBudget", "other", "nats"]["spec"]["minAvailable"] == 3
-    assert found["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, "of three hosts"
+    assert found["PodDisruptionBudget", "other", "hosts"]["spec"]["minAvailable"] == 2, (
+        "of three hosts"
+    )
     assert found["PersistentVolumeClaim", "other", "moothall"]["spec"]["storageClassName"] == "fast"
     (claim,) = found["StatefulSet", "other", "neo4j"]["spec"]["volumeClaimTemplates"]
     assert claim["spec"]["storageClassName"] == "slow"
@@ -170,35 +215,48 @@ pods: {nodeSelector: {pool: ours}, tolerations: [{key: ours, operator: Exists}],
 neo4j: {enabled: true}
 hosts: {enabled: true}
 vllm: {enabled: true, nodeSelector: {gpu: "yes"}, tolerations: [{key: nvidia.com/gpu, operator: Exists}]}
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
-def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(helm: str, tmp_path: Path) -> None:
+def test_every_pod_runs_where_it_is_said_and_has_the_secrets_for_its_image(
+    helm: str, tmp_path: Path
+) -> None:
     (tmp_path / "values.yaml").write_text(PLACED, encoding="utf-8")
     found = objects(rendered(helm, f"--values={tmp_path}/values.yaml"))
     placed = {}
     for (kind, _, name), each in found.items():
         spec = each.get("spec", {})
-        groups = (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
+        groups = (
+            (spec["headGroupSpec"], *spec["workerGroupSpecs"]) if kind == "RayCluster" else (spec,)
+        )
         for number, group in enumerate(groups):
             if "template" in group:
                 accepted(each)
                 placed[f"{name}-{number}"] = pod = group["template"]["spec"]
                 assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert placed.keys() == {"moothall-0", "nats-0", "neo4j-0", "vllm-0", "hosts-0", "hosts-1"}
-    ours, gpu = {"key": "ours", "operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}
+    ours, gpu = (
+        {"key": "ours", "operator": "Exists"},
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+    )
     assert placed["vllm-0"]["nodeSelector"] == {"pool": "ours", "gpu": "yes"}
     assert placed["vllm-0"]["tolerations"] == [ours, gpu]
     for name in placed.keys() - {"vllm-0"}:
-        assert (placed[name]["nodeSelector"], placed[name]["tolerations"]) == ({"pool": "ours"}, [ours]), name
-    assert found["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"] == '["one","two"]'
+        assert (placed[name]["nodeSelector"], placed[name]["tolerations"]) == (
+            {"pool": "ours"},
+            [ours],
+        ), name
+    assert (
+        found["ConfigMap", "moothall", "moothall"]["data"]["MOOTHALL_JOBS__PULL_SECRETS"]
+        == '["one","two"]'
+    )
 
 
 NUMBERS = """
 images: {moothall: "a/moothall:1", workspace: b}
 settings: {MOOTHALL_WORKSPACE__ENVIRONMENTS_BYTES: 50000000000, MOOTHALL_BUS__WAIT_SECONDS: 0, MOOTHALL_GRPC__GRACE_SECONDS: 89.5, MOOTHALL_PAGE__X: false}
 vllm: {enabled: true, contextTokens: 1048576}
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
@@ -213,7 +271,12 @@ def test_numbers_are_what_was_written(helm: str, tmp_path: Path) -> None:
     assert settings["MOOTHALL_LLM__CONTEXT_TOKENS"] == "1048576"
     (server,) = found["Deployment", "moothall", "vllm"]["spec"]["template"]["spec"]["containers"]
     assert "--max-model-len=1048576" in server["args"]
-    assert found["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90 + 30
+    assert (
+        found["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"][
+            "terminationGracePeriodSeconds"
+        ]
+        == 90 + 30
+    )
 
 
 BY_ROLE = """
@@ -224,7 +287,7 @@ services: {storage: {className: many}}
 ingress: {host: m.example, annotations: {nginx.ingress.kubernetes.io/session-cookie-name: own}}
 model: {url: "https://models.example/v1"}
 roles: {enabled: true, minReplicas: 3, maxReplicas: 9, cpu: 500m}
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_path: Path) -> None:
@@ -232,11 +295,20 @@ def test_roles_are_had_with_parts_of_ones_own_and_without_ray(helm: str, tmp_pat
     found = objects(rendered(helm, f"--values={tmp_path}/values.yaml", namespace="other"))
     for each in found.values():
         accepted(each)
-    services = {name: each["spec"] for (kind, _, name), each in found.items() if kind == "Deployment"}
-    assert services.keys() == {"moothall-api", "moothall-collector", "moothall-tools", "moothall-hosts"}
+    services = {
+        name: each["spec"] for (kind, _, name), each in found.items() if kind == "Deployment"
+    }
+    assert services.keys() == {
+        "moothall-api",
+        "moothall-collector",
+        "moothall-tools",
+        "moothall-hosts",
+    }
     for each in services.values():
         pod = each["template"]["spec"]
-        assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, "what settings say of the end, the pod gets"
+        assert pod["terminationGracePeriodSeconds"] == 13 + 60 + 30, (
+            "what settings say of the end, the pod gets"
+        )
         assert "initContainers" not in pod
     claim = found["PersistentVolumeClaim", "other", "moothall-shared"]["spec"]
     assert (claim["accessModes"], claim["storageClassName"]) == (["ReadWriteMany"], "many")
@@ -277,17 +349,30 @@ def secrets(said: Any) -> Iterable[str]:
         (["--set=workspaces.namespace=default"], "workspaces.namespace needs to be another"),
         (["--set=egress.enabled=true"], "egress.enabled needs egress.apiServer"),
         (["--set=roles.enabled=true"], "roles.enabled needs secrets.tls"),
-        (["--set=roles.enabled=true,secrets.tls=t"], "roles.enabled needs neo4j.enabled, or settings.MOOTHALL_GRAPH__URL"),
-        (["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true"], "roles.enabled needs vllm.enabled or model.url"),
         (
-            ["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true,model.url=http://m/v1,services.storage.size="],
+            ["--set=roles.enabled=true,secrets.tls=t"],
+            "roles.enabled needs neo4j.enabled, or settings.MOOTHALL_GRAPH__URL",
+        ),
+        (
+            ["--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true"],
+            "roles.enabled needs vllm.enabled or model.url",
+        ),
+        (
+            [
+                "--set=roles.enabled=true,secrets.tls=t,neo4j.enabled=true,model.url=http://m/v1,services.storage.size="
+            ],
             "a volume that all",
         ),
         (["--set=roles.maxReplicas=0"], "/roles/maxReplicas"),
     ],
 )
 def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str) -> None:
-    done = subprocess.run([helm, *TEMPLATE, "a", str(CHART), *IMAGES, *said], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [helm, *TEMPLATE, "a", str(CHART), *IMAGES, *said],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode != 0
     assert words in done.stderr.replace("additional properties ", ""), done.stderr
 
@@ -295,10 +380,18 @@ def test_values_that_are_wrong_are_named(helm: str, said: list[str], words: str)
 def test_the_command_that_installs_it_is_one(helm: str) -> None:
     text = (DEPLOY.parent / "docs/operating.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    helm upgrade --install (.*)$", text, re.MULTILINE)
-    done = subprocess.run([helm, *TEMPLATE, *shlex.split(line)], cwd=DEPLOY.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [helm, *TEMPLATE, *shlex.split(line)],
+        cwd=DEPLOY.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = objects(done.stdout)
-    assert ("PersistentVolumeClaim", "moothall", "moothall") in found, "what is not said keeps what was done"
+    assert ("PersistentVolumeClaim", "moothall", "moothall") in found, (
+        "what is not said keeps what was done"
+    )
     for each in found.values():
         accepted(each)
 
@@ -310,7 +403,9 @@ def test_the_examples_are_what_their_definitions_say() -> None:
 
 
 def test_the_chart_has_nothing_that_helm_complains_of(helm: str) -> None:
-    done = subprocess.run([helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [helm, "lint", "--strict", str(CHART), *IMAGES], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

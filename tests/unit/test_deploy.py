@@ -15,7 +15,11 @@ from moothall.cli.deliberate import deliberate
 from moothall.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"
-FOLDERS = [DEPLOY / "base", *sorted((DEPLOY / "overlays").iterdir()), *sorted((DEPLOY / "components").iterdir())]
+FOLDERS = [
+    DEPLOY / "base",
+    *sorted((DEPLOY / "overlays").iterdir()),
+    *sorted((DEPLOY / "components").iterdir()),
+]
 KUBERNETES = "1.34"
 DEFINED = {
     "RayCluster",
@@ -25,7 +29,9 @@ DEFINED = {
 
 
 def read(path: Path) -> Iterator[Any]:
-    return yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)  # ten times as fast as the one in Python
+    return yaml.load_all(
+        path.read_text(encoding="utf-8"), yaml.CSafeLoader
+    )  # ten times as fast as the one in Python
 
 
 def documents(folder: Path = DEPLOY / "base") -> Iterator[dict[str, Any]]:
@@ -46,13 +52,20 @@ def patches(folder: Path) -> set[str]:
 
 
 def one(kind: str, name: str) -> dict[str, Any]:
-    return next(each for each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return next(
+        each for each in documents() if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    )
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_every_file_is_part_of_it_and_what_kubernetes_takes(folder: Path) -> None:
-    named = [*(name for name in kustomization(folder)["resources"] if not name.startswith("..")), *patches(folder)]
-    assert sorted(named) == sorted(path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml")
+    named = [
+        *(name for name in kustomization(folder)["resources"] if not name.startswith("..")),
+        *patches(folder),
+    ]
+    assert sorted(named) == sorted(
+        path.name for path in folder.glob("*.yaml") if path.name != "kustomization.yaml"
+    )
     for each in documents(folder):
         if each["kind"] not in DEFINED and not is_copied(each):
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
@@ -67,7 +80,11 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
     for each in documents(DEPLOY / "examples"):
         if each["kind"] not in DEFINED:
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
-    (job,) = [each for each in documents(DEPLOY / "examples") if each["metadata"].get("generateName") == "deliberation-"]
+    (job,) = [
+        each
+        for each in documents(DEPLOY / "examples")
+        if each["metadata"].get("generateName") == "deliberation-"
+    ]
     pod = job["spec"]["template"]["spec"]
     words = [*pod["containers"][0]["command"], *pod["containers"][0]["args"]]
     known = {option for parameter in deliberate.params for option in parameter.opts}
@@ -77,10 +94,18 @@ def test_the_examples_are_what_kubernetes_takes_and_the_pipeline_asks_for_what_t
 
 def configured(folder: Path) -> dict[str, str]:
     """The ConfigMap of the services, as an overlay or a component leaves it."""
-    below = [name for name in kustomization(folder).get("resources", ()) if name.startswith("../") and name != "../../base"]
-    said = configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
+    below = [
+        name
+        for name in kustomization(folder).get("resources", ())
+        if name.startswith("../") and name != "../../base"
+    ]
+    said = (
+        configured((folder / below[0]).resolve()) if below else one("ConfigMap", "moothall")["data"]
+    )
     parts = [(folder / name).resolve() for name in kustomization(folder).get("components", ())]
-    for patch in (patch for part in (*parts, folder) for patch in kustomization(part).get("patches", ())):
+    for patch in (
+        patch for part in (*parts, folder) for patch in kustomization(part).get("patches", ())
+    ):
         if patch.get("target") == {"kind": "ConfigMap", "name": "moothall"}:
             for change in yaml.safe_load(patch["patch"]):
                 key = change["path"].removeprefix("/data/")
@@ -90,11 +115,15 @@ def configured(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_key_of_the_configuration_is_a_setting(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_of_the_configuration_is_a_setting(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = configured(folder)
     keys = make(tmp_path / "keys")
     (bus,) = [
-        each["secret"] for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"] if each["name"] == "bus"
+        each["secret"]
+        for each in one("Deployment", "moothall")["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == "bus"
     ]
     files = {item["path"]: keys[item["key"]] for item in bus["items"]}
     for name, value in said.items():
@@ -114,7 +143,12 @@ def test_the_services_may_make_jobs_in_one_namespace_and_nothing_else() -> None:
     assert not {"ClusterRole", "ClusterRoleBinding"} & set(kinds)
     (role,) = [each for each in documents() if each["kind"] == "Role"]
     assert role["metadata"]["namespace"] == "moothall-workspaces"
-    allowed = {(kind, verb) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
+    allowed = {
+        (kind, verb)
+        for rule in role["rules"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
     assert allowed == {
         *(("jobs", verb) for verb in ("create", "delete", "list", "patch")),
         *((kind, verb) for kind in ("pods", "events") for verb in ("list", "watch")),
@@ -131,7 +165,11 @@ def within(said: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_what_is_kept_and_brought_back_is_every_volume_that_the_log_lies_on() -> None:
-    claims = {each["metadata"]["name"] for each in documents(DEPLOY / "examples") if each["kind"] == "PersistentVolumeClaim"}
+    claims = {
+        each["metadata"]["name"]
+        for each in documents(DEPLOY / "examples")
+        if each["kind"] == "PersistentVolumeClaim"
+    }
     kept = {
         each["spec"]["source"]["persistentVolumeClaimName"]
         for each in documents(DEPLOY / "examples")
@@ -146,8 +184,12 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
     seen = 0
     for each in within([[*documents(folder)] for folder in FOLDERS] + files):
         if each.get("kind") == "Namespace":
-            assert each["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-        if any("image" in container for container in each.get("containers", ())):  # else it is a patch
+            assert each["metadata"]["labels"] == {
+                "pod-security.kubernetes.io/enforce": "restricted"
+            }
+        if any(
+            "image" in container for container in each.get("containers", ())
+        ):  # else it is a patch
             assert each["securityContext"]["runAsNonRoot"] is True
             assert each["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         if "image" in each:
@@ -155,7 +197,9 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
             ours = each["image"] in {"moothall", "nats"}
             assert each["securityContext"] == {
                 "allowPrivilegeEscalation": False,
-                **({"readOnlyRootFilesystem": True} if ours else {}),  # Neo4j and vLLM write into their images
+                **(
+                    {"readOnlyRootFilesystem": True} if ours else {}
+                ),  # Neo4j and vLLM write into their images
                 "capabilities": {"drop": ["ALL"]},
             }
     assert seen == 7
@@ -163,38 +207,56 @@ def test_both_namespaces_and_every_pod_are_restricted() -> None:
 
 def test_no_pod_that_reads_settings_takes_a_services_variables_for_some() -> None:
     """`MOOTHALL_METRICS_SERVICE_HOST`, of the Service moothall-metrics, would end it."""
-    pods = [each for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")]) if "containers" in each]
-    ours = [pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])]
+    pods = [
+        each
+        for each in within([[*documents(folder)] for folder in (*FOLDERS, DEPLOY / "examples")])
+        if "containers" in each
+    ]
+    ours = [
+        pod for pod in pods if any(one["image"].endswith("moothall") for one in pod["containers"])
+    ]
     assert len(ours) == 5
     assert [pod.get("enableServiceLinks") for pod in ours] == [False] * 5
 
 
 def test_files_that_are_their_owners_alone_stay_so_when_a_volume_is_mounted_again() -> None:
     """Else every start gives them to the group, and a token that others may read is refused."""
-    pods = [each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each]
+    pods = [
+        each for each in within([[*documents(folder)] for folder in FOLDERS]) if "fsGroup" in each
+    ]
     assert len(pods) == 6
     assert {pod.get("fsGroupChangePolicy") for pod in pods} == {"OnRootMismatch"}
 
 
 def test_the_ray_of_the_hosts_is_the_one_that_the_images_have() -> None:
-    (cluster,) = [each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"]
+    (cluster,) = [
+        each for each in documents(DEPLOY / "components/hosts") if each["kind"] == "RayCluster"
+    ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nray=={cluster['spec']['rayVersion']} " in lock
     said = configured(DEPLOY / "components/hosts")
     assert said["MOOTHALL_RAY__ADDRESS"] == f"{cluster['metadata']['name']}-head-svc.moothall:6379"
     assert said["MOOTHALL_RAY__HOSTS"] == str(cluster["spec"]["workerGroupSpecs"][0]["replicas"])
-    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "hosts are put where a processor is offered"
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", (
+        "hosts are put where a processor is offered"
+    )
 
 
 def test_the_bus_is_of_the_release_that_the_tests_run() -> None:
-    """2.12 takes three quarters of what is free at its start for its bound: half full and restarted, it refused every write."""
-    (image,) = [each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"]
+    """2.12 takes three quarters of what is free at its start for its bound: half full and
+    restarted, it refused every write.
+    """
+    (image,) = [
+        each for each in kustomization(DEPLOY / "overlays/prod")["images"] if each["name"] == "nats"
+    ]
     lock = (DEPLOY.parents[1] / "requirements/run.txt").read_text(encoding="utf-8")
     assert f"\nnats-server-bin=={image['newTag']} " in lock
 
 
 def test_a_node_with_a_host_on_ray_can_be_drained() -> None:
-    """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has not: no pod could be evicted."""
+    """`maxUnavailable` is reckoned from the scale of whoever owns the pods, which a RayCluster has
+    not: no pod could be evicted.
+    """
     cluster, budget, _ = documents(DEPLOY / "components/hosts")
     assert budget["kind"] == "PodDisruptionBudget"
     assert budget["spec"]["minAvailable"] == cluster["spec"]["workerGroupSpecs"][0]["replicas"] - 1

@@ -1,4 +1,6 @@
-"""Deployments by role do together all that there is to do, and their doors, probes and ends are what the code has."""
+"""Deployments by role do together all that there is to do, and their doors, probes and ends are
+what the code has.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ pytestmark = pytest.mark.e2e
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/prod-roles"
 PROD = OVERLAY.parent / "prod"
 NAME = "app.kubernetes.io/name"
-OF_API = {50051: planning_pb2, 50052: storycoach_pb2, 50053: workspace_pb2, 50054: context_pb2, 50055: orchestrator_pb2}
+OF_API = {
+    50051: planning_pb2,
+    50052: storycoach_pb2,
+    50053: workspace_pb2,
+    50054: context_pb2,
+    50055: orchestrator_pb2,
+}
 OF_TOOLS = {50056: agent_pb2, 50057: kernel_pb2, 50058: runner_pb2, 50059: tool_pb2}
 ELSEWHERE = 30.0
 """What all else that ends may take: answers on their way, HTTP's calls, hosts on Ray."""
@@ -58,7 +66,8 @@ def deployments(made: Objects) -> dict[str, dict[str, Any]]:
     return {
         name: each["spec"]
         for (kind, _, name), each in made.items()
-        if kind == "Deployment" and each["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
+        if kind == "Deployment"
+        and each["spec"]["template"]["metadata"]["labels"][NAME] == "moothall"
     }
 
 
@@ -70,7 +79,9 @@ def container(spec: dict[str, Any]) -> dict[str, Any]:
 
 def seen_keys(spec: dict[str, Any]) -> dict[str, str]:
     """Which of the bus's keys a pod finds, and under which name."""
-    (bus,) = [each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"]
+    (bus,) = [
+        each["secret"] for each in spec["template"]["spec"]["volumes"] if each["name"] == "bus"
+    ]
     return {item["path"]: item["key"] for item in bus["items"]}
 
 
@@ -92,7 +103,9 @@ def only(spec: dict[str, Any]) -> tuple[str, ...]:
     return parse_roles([roles.removeprefix("--only=")])
 
 
-def test_every_role_is_one_deployments_and_no_part_is_embedded(made: Objects, settings: Settings) -> None:
+def test_every_role_is_one_deployments_and_no_part_is_embedded(
+    made: Objects, settings: Settings
+) -> None:
     specs = deployments(made)
     assert "moothall" not in specs
     assert sorted(role for spec in specs.values() for role in only(spec)) == sorted(ROLES)
@@ -102,7 +115,9 @@ def test_every_role_is_one_deployments_and_no_part_is_embedded(made: Objects, se
 
 def test_no_deployment_takes_the_pods_of_another(made: Objects) -> None:
     for one, other in combinations(deployments(made).values(), 2):
-        assert one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
+        assert (
+            one["selector"]["matchLabels"].items() - other["template"]["metadata"]["labels"].items()
+        )
 
 
 def test_all_share_a_directory_that_many_nodes_mount(made: Objects) -> None:
@@ -112,47 +127,77 @@ def test_all_share_a_directory_that_many_nodes_mount(made: Objects) -> None:
             for volume in spec["template"]["spec"]["volumes"]
             if "persistentVolumeClaim" in volume
         ]
-        assert made["PersistentVolumeClaim", "moothall", claim]["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert made["PersistentVolumeClaim", "moothall", claim]["spec"]["accessModes"] == [
+            "ReadWriteMany"
+        ]
 
 
-def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(made: Objects, settings: Settings) -> None:
+def test_what_is_told_to_stop_gets_the_time_that_its_settings_say(
+    made: Objects, settings: Settings
+) -> None:
     assert settings.serve.leave_seconds >= 5, "endpoints are not taken away at once"
     wanted = settings.serve.leave_seconds + settings.grpc.grace_seconds + ELSEWHERE
-    assert {spec["template"]["spec"]["terminationGracePeriodSeconds"] for spec in deployments(made).values()} == {wanted}
+    assert {
+        spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        for spec in deployments(made).values()
+    } == {wanted}
 
 
 def test_the_one_process_gets_the_time_that_its_settings_say() -> None:
-    one = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"]["spec"]
+    one = objects(kustomized(PROD))["Deployment", "moothall", "moothall"]["spec"]["template"][
+        "spec"
+    ]
     assert one["terminationGracePeriodSeconds"] == GrpcSettings().grace_seconds + ELSEWHERE
 
 
 def test_only_who_starts_hosts_on_ray_has_its_token_and_is_let_to_it(made: Objects) -> None:
-    knowing = [name for name, spec in deployments(made).items() if "RAY_AUTH_TOKEN" in str(spec) or "initContainers" in str(spec)]
+    knowing = [
+        name
+        for name, spec in deployments(made).items()
+        if "RAY_AUTH_TOKEN" in str(spec) or "initContainers" in str(spec)
+    ]
     assert knowing == ["moothall-hosts"]
-    allowed = made["NetworkPolicy", "moothall", "hosts"]["spec"]["ingress"][0]["from"][1]["podSelector"]["matchLabels"]
+    allowed = made["NetworkPolicy", "moothall", "hosts"]["spec"]["ingress"][0]["from"][1][
+        "podSelector"
+    ]["matchLabels"]
     assert allowed == deployments(made)["moothall-hosts"]["selector"]["matchLabels"]
 
 
 def test_who_makes_no_jobs_has_no_token_of_a_service_account(made: Objects) -> None:
     without = {
-        name for name, spec in deployments(made).items() if spec["template"]["spec"].get("automountServiceAccountToken") is False
+        name
+        for name, spec in deployments(made).items()
+        if spec["template"]["spec"].get("automountServiceAccountToken") is False
     }
-    assert without == {name for name, spec in deployments(made).items() if not {"hosts", "tools"} & set(only(spec))}
+    assert without == {
+        name for name, spec in deployments(made).items() if not {"hosts", "tools"} & set(only(spec))
+    }
 
 
 def test_the_ports_of_the_wire_lead_to_who_answers_there(made: Objects) -> None:
-    for service, role, answered in (("moothall", "api", OF_API), ("moothall-tools", "tools", OF_TOOLS)):
+    for service, role, answered in (
+        ("moothall", "api", OF_API),
+        ("moothall-tools", "tools", OF_TOOLS),
+    ):
         spec = made["Service", "moothall", service]["spec"]
         (answering,) = [each for each in deployments(made).values() if role in only(each)]
         assert spec["selector"] == answering["selector"]["matchLabels"]
         there = {port["containerPort"]: port["name"] for port in container(answering)["ports"]}
-        leads = {port["port"]: port.get("targetPort", there.get(port["port"])) for port in spec["ports"]}
-        assert {port for port, target in leads.items() if target == "grpc"} == answered.keys() | {50055}
+        leads = {
+            port["port"]: port.get("targetPort", there.get(port["port"])) for port in spec["ports"]
+        }
+        assert {port for port, target in leads.items() if target == "grpc"} == answered.keys() | {
+            50055
+        }
         assert leads[8080] == "web"
 
 
 def test_a_door_that_one_process_has_has_all_ports_of_the_wire() -> None:
-    (service,) = [each for key, each in objects(kustomized(PROD)).items() if key == ("Service", "moothall", "moothall")]
+    (service,) = [
+        each
+        for key, each in objects(kustomized(PROD)).items()
+        if key == ("Service", "moothall", "moothall")
+    ]
     assert {port["port"] for port in service["spec"]["ports"]} == {*OF_API, *OF_TOOLS, 8080}
 
 
@@ -171,15 +216,24 @@ def services(ingress: dict[str, Any]) -> dict[str, str]:
 def test_the_ingress_brings_calls_of_tools_to_them_and_a_browser_back(made: Objects) -> None:
     ingress = made["Ingress", "moothall", "moothall"]
     paths, grpc = services(ingress), services(made["Ingress", "moothall", "moothall-grpc"])
-    names = [f"/{service.full_name}" for module in OF_TOOLS.values() for service in module.DESCRIPTOR.services_by_name.values()]
+    names = [
+        f"/{service.full_name}"
+        for module in OF_TOOLS.values()
+        for service in module.DESCRIPTOR.services_by_name.values()
+    ]
     assert grpc == {"/": "moothall"} | dict.fromkeys(names, "moothall-tools")
     assert paths == grpc | {"/v1": "moothall-tools"}
     assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/affinity"] == "cookie"
 
 
 def test_the_ingresses_let_through_what_the_doors_take(made: Objects, settings: Settings) -> None:
-    for name, most in (("moothall", settings.web.body_bytes), ("moothall-grpc", settings.limits.message_bytes)):
-        said = made["Ingress", "moothall", name]["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
+    for name, most in (
+        ("moothall", settings.web.body_bytes),
+        ("moothall-grpc", settings.limits.message_bytes),
+    ):
+        said = made["Ingress", "moothall", name]["metadata"]["annotations"][
+            "nginx.ingress.kubernetes.io/proxy-body-size"
+        ]
         assert said.endswith("m")
         assert int(said[:-1]) * 1024**2 > most, "nginx lets 1m through, where nothing is said"
 
@@ -191,11 +245,16 @@ def test_a_drained_node_and_the_processors_use_are_heeded(made: Objects) -> None
         assert scaled["scaleTargetRef"]["name"] == name
         assert "replicas" not in specs[name], "each apply would undo what was scaled"
         assert scaled["minReplicas"] == 2
-        assert made["PodDisruptionBudget", "moothall", name]["spec"] == {"maxUnavailable": 1, "selector": specs[name]["selector"]}
+        assert made["PodDisruptionBudget", "moothall", name]["spec"] == {
+            "maxUnavailable": 1,
+            "selector": specs[name]["selector"],
+        }
     assert specs["moothall-tools"]["replicas"] == 1, "a second would never be ready"
 
 
-async def test_the_probe_is_answered_as_the_kubelet_asks_it(made: Objects, settings: Settings, tmp_path: Path) -> None:
+async def test_the_probe_is_answered_as_the_kubelet_asks_it(
+    made: Objects, settings: Settings, tmp_path: Path
+) -> None:
     (probe,) = {
         str(container(spec)["readinessProbe"]): container(spec)["readinessProbe"]["httpGet"]
         for spec in deployments(made).values()
@@ -205,7 +264,10 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(made: Objects, setti
     tls = certificate(tmp_path)
     web = settings.web.model_copy(update={"port": 0, **tls})
     assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")
-    async with http_server(web, doors, TOKENS, configured=True) as served, aiohttp.ClientSession() as kubelet:
+    async with (
+        http_server(web, doors, TOKENS, configured=True) as served,
+        aiohttp.ClientSession() as kubelet,
+    ):
         url = f"https://127.0.0.1:{served.port}{probe['path']}"
         headers = {header["name"]: header["value"] for header in probe["httpHeaders"]}
         async with kubelet.get(url, headers=headers, ssl=False) as answer:

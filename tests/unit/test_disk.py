@@ -22,7 +22,10 @@ sys.stdin.read()
 def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"

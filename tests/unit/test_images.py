@@ -41,18 +41,37 @@ def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
 def test_its_packages_are_those_that_the_host_shows_a_sandbox_of_its_own() -> None:
     wanted = {name.replace("_", "-") for name in syntax.PACKAGES} | {"pydantic-monty"}
     locked = dict(
-        re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/workspace.txt").read_text(encoding="utf-8"), re.MULTILINE)
+        re.findall(
+            r"^([a-z0-9-]+)==(\S+)",
+            (ROOT / "requirements/workspace.txt").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
     )
-    run = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements/run.txt").read_text(encoding="utf-8"), re.MULTILINE))
+    run = dict(
+        re.findall(
+            r"^([a-z0-9-]+)==(\S+)",
+            (ROOT / "requirements/run.txt").read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+    )
     assert wanted <= set(locked)
     assert {name: run[name] for name in locked} == locked
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"] == ">=3.11"
+    assert (
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "requires-python"
+        ]
+        == ">=3.11"
+    )
 
 
 def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Path) -> None:
-    made = TEXT.partition("&& printf")[2].partition("> /usr/local/bin/moothall")[0].replace("\\\n", "")
+    made = (
+        TEXT.partition("&& printf")[2].partition("> /usr/local/bin/moothall")[0].replace("\\\n", "")
+    )
     script = tmp_path / "moothall"
-    script.write_bytes(subprocess.run(["sh", "-c", f"printf {made}"], check=True, capture_output=True).stdout)
+    script.write_bytes(
+        subprocess.run(["sh", "-c", f"printf {made}"], check=True, capture_output=True).stdout
+    )
     told = subprocess.run(["sh", str(script), "serve"], check=False, capture_output=True, text=True)
     assert (told.returncode, "moothall executor SOCKET OPTIONS" in told.stderr) == (2, True)
     boot = BOOT.format(module="moothall.inside.hands").replace("'", r"\"")

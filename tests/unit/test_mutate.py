@@ -25,12 +25,22 @@ func (s *Sum) Add(a, b int) bool {
 	return a + 1 > b
 }
 """
-_JS = "module.exports = function add(a, b) {\n    if (/a && b/.test('a && b')) { return a && b; }\n    return a - b;\n};\n"
-_RUST = 'pub fn add(a: u8) -> bool {\n    a == 1\n}\n\n#[test]\n#[ignore]\nfn adds() {\n    assert!(1 == 1);\n}\n#[cfg(test)]\n// with alloc\n#[cfg(feature = "alloc")]\nmod tests {\n    fn f() { assert!(1 == 1); }\n}\n'
+_JS = (
+    "module.exports = function add(a, b) {\n    if (/a && b/.test('a && b')) { return a && b; }\n "
+    "   return a - b;\n};\n"
+)
+_RUST = (
+    "pub fn add(a: u8) -> bool {\n    a == 1\n}\n\n#[test]\n#[ignore]\nfn adds() {\n    assert!(1 "
+    '== 1);\n}\n#[cfg(test)]\n// with alloc\n#[cfg(feature = "alloc")]\nmod tests {\n    fn f() { '
+    "assert!(1 == 1); }\n}\n"
+)
 
 
 def _told(path: str, text: str) -> list[tuple[str, str, str]]:
-    return [(fault.function, text[fault.start : fault.end].strip(), fault.new.strip()) for fault in faults(path, text)]
+    return [
+        (fault.function, text[fault.start : fault.end].strip(), fault.new.strip())
+        for fault in faults(path, text)
+    ]
 
 
 def test_every_fault_of_python_is_one_change_that_still_can_be_read() -> None:
@@ -54,7 +64,10 @@ def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
             return a != b and not True
         '''
     )
-    found = [(fault.kind, fault.function, text[fault.start : fault.end]) for fault in faults("a.py", text)]
+    found = [
+        (fault.kind, fault.function, text[fault.start : fault.end])
+        for fault in faults("a.py", text)
+    ]
     assert set(found) == {
         ("return", "néw", "return a != b and not True"),
         ("and/or", "néw", "a != b and not True"),
@@ -65,9 +78,13 @@ def test_python_s_faults_are_in_functions_and_said_by_kind() -> None:
 
 
 _MEMBERS = (
-    "exports.a = {\n  make: function (x) {\n    if (x) { return x + 1; }\n  },\n  less(x, y) {\n    return x < y;\n  },\n};\n"
+    "exports.a = {\n  make: function (x) {\n    if (x) { return x + 1; }\n  },\n  less(x, y) {\n  "
+    "  return x < y;\n  },\n};\n"
 )
-_C = "#define ONE(x) (x + 1)\nstatic int\nless(int a,\n     int b)\n{\n    return a < b; /* a < b */\n}\n"
+_C = (
+    "#define ONE(x) (x + 1)\nstatic int\nless(int a,\n     int b)\n{\n    return a < b; /* a < b "
+    "*/\n}\n"
+)
 
 
 def test_functions_are_found_where_they_are_members_and_in_c() -> None:
@@ -89,16 +106,21 @@ def test_comments_strings_patterns_and_what_lies_outside_functions_are_left_alon
     assert _told("src/lib.rs", _RUST) == [("add", "==", "!="), ("add", "1", "2")]
 
 
-@pytest.mark.parametrize("path", ["docs/conf.py", "setup.py", "benches/a.rs", "dist/a.min.js", "a.txt", "examples/x.go"])
+@pytest.mark.parametrize(
+    "path", ["docs/conf.py", "setup.py", "benches/a.rs", "dist/a.min.js", "a.txt", "examples/x.go"]
+)
 def test_what_is_no_library_code_is_left_alone(path: str) -> None:
     assert not mutable(path)
 
 
 @given(
-    st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a.c"])
+    st.text(alphabet="ab \n\t=<>!&|+-1/'\"`{}()#r\\:;,é", max_size=200),
+    st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a.c"]),
 )
 def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
-    for fault in faults(path, f"def f():\n    return 1\n{text}" if path == "a.py" else f"fn f() {{\n{text}"):
+    for fault in faults(
+        path, f"def f():\n    return 1\n{text}" if path == "a.py" else f"fn f() {{\n{text}"
+    ):
         assert fault.start < fault.end
 
 
@@ -117,11 +139,16 @@ def _after(text: str, actions: list[dict[str, object]]) -> str:
     return text
 
 
-_SUMS = "def add(a, b):\n    return a + b\n\n\ndef less(a, b):\n    return a < b\n\n\ndef add_again(a, b):\n    return a + b\n"
+_SUMS = (
+    "def add(a, b):\n    return a + b\n\n\ndef less(a, b):\n    return a < b\n\n\ndef "
+    "add_again(a, b):\n    return a + b\n"
+)
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_a_right_seat_brings_the_release_back_and_a_wrong_one_does_not(first: int, second: int) -> None:
+def test_a_right_seat_brings_the_release_back_and_a_wrong_one_does_not(
+    first: int, second: int
+) -> None:
     riddle = _riddle(_SUMS, first, second)
     assert _after(riddle.broken, riddle.right()) == _SUMS
     if riddle.first.function != riddle.second.function:
@@ -139,16 +166,25 @@ def test_somebody_is_right_unless_nobody_shall_be(task_id: str) -> None:
 
 def test_half_of_the_seats_are_right() -> None:
     counts = [len(Player(0.5).right_seats(str(number))) for number in range(400)]
-    assert 1.6 < sum(counts) / len(counts) < 1.85  # 12/7: nobody is right in one of eight, and is drawn again
+    assert (
+        1.6 < sum(counts) / len(counts) < 1.85
+    )  # 12/7: nobody is right in one of eight, and is drawn again
 
 
 def test_the_corpus_is_as_large_as_promised_and_every_package_is_pinned() -> None:
     listed = fetch.projects()
-    count = {name: sum(project.ecosystem == name for project in listed) for name in ("python", "go", "rust", "node")}
+    count = {
+        name: sum(project.ecosystem == name for project in listed)
+        for name in ("python", "go", "rust", "node")
+    }
     assert len(listed) >= 30
     assert count["python"] >= 12
     assert min(count["go"], count["rust"], count["node"]) >= 6
-    assert all(project.why and package.version and len(package.hash) >= 43 for project in listed for package in project.packages)
+    assert all(
+        project.why and package.version and len(package.hash) >= 43
+        for project in listed
+        for package in project.packages
+    )
     assert len({project.name for project in listed}) == len(listed)
 
 

@@ -26,7 +26,11 @@ def commands() -> list[str]:
     """Those on lines of their own and those within a sentence."""
     found = re.findall(r"^    (\S.*)$|`([^`\n]+)`", TEXT, re.MULTILINE)
     said = (line or span for line, span in found)
-    whole = [each for each in said if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))]
+    whole = [
+        each
+        for each in said
+        if each.startswith(KNOWN) and (" " in each or each.startswith("scripts/"))
+    ]
     return sorted({part.strip() for each in whole for part in each.split(" | ")})
 
 
@@ -41,7 +45,10 @@ def named() -> set[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("command", [each for each in commands() if each.startswith("moothall") or " -- moothall " in each])
+@pytest.mark.parametrize(
+    "command",
+    [each for each in commands() if each.startswith("moothall") or " -- moothall " in each],
+)
 def test_ours_are_commands_with_their_options(command: str) -> None:
     words = shlex.split(command)
     words = words[words.index("--") + 1 :] if "--" in words else words
@@ -62,7 +69,9 @@ def objects(words: list[str]) -> Iterator[tuple[str, str]]:
             yield match[1].replace("deployment", "deploy").replace("deploy", "deployment"), match[2]
 
 
-@pytest.mark.parametrize("command", [each for each in commands() if each.startswith(("kubectl", "scripts/"))])
+@pytest.mark.parametrize(
+    "command", [each for each in commands() if each.startswith(("kubectl", "scripts/"))]
+)
 def test_files_and_objects_are_there(command: str) -> None:
     words = shlex.split(command)
     for word in words:
@@ -75,9 +84,19 @@ def test_files_and_objects_are_there(command: str) -> None:
 
 
 def test_every_secret_that_is_referred_to_is_in_the_table() -> None:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in MANIFESTS if "examples" not in path.parts)
-    referred = set(re.findall(r"secretName: ([\w-]+)|secretRef: \{name: ([\w-]+)|secretKeyRef: \{name: ([\w-]+)", text))
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in MANIFESTS if "examples" not in path.parts
+    )
+    referred = set(
+        re.findall(
+            r"secretName: ([\w-]+)|secretRef: \{name: ([\w-]+)|secretKeyRef: \{name: ([\w-]+)", text
+        )
+    )
     names = {name for group in referred for name in group if name}
     table = TEXT[TEXT.index("| Secret of namespace") :].split("\n\n", 1)[0]
-    assert names == set(re.findall(r"`([a-z0-9-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:])))
+    assert names == set(
+        re.findall(
+            r"`([a-z0-9-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:])
+        )
+    )
     assert names >= MADE_BY_OTHERS

@@ -1,4 +1,6 @@
-"""scripts/sbom.py says of an image what is installed in it: here one made of this machine's own records of packages."""
+"""scripts/sbom.py says of an image what is installed in it: here one made of this machine's own
+records of packages.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Description: of several lines
 
 
 def sbom(archive: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, archive], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, SCRIPT, archive], capture_output=True, text=True, check=False
+    )
 
 
 def named(document: str) -> set[str]:
@@ -43,7 +47,9 @@ def named(document: str) -> set[str]:
 
 
 def metadata(name: str, version: str) -> bytes:
-    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\nName: not-this-one\n".encode()
+    return (
+        f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n\nName: not-this-one\n".encode()
+    )
 
 
 def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
@@ -63,7 +69,9 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
         "srv/whole/b-1.dist-info/METADATA": metadata("b", "1"),
     }
     config = {"Env": ["PATH=/usr/bin", "PYTHON_VERSION=3.11.7"]}
-    write(tmp_path / "image.tar", "registry.local/an-image:dev", [layer(lower), layer(upper)], config)
+    write(
+        tmp_path / "image.tar", "registry.local/an-image:dev", [layer(lower), layer(upper)], config
+    )
     done = sbom(tmp_path / "image.tar")
     assert done.returncode == 0, done.stderr
     assert named(done.stdout) == {
@@ -79,26 +87,43 @@ def test_it_says_what_the_last_layer_leaves(tmp_path: Path) -> None:
 @pytest.mark.e2e  # asks the tools of the whole machine
 def test_it_says_of_this_machine_what_its_own_tools_say(tmp_path: Path) -> None:
     if shutil.which("dpkg-query") is None:
-        pytest.skip("no dpkg on this machine: this part is for Debian; elsewhere there is nothing to compare with")
+        pytest.skip(
+            "no dpkg on this machine: this part is for Debian; elsewhere there is nothing to "
+            "compare with"
+        )
     status = Path("/var/lib/dpkg/status")
     here = Path(sys.prefix) / "lib"
     files = {str(status): status.read_bytes()}
-    files |= {f"opt/{path.relative_to(here)}": path.read_bytes() for path in here.rglob("*.dist-info/METADATA")}
+    files |= {
+        f"opt/{path.relative_to(here)}": path.read_bytes()
+        for path in here.rglob("*.dist-info/METADATA")
+    }
     write(tmp_path / "image.tar", "a:1", [layer(files)], {})
     found = json.loads(sbom(tmp_path / "image.tar").stdout)["components"]
     asked = subprocess.run(
-        ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"], capture_output=True, text=True, check=True
+        ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    installed = [line.split()[1:] for line in asked.stdout.splitlines() if line.startswith("installed ")]
-    debian = {(each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")}
+    installed = [
+        line.split()[1:] for line in asked.stdout.splitlines() if line.startswith("installed ")
+    ]
+    debian = {
+        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:deb/")
+    }
     assert debian == {(name, version) for name, version in installed}
-    python = {(each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")}
+    python = {
+        (each["name"], each["version"]) for each in found if each["purl"].startswith("pkg:pypi/")
+    }
     for each in ("pytest", "ray", "grpcio"):
         assert (each, importlib.metadata.version(each)) in python
 
 
 def behind_an_index(archive: Path, out: Path) -> None:
-    """As Docker saves an image that has attestations: the image's entry is one of two in an index, which the archive names."""
+    """As Docker saves an image that has attestations: the image's entry is one of two in an index,
+    which the archive names.
+    """
     with tarfile.open(archive) as source:
         blobs = {each.name: file.read() for each in source if (file := source.extractfile(each))}
     (entry,) = json.loads(blobs["index.json"])["manifests"]
@@ -106,7 +131,9 @@ def behind_an_index(archive: Path, out: Path) -> None:
     between = json.dumps({"schemaVersion": 2, "manifests": [entry, attestation]}).encode()
     digest = f"sha256:{hashlib.sha256(between).hexdigest()}"
     blobs[f"blobs/{digest.replace(':', '/')}"] = between
-    blobs["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [{**entry, "digest": digest}]}).encode()
+    blobs["index.json"] = json.dumps(
+        {"schemaVersion": 2, "manifests": [{**entry, "digest": digest}]}
+    ).encode()
     out.write_bytes(layer(blobs))
 
 

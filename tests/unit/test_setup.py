@@ -33,8 +33,18 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"PYTHON": str(project / "python"), "PATH": f"{project}:{os.environ['PATH']}"}
-    return subprocess.run(["bash", "scripts/setup", *args], cwd=project, env=env, check=False, capture_output=True, text=True)
+    env = os.environ | {
+        "PYTHON": str(project / "python"),
+        "PATH": f"{project}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        ["bash", "scripts/setup", *args],
+        cwd=project,
+        env=env,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("name", ["run", "dev"])

@@ -1,4 +1,6 @@
-"""The real servers that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL and MOOTHALL_MODELS."""
+"""The real servers that scripts/test-vllm started, and named as MOOTHALL_LLM__BASE_URL and
+MOOTHALL_MODELS.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def measured(request: pytest.FixtureRequest) -> Callable[[str], None]:
     return request.config.stash.setdefault(_MEASURED, []).append
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if lines := config.stash.get(_MEASURED, None):
         terminalreporter.section("measured on vLLM")
         for line in lines:
@@ -36,7 +40,10 @@ def llm() -> LlmSettings:
 @pytest.fixture(scope="session")
 def url(llm: LlmSettings) -> str:
     if llm.base_url is None:
-        pytest.fail("these tests need a vLLM server: run scripts/test-vllm, or set MOOTHALL_LLM__BASE_URL to one")
+        pytest.fail(
+            "these tests need a vLLM server: run scripts/test-vllm, or set MOOTHALL_LLM__BASE_URL "
+            "to one"
+        )
     return llm.base_url
 
 
@@ -51,7 +58,10 @@ async def _open(name: str) -> AsyncIterator[OpenAIModel]:
     """Open the client of a model in MOOTHALL_MODELS."""
     known = load_settings().models
     if name not in known:
-        pytest.skip(f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours starts it")
+        pytest.skip(
+            f"MOOTHALL_MODELS has no model {name!r}; scripts/test-vllm without a server of yours "
+            "starts it"
+        )
     base_url = known[name].base_url
     assert base_url
     async with open_model(LlmSettings(base_url=base_url), base_url) as client:

@@ -1,4 +1,6 @@
-"""The client's contracts on real vLLM servers: the same cases as on the stubs, the scripted server and the embedded one."""
+"""The client's contracts on real vLLM servers: the same cases as on the stubs, the scripted server
+and the embedded one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class TestVllm(ChatModelContract):
 
 
 class TestJson(ServerContract):
-    """Without a parser for tool calls. The random weights show the record, schemas, usage and refusals; they follow no instruction."""
+    """Without a parser for tool calls. The random weights show the record, schemas, usage and
+    refusals; they follow no instruction.
+    """
 
     @pytest.fixture
     def expected(self) -> Expected:
@@ -42,7 +46,9 @@ class TestNativeTools(ServerContract):
 
 
 class TestBlocks(ServerContract):
-    """With a parser for reasoning: vLLM then enforces a schema only after the reasoning, and this model does not reason by itself."""
+    """With a parser for reasoning: vLLM then enforces a schema only after the reasoning, and this
+    model does not reason by itself.
+    """
 
     @pytest_asyncio.fixture(loop_scope="session")
     async def model(self, thinker: OpenAIModel) -> OpenAIModel:
@@ -53,16 +59,29 @@ class TestBlocks(ServerContract):
         return Expected("blocks", 4096, obeys=False, reasoning="reasoning")
 
 
-async def test_doctor_says_what_is_true_of_each(coder: OpenAIModel, thinker: OpenAIModel, tmp_path: Path) -> None:
+async def test_doctor_says_what_is_true_of_each(
+    coder: OpenAIModel, thinker: OpenAIModel, tmp_path: Path
+) -> None:
     assert coder.url != thinker.url
     servers = {name: os.environ[name] for name in ("MOOTHALL_LLM__BASE_URL", "MOOTHALL_MODELS")}
     done = await Command(tmp_path / "data", extra=servers)("doctor", "--json")
     parts = {finding["part"]: finding["detail"] for finding in json.loads(done.out)}
-    assert "replies as json; window of 16,384 tokens (the server's list of models)" in parts["model"]
-    assert "native tool calls; window of 16,384 tokens (the server's list of models)" in parts["model coder"]
-    assert "replies as blocks; window of 4,096 tokens (the server's list of models)" in parts["model thinker"]
+    assert (
+        "replies as json; window of 16,384 tokens (the server's list of models)" in parts["model"]
+    )
+    assert (
+        "native tool calls; window of 16,384 tokens (the server's list of models)"
+        in parts["model coder"]
+    )
+    assert (
+        "replies as blocks; window of 4,096 tokens (the server's list of models)"
+        in parts["model thinker"]
+    )
     assert "native tool calls: no; JSON schema: ours" in parts["model server"]
     assert "native tool calls: yes" in parts["model coder server"]
     assert "JSON schema: ours" in parts["model coder server"]
     assert "native tool calls: no; JSON schema: ignored" in parts["model thinker server"]
-    assert all("usage: told" in parts[f"{name} server"] for name in ("model", "model coder", "model thinker"))
+    assert all(
+        "usage: told" in parts[f"{name} server"]
+        for name in ("model", "model coder", "model thinker")
+    )

@@ -1,6 +1,8 @@
-"""What a council costs on a server that caches what prompts begin with: the context is computed once, not once a seat.
+"""What a council costs on a server that caches what prompts begin with: the context is computed
+once, not once a seat.
 
-The protocol, its prompts and the client are the real ones; the model's answers are noise that obeys the schemas.
+The protocol, its prompts and the client are the real ones; the model's answers are noise that obeys
+the schemas.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ MOST_OVER_PREDICTED = 1.1
 def prose(characters: int) -> str:
     """Return text of this length in which no two lines are the same."""
     lines = (
-        f"Point {number}: the ledger keeps entry {number * 7919 % 1000} and never its amount twice." for number in range(999)
+        f"Point {number}: the ledger keeps entry {number * 7919 % 1000} and never its amount twice."
+        for number in range(999)
     )
     return "\n".join(lines)[:characters]
 
@@ -39,7 +42,8 @@ def prose(characters: int) -> str:
 def module(characters: int) -> str:
     """Return code of this length."""
     functions = (
-        f'\n\ndef rate_{number}(amount: int) -> int:\n    """Return the amount at rate {number}."""\n    return amount * {number}\n'
+        f'\n\ndef rate_{number}(amount: int) -> int:\n    """Return the amount at rate '
+        f'{number}."""\n    return amount * {number}\n'
         for number in range(999)
     )
     return "".join(functions)[:characters].rpartition("\n\n\n")[0] + "\n"
@@ -52,16 +56,25 @@ TEXT: dict[str, Any] = {
     "description": prose(CONTEXT),
     "constraints": Constraints(requirements=("It names a risk.", "It says what it costs.")),
 }
-CODE: dict[str, Any] = {"protocol": "tests_then_verify", "description": "Add hello_world() to src/utils.py, near src/rates.py."}
+CODE: dict[str, Any] = {
+    "protocol": "tests_then_verify",
+    "description": "Add hello_world() to src/utils.py, near src/rates.py.",
+}
 
 
 @pytest.mark.parametrize("wanted", [TEXT, CODE], ids=["text", "code"])
 async def test_a_council_of_five_computes_its_context_once(
-    model: OpenAIModel, url: str, tmp_path: Path, wanted: dict[str, Any], measured: Callable[[str], None]
+    model: OpenAIModel,
+    url: str,
+    tmp_path: Path,
+    wanted: dict[str, Any],
+    measured: Callable[[str], None],
 ) -> None:
     watched = WatchedModel(model)
     files = {**SAMPLE, "src/rates.py": module(CONTEXT)}
-    async with open_council(tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300) as house:
+    async with open_council(
+        tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300
+    ) as house:
         house.parts = replace(house.parts, model=watched)
         await model.reply_mode()  # found out once, by a call of its own
         before = await model.figures()
@@ -77,8 +90,10 @@ async def test_a_council_of_five_computes_its_context_once(
     predicted = perfect_prefill(prompts, block)
     shared = in_common(prompts)
     measured(
-        f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, {shared} in common; "
-        f"predicted in blocks of {block} {predicted}, computed {computed} = {computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
+        f"{SEATS} seats, {wanted['protocol']}: {len(prompts)} calls, {asked} prompt tokens, "
+        f"{shared} in common; "
+        f"predicted in blocks of {block} {predicted}, computed {computed} = "
+        f"{computed / predicted:.3f} of it; without a cache {asked / predicted:.1f}"
     )
     assert asked == sum(map(len, prompts)) == delta(before.prompt_tokens, after.prompt_tokens)
     assert asked - computed == delta(before.cached_tokens, after.cached_tokens)
@@ -95,7 +110,9 @@ def delta(before: float | None, after: float | None) -> int:
 
 async def deliberate(house: CouncilHouse, wanted: dict[str, Any]) -> Any:
     # A tenant of its own begins with a cache of its own, whatever ran before.
-    d = house.deliberation(seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **wanted)
+    d = house.deliberation(
+        seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **wanted
+    )
     return await house.run(d)
 
 

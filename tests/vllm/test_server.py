@@ -1,4 +1,6 @@
-"""What of a real vLLM our client counts on, beyond the contract: queues that empty, caches kept apart, clear refusals."""
+"""What of a real vLLM our client counts on, beyond the contract: queues that empty, caches kept
+apart, clear refusals.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from moothall.config import LlmSettings
-from moothall.council.prompting.reply import approaches_schema, read_review, read_turn, review_schema, turn_schema
+from moothall.council.prompting.reply import (
+    approaches_schema,
+    read_review,
+    read_turn,
+    review_schema,
+    turn_schema,
+)
 from moothall.domain.chat import Message, ReplySchema
-from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
 from moothall.model.client import OpenAIModel, open_model
 from moothall.testing.chat_contract import ask
 from support.tools import CATALOGUE
@@ -25,7 +38,9 @@ SPECS = tuple(CATALOGUE.values())
 
 
 async def until_running(model: OpenAIModel, wanted: int) -> None:
-    """Wait until as many calls run on the server; it says so in its figures, late where its machine is busy."""
+    """Wait until as many calls run on the server; it says so in its figures, late where its machine
+    is busy.
+    """
     patience = datetime.now(UTC) + timedelta(seconds=60)
     figures: object = None
     while datetime.now(UTC) < patience:
@@ -48,13 +63,19 @@ async def test_all_figures_that_we_read_are_there(model: OpenAIModel) -> None:
 
 
 async def test_the_same_seed_gives_the_same_answer_and_another_another(model: OpenAIModel) -> None:
-    said = [(await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text for seed in (5, 5, 6)]
+    said = [
+        (await model.chat(ask(temperature=0.9, seed=seed, max_tokens=24))).text
+        for seed in (5, 5, 6)
+    ]
     assert said[0] == said[1] != said[2]
 
 
 async def test_a_cancelled_call_stops_on_the_server(model: OpenAIModel) -> None:
     async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(model.chat(ask(f"t/-/plan/0.{n}", messages=STORY, max_tokens=8000))) for n in range(3)]
+        calls = [
+            group.create_task(model.chat(ask(f"t/-/plan/0.{n}", messages=STORY, max_tokens=8000)))
+            for n in range(3)
+        ]
         await until_running(model, 3)
         for call in calls:
             call.cancel()
@@ -74,7 +95,10 @@ async def test_an_answer_comes_piece_by_piece(model: OpenAIModel) -> None:
 
 
 async def test_many_calls_at_once_are_all_answered(model: OpenAIModel) -> None:
-    calls = (ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=300, temperature=1.0) for n in range(40))
+    calls = (
+        ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=300, temperature=1.0)
+        for n in range(40)
+    )
     replies = await asyncio.gather(*map(model.chat, calls))
     assert all(reply.usage.completion_tokens == 8 for reply in replies)
 
@@ -93,8 +117,12 @@ async def test_tenants_do_not_share_a_cache(model: OpenAIModel) -> None:
 async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
     whole = 0
     for seed in range(30):
-        reply = await model.chat(ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300))
-        if reply.finish_reason == "stop":  # what a model of random weights says is often cut at its limit
+        reply = await model.chat(
+            ask(schema=turn_schema(SPECS), max_tokens=1000, temperature=1.0, seed=seed, seconds=300)
+        )
+        if (
+            reply.finish_reason == "stop"
+        ):  # what a model of random weights says is often cut at its limit
             assert all(action.tool in CATALOGUE for action in read_turn(reply, "json").actions)
             whole += 1
         if whole == 3:
@@ -102,9 +130,15 @@ async def test_a_turn_with_every_tool_is_obeyed(model: OpenAIModel) -> None:
     pytest.fail(f"{whole} of 30 replies were whole")
 
 
-@pytest.mark.parametrize("schema", [review_schema(3), approaches_schema(4), turn_schema(())], ids=lambda schema: schema.name)
+@pytest.mark.parametrize(
+    "schema",
+    [review_schema(3), approaches_schema(4), turn_schema(())],
+    ids=lambda schema: schema.name,
+)
 async def test_every_other_schema_is_obeyed(model: OpenAIModel, schema: ReplySchema) -> None:
-    reply = await model.chat(ask(schema=schema, max_tokens=900, temperature=1.0, seed=3, seconds=300))
+    reply = await model.chat(
+        ask(schema=schema, max_tokens=900, temperature=1.0, seed=3, seconds=300)
+    )
     assert reply.finish_reason == "stop"
     said = json.loads(reply.text)
     if schema.name == "review":
@@ -119,7 +153,8 @@ async def test_a_reviewers_score_comes_with_how_likely_others_were(model: OpenAI
     written = json.loads(scored.text)["score"]
     assert "".join(token[0][0] for token in scored.digits) == str(written)
     assert all(0 < sum(chance for _, chance in token) <= 1.0001 for token in scored.digits)
-    # A model of random weights is sure of nothing, so that what it expects lies between the numbers.
+    # A model of random weights is sure of nothing, so that what it expects lies between the
+    # numbers.
     assert 0 <= read_review(scored, 3).score <= 10
     assert read_review(scored, 3).score != read_review(bare, 3).score == written
 
@@ -163,5 +198,7 @@ async def test_a_part_that_it_refuses_is_left_out_from_then_on(llm: LlmSettings,
 async def test_a_limit_longer_than_the_window_is_learnt(llm: LlmSettings, url: str) -> None:
     async with open_model(llm, url) as client:
         window = (await client.describe()).window
-        assert (await client.chat(ask(schema=review_schema(1), max_tokens=window + 1, seconds=300))).text
+        assert (
+            await client.chat(ask(schema=review_schema(1), max_tokens=window + 1, seconds=300))
+        ).text
         assert client.capabilities.most_tokens == window

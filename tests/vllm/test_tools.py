@@ -1,4 +1,6 @@
-"""A seat that works with native tool calls on a real vLLM. What the small model does there is its own; that its calls run is ours."""
+"""A seat that works with native tool calls on a real vLLM. What the small model does there is its
+own; that its calls run is ours.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,20 @@ from support.watching import WatchedModel
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-TASK = "Look at src/utils.py with the tool view: <tool_call>, then the JSON object, then </tool_call>."
+TASK = (
+    "Look at src/utils.py with the tool view: <tool_call>, then the JSON object, then </tool_call>."
+)
 
 
-async def test_a_seat_calls_tools_and_reads_what_they_answer(coder: OpenAIModel, tmp_path: Path) -> None:
+async def test_a_seat_calls_tools_and_reads_what_they_answer(
+    coder: OpenAIModel, tmp_path: Path
+) -> None:
     watched = WatchedModel(coder)
     async with open_council(tmp_path, lambda _b, _h: "", temperature=0.0) as house:
         house.parts = replace(house.parts, model=watched)
-        events = await house.run(house.deliberation("single", 1, description=TASK, seconds=600, max_turns=2))
+        events = await house.run(
+            house.deliberation("single", 1, description=TASK, seconds=600, max_turns=2)
+        )
     (started,) = of(events, EventType.DELIBERATION_STARTED)
     assert (started["reply_mode"], started["models"][0]["window"]) == ("tools", 16_384)
     turns = of(events, EventType.SEAT_TURN)
@@ -30,4 +38,6 @@ async def test_a_seat_calls_tools_and_reads_what_they_answer(coder: OpenAIModel,
     first, second, *_ = watched.calls
     ids = [call.call_id for call in first[1].calls]
     assert [message.call_id for message in second[0].messages if message.role == "tool"] == ids
-    assert second[1].usage.cached_tokens > 0.8 * first[1].usage.prompt_tokens, "the prefix stays as it was"
+    assert second[1].usage.cached_tokens > 0.8 * first[1].usage.prompt_tokens, (
+        "the prefix stays as it was"
+    )

@@ -7,7 +7,14 @@ from difflib import get_close_matches
 
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "filesystem-read": ("files.read", "files.list", "files.search", "files.info", "files.diff"),
-    "filesystem-write": ("files.write", "files.append", "files.edit", "files.define", "files.delete", "files.mkdir"),
+    "filesystem-write": (
+        "files.write",
+        "files.append",
+        "files.edit",
+        "files.define",
+        "files.delete",
+        "files.mkdir",
+    ),
     "git-read": ("git.status", "git.diff", "git.log"),
     "git-write": ("git.add", "git.commit", "git.branch", "git.checkout"),
     "test-execution": ("tests.pytest", "tests.npm", "tests.go", "tests.cargo", "tests.make"),

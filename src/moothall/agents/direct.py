@@ -32,8 +32,9 @@ class ToolRun:
 
 
 class Direct:
-    """Runs tools in callers' workspaces, at most `parallelism` of a list side by side. How often a caller may use a tool that runs code or acts
-    outside is counted here for all its workspaces together: each call may have one of its own.
+    """Runs tools in callers' workspaces, at most `parallelism` of a list side by side. How often a
+    caller may use a tool that runs code or acts outside is counted here for all its workspaces
+    together: each call may have one of its own.
     """
 
     def __init__(self, visits: Visits, parallelism: int) -> None:
@@ -41,20 +42,26 @@ class Direct:
         self._parallelism = parallelism
         self._rates = Rates()
 
-    async def run(self, who: Principal, opened: OpenedVisit, wanted: Sequence[Action], task_id: str) -> tuple[ToolRun, ...]:
+    async def run(
+        self, who: Principal, opened: OpenedVisit, wanted: Sequence[Action], task_id: str
+    ) -> tuple[ToolRun, ...]:
         """Return what came of each, in their order. One that fails stops no other.
 
-        Raises what `Visits.call` raises for a call that isn't let through at all, once the others have been called off.
+        Raises what `Visits.call` raises for a call that isn't let through at all, once the others
+        have been called off.
         """
         slots = asyncio.Semaphore(self._parallelism)
         began = time.time_ns()
 
         async def one(place: int, item: Action) -> ToolRun:
             async with slots:
-                # A request id stands for one request of a workspace, and a session's outlives the task.
+                # A request id stands for one request of a workspace, and a session's outlives the
+                # task.
                 request_id = digest(task_id, str(began), str(place))[:32]
                 call = ToolCall(request_id, item.tool, item.arguments, datetime.now(UTC) + _LONGEST)
-                result = self._too_often(who, call) or await self._visits.call(who, opened.workspace, opened.token, call)
+                result = self._too_often(who, call) or await self._visits.call(
+                    who, opened.workspace, opened.token, call
+                )
                 return ToolRun(item, f"{task_id}.{place}", result)
 
         async with asyncio.TaskGroup() as group:
@@ -68,4 +75,6 @@ class Direct:
         seconds = self._rates.take((who.tenant, who.name, call.tool), spec)
         if not seconds:
             return None
-        return ToolResult(call.request_id, call.tool, ToolStatus.RATE_LIMITED, error=too_often(spec, seconds))
+        return ToolResult(
+            call.request_id, call.tool, ToolStatus.RATE_LIMITED, error=too_often(spec, seconds)
+        )

@@ -1,4 +1,6 @@
-"""What stands before every query: how long it is, how often its caller asks, whether what came of late went well, and how long it may take."""
+"""What stands before every query: how long it is, how often its caller asks, whether what came of
+late went well, and how long it may take.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from cachetools import LRUCache
 
 from moothall.config import AgentSettings
 from moothall.domain.identity import Principal
-from moothall.errors import BudgetExceeded, DeadlineExceeded, InvalidRequest, MoothallError, RateLimited, Temporary
+from moothall.errors import (
+    BudgetExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    MoothallError,
+    RateLimited,
+    Temporary,
+)
 
 _CHARS_A_TOKEN = 4
 _USERS = 10_000
@@ -44,8 +53,9 @@ class TimedOut(DeadlineExceeded):
 
 
 class RollingBreaker:
-    """What came of the last calls, in a window that rolls. Open where `share` of at least `least` of them failed; then one call is let
-    through once `seconds` are over, and what comes of it decides.
+    """What came of the last calls, in a window that rolls. Open where `share` of at least `least`
+    of them failed; then one call is let through once `seconds` are over, and what comes of it
+    decides.
     """
 
     def __init__(self, settings: AgentSettings, clock: Callable[[], float] = monotonic) -> None:
@@ -61,7 +71,9 @@ class RollingBreaker:
             return
         left = self._until - self._clock()
         if left > 0 or self._probing:
-            raise CircuitOpen("circuit_open: most of the last queries failed; ask again later", max(left, 1.0))
+            raise CircuitOpen(
+                "circuit_open: most of the last queries failed; ask again later", max(left, 1.0)
+            )
         self._probing = True
 
     def note(self, *, failed: bool | None) -> None:
@@ -80,7 +92,11 @@ class RollingBreaker:
         while self._ended and self._ended[0][0] < now - self._settings.breaker_seconds:
             self._ended.popleft()
         wrong = sum(was for _, was in self._ended)
-        if len(self._ended) >= self._settings.breaker_calls and wrong >= self._settings.breaker_share * len(self._ended):
+        if len(
+            self._ended
+        ) >= self._settings.breaker_calls and wrong >= self._settings.breaker_share * len(
+            self._ended
+        ):
             self._until = now + self._settings.breaker_seconds
 
 
@@ -111,7 +127,11 @@ class Enforcer:
         Raises `TokenLimit`, `TooOften`, `CircuitOpen`, `TimedOut`, `InvalidRequest`.
         """
         self._check_limits(who, text, seconds)
-        breaker = self._breakers.setdefault(who.tenant, RollingBreaker(self._settings)) if uses_model else None
+        breaker = (
+            self._breakers.setdefault(who.tenant, RollingBreaker(self._settings))
+            if uses_model
+            else None
+        )
         if breaker is not None:
             breaker.enter()
         most = min(seconds or self._settings.timeout_seconds, self._settings.timeout_seconds)
@@ -129,10 +149,16 @@ class Enforcer:
             failed = None if seconds == most else True
             raise TimedOut(f"timeout: it took longer than {most:g} seconds") from error
         except MoothallError as error:
-            failed = True if isinstance(error, Temporary) and not isinstance(error, RateLimited) else None
+            failed = (
+                True
+                if isinstance(error, Temporary) and not isinstance(error, RateLimited)
+                else None
+            )
             raise
         except BaseException as error:
-            failed = True if isinstance(error, Exception) else None  # a caller that went says nothing about us
+            failed = (
+                True if isinstance(error, Exception) else None
+            )  # a caller that went says nothing about us
             raise
         finally:
             if breaker is not None:
@@ -140,13 +166,21 @@ class Enforcer:
 
     def _check_limits(self, who: Principal, text: int, seconds: int) -> None:
         if seconds < 0:
-            raise InvalidRequest(f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the most")
+            raise InvalidRequest(
+                f"timeout_seconds is {seconds}; give the seconds that it may take, or 0 for the "
+                "most"
+            )
         tokens = text // _CHARS_A_TOKEN
         if tokens > self._settings.tokens:
-            raise TokenLimit(f"token_limit: the query has about {tokens:,} tokens; at most {self._settings.tokens:,} are taken")
+            raise TokenLimit(
+                f"token_limit: the query has about {tokens:,} tokens; at most "
+                f"{self._settings.tokens:,} are taken"
+            )
         self._take(who)
         if self._active[who.tenant] >= self._settings.tasks:
-            raise TooOften(f"rate_limited: {self._settings.tasks} queries are under way; ask again later")
+            raise TooOften(
+                f"rate_limited: {self._settings.tasks} queries are under way; ask again later"
+            )
 
     @contextmanager
     def _counted(self, tenant: str) -> Iterator[None]:
@@ -160,11 +194,15 @@ class Enforcer:
                 del self._active[tenant]
 
     def _take(self, who: Principal) -> None:
-        """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's worth. Raises `TooOften`."""
+        """Take one from the caller's bucket, which fills with `calls_a_second` up to a second's
+        worth. Raises `TooOften`.
+        """
         rate, now = self._settings.calls_a_second, monotonic()
         most = max(rate, 1.0)
         left, at = self._buckets.get((who.tenant, who.name), (most, now))
         left = min(most, left + (now - at) * rate)
         if left < 1:
-            raise TooOften(f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - left) / rate)
+            raise TooOften(
+                f"rate_limited: {who.name} may ask {rate:g} times a second", (1 - left) / rate
+            )
         self._buckets[(who.tenant, who.name)] = (left - 1, now)

@@ -39,18 +39,24 @@ class Loaded:
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are named, and those of folders that are, in order. Raises `InvalidRequest` for what is not there."""
+    """Return the files that are named, and those of folders that are, in order. Raises
+    `InvalidRequest` for what is not there.
+    """
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise InvalidRequest(f"{path} is not there: name a file or a folder of agents")
-        inside = (one for one in path.rglob("*") if one.suffix in {".yaml", ".yml"} and one.is_file())
+        inside = (
+            one for one in path.rglob("*") if one.suffix in {".yaml", ".yml"} and one.is_file()
+        )
         found += sorted(inside) if path.is_dir() else [path]
     return found
 
 
 def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
-    """Read files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path that is not there."""
+    """Read files and folders; a file has at most `most` bytes. Raises `InvalidRequest` for a path
+    that is not there.
+    """
     specs: dict[str, Spec] = {}
     wrong: list[Wrong] = []
     kept: list[Wrong] = []
@@ -63,7 +69,11 @@ def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
             continue
         specs[file] = spec
         kept += [
-            Wrong(file, _line(node, where), f"{'.'.join(map(str, where))} is kept, and nothing is done by it")
+            Wrong(
+                file,
+                _line(node, where),
+                f"{'.'.join(map(str, where))} is kept, and nothing is done by it",
+            )
             for where in _extra(spec, ())
         ]
     files: dict[str, str] = {}
@@ -75,7 +85,9 @@ def load(paths: Sequence[Path], most: int = 256_000) -> Loaded:
 
 
 def check_order(specs: Sequence[Spec]) -> tuple[str, ...]:
-    """Return the names in the order in which they would run one by one. Raises `InvalidRequest` for a cycle or what is missing."""
+    """Return the names in the order in which they would run one by one. Raises `InvalidRequest` for
+    a cycle or what is missing.
+    """
     return tuple(of_specs(specs))
 
 
@@ -90,15 +102,21 @@ class _Refused(yaml.MarkedYAMLError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values alone: no aliases, a few lines of which are gigabytes, and no tags; a date is the text that it is written as."""
+    """Plain values alone: no aliases, a few lines of which are gigabytes, and no tags; a date is
+    the text that it is written as.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call] # there is no type
         place = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise _Refused(problem="it has an alias (*name); write what is meant", problem_mark=place)
+            raise _Refused(
+                problem="it has an alias (*name); write what is meant", problem_mark=place
+            )
         if tag := getattr(event, "tag", None):
-            raise _Refused(problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=place)
+            raise _Refused(
+                problem=f"it has a tag ({tag[:40]}); write the value alone", problem_mark=place
+            )
         return super().compose_node(parent, index)
 
 
@@ -119,7 +137,9 @@ def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
     except OSError as error:
         raise _Bad([Wrong(file, 0, error.strerror or str(error))]) from error
     except RecursionError as error:
-        raise _Bad([Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]) from error
+        raise _Bad(
+            [Wrong(file, 0, "it is nested too deeply; write lists and maps that are flatter")]
+        ) from error
     except ValueError as error:  # a byte that is no UTF-8, a number that nobody can read
         raise _Bad([Wrong(file, 0, f"it is no YAML: {error}")]) from error
     if not isinstance(data, dict) or node is None:
@@ -128,25 +148,36 @@ def _read(path: Path, most: int) -> tuple[Spec, yaml.Node]:
         spec = Spec.model_validate(data)
         of_tasks(spec.tasks)
     except ValidationError as error:
-        raise _Bad([Wrong(file, _line(node, one.place), _describe_error(one)) for one in wrong_fields(error)]) from error
+        raise _Bad(
+            [
+                Wrong(file, _line(node, one.place), _describe_error(one))
+                for one in wrong_fields(error)
+            ]
+        ) from error
     except InvalidRequest as error:
         raise _Bad([Wrong(file, _line(node, ("tasks",)), error.message)]) from error
     return spec, node
 
 
 def _parse(file: str, text: str) -> tuple[yaml.Node | None, Any]:
-    """Return a text's parts with their places, and what it says. Raises `_Bad`, `ValueError`, `RecursionError`."""
+    """Return a text's parts with their places, and what it says. Raises `_Bad`, `ValueError`,
+    `RecursionError`.
+    """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, None
         if repeated := list(_repeated_keys(node)):
-            raise _Bad([Wrong(file, line, f"{key} is said a second time") for key, line in repeated])
+            raise _Bad(
+                [Wrong(file, line, f"{key} is said a second time") for key, line in repeated]
+            )
         return node, loader.construct_document(node)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _Bad([Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]) from error
+        raise _Bad(
+            [Wrong(file, line, f"it has a sign that no text has, U+{error.character:04X}")]
+        ) from error
     except yaml.MarkedYAMLError as error:
         what = "" if isinstance(error, _Refused) else "it is no YAML: "
         mark = error.problem_mark
@@ -183,7 +214,9 @@ def _line(node: yaml.Node, where: Sequence[Any]) -> int:
             if part == where[-1]:
                 return int(inner[0].start_mark.line) + 1
             node = inner[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        elif (
+            isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value)
+        ):
             node = node.value[part]
     return int(node.start_mark.line) + 1
 

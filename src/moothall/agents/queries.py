@@ -1,4 +1,6 @@
-"""What a caller asks for: a query for an agent, or tools to run without a model, read from the query's context."""
+"""What a caller asks for: a query for an agent, or tools to run without a model, read from the
+query's context.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from moothall.errors import InvalidRequest, Refused
 _DIRECT, _SEQUENCE, _ALLOWED = "tool_parameters", "tool_calls", "allowed_tools"
 _PROFILE, _TIER = "model_profile", "model_tier"
 _TIERS = ("", "small", "medium", "large")
-_OURS = {_DIRECT, _SEQUENCE, _ALLOWED, _PROFILE, _TIER, "tool", "tool_name", "name", "repository", "role"}
+_OURS = {
+    _DIRECT,
+    _SEQUENCE,
+    _ALLOWED,
+    _PROFILE,
+    _TIER,
+    "tool",
+    "tool_name",
+    "name",
+    "repository",
+    "role",
+}
 _WEB = frozenset({"web.search", "web.fetch"})
 _MOST_CALLS = 256
 
@@ -31,7 +44,9 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What is known of a session: what was asked and answered, oldest first, and what came of it."""
+    """What is known of a session: what was asked and answered, oldest first, and what came of
+    it.
+    """
 
     session_id: str = ""
     history: tuple[str, ...] = ()
@@ -44,7 +59,9 @@ class SessionContext:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A caller's request, before anything is checked but its shape. Zero and empty mean the default."""
+    """A caller's request, before anything is checked but its shape. Zero and empty mean the
+    default.
+    """
 
     task_id: str
     query: str = ""
@@ -64,14 +81,23 @@ class Query:
 
     @property
     def model(self) -> str:
-        """The model that is asked for: `context.model_profile`, else `context.model_tier`, by number (1 small, 2 medium, 3 large) or name."""
+        """The model that is asked for: `context.model_profile`, else `context.model_tier`, by
+        number (1 small, 2 medium, 3 large) or name.
+        """
         tier = self.context.get(_TIER, "")
         if isinstance(tier, str):
             tier = tier.lower().removeprefix("model_tier_").replace("unspecified", "")
-        elif isinstance(tier, int | float) and not isinstance(tier, bool) and tier in range(len(_TIERS)):
+        elif (
+            isinstance(tier, int | float)
+            and not isinstance(tier, bool)
+            and tier in range(len(_TIERS))
+        ):
             tier = _TIERS[int(tier)]
         if tier not in _TIERS:
-            raise InvalidRequest(f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 (large)")
+            raise InvalidRequest(
+                f"context.{_TIER} is {str(tier)[:40]!r}; there are 1 (small), 2 (medium) and 3 "
+                "(large)"
+            )
         return _text(self.context, _PROFILE) or tier
 
     @property
@@ -81,7 +107,9 @@ class Query:
         return len(self.query) + len(told) + sum(map(len, self.session.history))
 
     def repository(self) -> RepositoryRef | None:
-        """Return which repository the context names: an id, a path or a URL, or an object of id, url and ref. Raises `InvalidRequest`."""
+        """Return which repository the context names: an id, a path or a URL, or an object of id,
+        url and ref. Raises `InvalidRequest`.
+        """
         named = self.context.get("repository")
         if named is None or named == "":
             return None
@@ -89,7 +117,9 @@ class Query:
             return RepositoryRef.from_name(named)
         if isinstance(named, Mapping) and named and named.keys() <= {"id", "url", "ref"}:
             return RepositoryRef(**{name: _text(named, name) for name in named})
-        raise InvalidRequest("context.repository is neither a text nor an object with id, url and ref")
+        raise InvalidRequest(
+            "context.repository is neither a text nor an object with id, url and ref"
+        )
 
     def with_known_tools(self, known: Collection[str]) -> Query:
         """Return the query with its allowed tools under their names in the catalogue.
@@ -106,18 +136,24 @@ class Query:
         return replace(self, available_tools=available, context={**self.context, _ALLOWED: names})
 
     def tools(self) -> frozenset[str] | None:
-        """Return the tools that an agent may use; None: all of its role. Who may search the web may read what is found, and the reverse.
-        Call `with_known_tools` first.
+        """Return the tools that an agent may use; None: all of its role. Who may search the web may
+        read what is found, and the reverse. Call `with_known_tools` first.
         """
         allowed = self.context.get(_ALLOWED)
-        given = [frozenset(names) for names in (self.available_tools or None, allowed) if names is not None]
+        given = [
+            frozenset(names)
+            for names in (self.available_tools or None, allowed)
+            if names is not None
+        ]
         if not given:
             return None
         found = frozenset.intersection(*given)
         return found | _WEB if found & _WEB else found
 
     def direct(self) -> tuple[Action, ...] | None:
-        """Return the tools to run without a model; None where an agent is asked. Raises `InvalidRequest`, `Refused`."""
+        """Return the tools to run without a model; None where an agent is asked. Raises
+        `InvalidRequest`, `Refused`.
+        """
         if _DIRECT in self.context:
             found: tuple[Action, ...] = (self._one(),)
         elif _SEQUENCE in self.context:
@@ -136,11 +172,17 @@ class Query:
         """Return the query as an agent is told it: after what the session and the context say."""
         parts = []
         if self.session.history:
-            parts.append("Earlier in this session, oldest first:\n" + "\n".join(f"- {line}" for line in self.session.history))
+            parts.append(
+                "Earlier in this session, oldest first:\n"
+                + "\n".join(f"- {line}" for line in self.session.history)
+            )
         more = {name: value for name, value in self.context.items() if name not in _OURS}
         known = {**self.session.persistent_context, **more}
         if known:
-            parts.append("What is known:\n" + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str))
+            parts.append(
+                "What is known:\n"
+                + json.dumps(known, ensure_ascii=False, sort_keys=True, default=str)
+            )
         return "\n\n".join([*parts, self.query])
 
     def _one(self) -> Action:
@@ -148,25 +190,49 @@ class Query:
         if not isinstance(given, Mapping):
             raise InvalidRequest(f"context.{_DIRECT} is no object; give {{tool, parameters}}")
         name = next(
-            (_text(at, key) for at in (given, self.context) for key in ("tool", "tool_name", "name") if _text(at, key)), ""
+            (
+                _text(at, key)
+                for at in (given, self.context)
+                for key in ("tool", "tool_name", "name")
+                if _text(at, key)
+            ),
+            "",
         )
         if not name and len(self.available_tools) == 1:
             name = self.available_tools[0]
         if not name:
-            raise InvalidRequest(f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in available_tools")
-        rest = {key: value for key, value in given.items() if key not in {"tool", "tool_name", "parameters"}}
+            raise InvalidRequest(
+                f"context.{_DIRECT} names no tool: give tool, tool_name or name, or one tool in "
+                "available_tools"
+            )
+        rest = {
+            key: value
+            for key, value in given.items()
+            if key not in {"tool", "tool_name", "parameters"}
+        }
         if _text(given, "name") == name and not (_text(given, "tool") or _text(given, "tool_name")):
             del rest["name"]
         return tool_action(name, {**rest, **_parameters(given, _DIRECT)})
 
     def _several(self, given: Any) -> tuple[Action, ...]:
-        if not isinstance(given, Sequence) or isinstance(given, str) or not 1 <= len(given) <= _MOST_CALLS:
-            raise InvalidRequest(f"context.{_SEQUENCE} is no list of 1 to {_MOST_CALLS} objects with tool and parameters")
+        if (
+            not isinstance(given, Sequence)
+            or isinstance(given, str)
+            or not 1 <= len(given) <= _MOST_CALLS
+        ):
+            raise InvalidRequest(
+                f"context.{_SEQUENCE} is no list of 1 to {_MOST_CALLS} objects with tool and "
+                "parameters"
+            )
         found = []
         for place, item in enumerate(given):
             if not isinstance(item, Mapping) or not _text(item, "tool"):
-                raise InvalidRequest(f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}")
-            found.append(tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]")))
+                raise InvalidRequest(
+                    f"context.{_SEQUENCE}[{place}] names no tool; give {{tool, parameters}}"
+                )
+            found.append(
+                tool_action(_text(item, "tool"), _parameters(item, f"{_SEQUENCE}[{place}]"))
+            )
         return tuple(found)
 
     def _check(self, tool: str) -> None:
@@ -179,7 +245,11 @@ class Query:
 
 
 def _are_names(given: object) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(name, str) for name in given)
+    return (
+        isinstance(given, Sequence)
+        and not isinstance(given, str)
+        and all(isinstance(name, str) for name in given)
+    )
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:

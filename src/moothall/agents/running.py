@@ -1,7 +1,9 @@
-"""Running the agents of specs: each is an ordinary deliberation, begun when what it needs has completed, on what that came to.
+"""Running the agents of specs: each is an ordinary deliberation, begun when what it needs has
+completed, on what that came to.
 
-Whether one succeeded is decided by its validation commands, which the house runs on a clean checkout of the winner, and by nothing that anybody
-says. The ids of a run's deliberations are made from the run's name, so that a run that is begun again under its name goes on.
+Whether one succeeded is decided by its validation commands, which the house runs on a clean
+checkout of the winner, and by nothing that anybody says. The ids of a run's deliberations are made
+from the run's name, so that a run that is begun again under its name goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from moothall.agents.specs import Spec
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.task import VALIDATION, AgentRef, Constraints, DeliberationRequest, RepositoryRef
+from moothall.domain.task import (
+    VALIDATION,
+    AgentRef,
+    Constraints,
+    DeliberationRequest,
+    RepositoryRef,
+)
 from moothall.domain.tool import Bounds, ToolUsage
 from moothall.errors import MoothallError
 from moothall.planning.merging import Aim, ask, together, why_not
@@ -38,8 +46,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an agent ended, and what came of it: its last task, the delivered commit and branch. `runs`: how often it was tried; `wall_ms`
-    and `tools` are what its last run took.
+    """How an agent ended, and what came of it: its last task, the delivered commit and branch.
+    `runs`: how often it was tried; `wall_ms` and `tools` are what its last run took.
     """
 
     name: str
@@ -55,12 +63,17 @@ class Ended:
     @property
     def used(self) -> str:
         """What its last run took, in words."""
-        return f"{self.wall_ms / 1000:.1f} s, {self.tools.cpu_ms / 1000:.1f} s of CPU, {self.tools.max_rss_bytes / 10**6:.0f} MB"
+        return (
+            f"{self.wall_ms / 1000:.1f} s, {self.tools.cpu_ms / 1000:.1f} s of CPU, "
+            f"{self.tools.max_rss_bytes / 10**6:.0f} MB"
+        )
 
 
 @dataclass
 class AgentRun:
-    """One run of several agents on a repository. `tell` hears a line for each step; `at_once` run side by side at most."""
+    """One run of several agents on a repository. `tell` hears a line for each step; `at_once` run
+    side by side at most.
+    """
 
     desk: Deliberations
     who: Principal
@@ -74,7 +87,9 @@ class AgentRun:
     ended: dict[str, Ended] = field(default_factory=dict)
 
     async def all(self, specs: Sequence[Spec]) -> Mapping[str, Ended]:
-        """Run them to their ends and return how each ended, in their order. Raises `InvalidRequest` for a cycle, or where one is missing."""
+        """Run them to their ends and return how each ended, in their order. Raises `InvalidRequest`
+        for a cycle, or where one is missing.
+        """
         order, named = of_specs(specs), {spec.name: spec for spec in specs}
         running: set[asyncio.Task[Ended]] = set()
         async with asyncio.TaskGroup() as group:
@@ -85,7 +100,11 @@ class AgentRun:
                 for end in (task.result() for task in done):
                     self.ended[end.name] = end
                     said = [first_line(end.reason)] if end.reason else []
-                    self.tell(", ".join([f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]))
+                    self.tell(
+                        ", ".join(
+                            [f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]
+                        )
+                    )
                     order.finish(end.name)
         return {name: self.ended[name] for name in of_specs(specs)}
 
@@ -98,13 +117,22 @@ class AgentRun:
             return Ended(spec.name, State.FAILED, why)
         end, most = Ended(spec.name, State.FAILED), spec.restart.max_restarts
         for number in range(1, most + 2):
-            self.tell(f"{spec.name}: " + ("begins" if number == 1 else f"begins again, {number - 1} of {most}"))
-            request = request_of(spec, base, self._task_id(spec.name, f"{number}"), number, self.longest)
+            self.tell(
+                f"{spec.name}: "
+                + ("begins" if number == 1 else f"begins again, {number - 1} of {most}")
+            )
+            request = request_of(
+                spec, base, self._task_id(spec.name, f"{number}"), number, self.longest
+            )
             outcome = await self._ask(request)
             used = sum((seat.tools for seat in outcome.seats), ToolUsage())
             end = replace(_end(spec, outcome), runs=number, wall_ms=outcome.duration_ms, tools=used)
             # One that a person stopped is not made again.
-            if end.state is State.COMPLETED or number > most or outcome.status is DeliberationStatus.CANCELLED:
+            if (
+                end.state is State.COMPLETED
+                or number > most
+                or outcome.status is DeliberationStatus.CANCELLED
+            ):
                 break
             wait = min(spec.restart.backoff_seconds * 2 ** (number - 1), _LONGEST_BACKOFF)
             self.tell(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
@@ -122,12 +150,24 @@ class AgentRun:
             raise
 
     async def _base(self, spec: Spec) -> tuple[RepositoryRef | None, str]:
-        """Return where it begins: what all that it needs came to, brought together; None, and why, where that cannot be."""
-        before = [end for one in spec.dependencies if (end := self.ended.get(one.name)) and end.state is State.COMPLETED]
+        """Return where it begins: what all that it needs came to, brought together; None, and why,
+        where that cannot be.
+        """
+        before = [
+            end
+            for one in spec.dependencies
+            if (end := self.ended.get(one.name)) and end.state is State.COMPLETED
+        ]
         commits = tuple(dict.fromkeys(end.commit_sha for end in before))
         if len(commits) < 2:  # noqa: PLR2004 - one needs no bringing together
             return replace(self.repository, ref=commits[0]) if commits else self.repository, ""
-        aim = Aim(self.repository, "", "", f"What {', '.join(end.name for end in before)} did.", Constraints())
+        aim = Aim(
+            self.repository,
+            "",
+            "",
+            f"What {', '.join(end.name for end in before)} did.",
+            Constraints(),
+        )
         whole = await together(self.desk, self._task_id(spec.name, "base"), commits, aim, self.who)
         if not whole.commit_sha:
             return None, f"what it needs could not be brought together: {why_not(whole)}"
@@ -145,7 +185,9 @@ def first_line(reason: str) -> str:
 def request_of(
     spec: Spec, base: RepositoryRef, task_id: str = "", number: int = 1, longest: float = math.inf
 ) -> DeliberationRequest:
-    """Return what the desk is asked for the `number`-th run of an agent, which may take `longest` seconds at most."""
+    """Return what the desk is asked for the `number`-th run of an agent, which may take `longest`
+    seconds at most.
+    """
     limits = spec.security.resource_limits
     return DeliberationRequest(
         description=spec.instructions(of_tasks(spec.tasks)),
@@ -159,16 +201,32 @@ def request_of(
         model=spec.model.profile,
         checks=spec.validations,
         tools=tools_of(spec.security.capabilities_required),
-        agent=AgentRef(spec.name, spec.metadata.workstream, Bounds(int(limits.max_memory or 0), (limits.max_cpu or 0) / 100)),
+        agent=AgentRef(
+            spec.name,
+            spec.metadata.workstream,
+            Bounds(int(limits.max_memory or 0), (limits.max_cpu or 0) / 100),
+        ),
     )
 
 
 def _end(spec: Spec, outcome: Outcome) -> Ended:
     """Return how an agent ended: it completed where its winner passed every validation."""
-    end = Ended(spec.name, State.FAILED, task_id=outcome.task_id, branch=outcome.branch, commit_sha=outcome.commit_sha)
+    end = Ended(
+        spec.name,
+        State.FAILED,
+        task_id=outcome.task_id,
+        branch=outcome.branch,
+        commit_sha=outcome.commit_sha,
+    )
     winner = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
     if winner is None or outcome.status is not DeliberationStatus.COMPLETED:
-        return replace(end, reason=next((seat.error_message for seat in outcome.seats if seat.error_message), why_not(outcome)))
+        return replace(
+            end,
+            reason=next(
+                (seat.error_message for seat in outcome.seats if seat.error_message),
+                why_not(outcome),
+            ),
+        )
     for number, command in enumerate(spec.validations, 1):
         if (verdict := winner.checks.get(f"{VALIDATION}-{number}", "missing")) != "passed":
             return replace(end, reason=f"the validation {command!r} is {verdict}")

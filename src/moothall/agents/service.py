@@ -1,4 +1,6 @@
-"""One query from its beginning to its end: tools at once where the context asks for them, else an agent or a council at the desk."""
+"""One query from its beginning to its end: tools at once where the context asks for them, else an
+agent or a council at the desk.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,17 @@ less than a third of the whole, and less than these seconds.
 ANEW = "the answer begins anew"
 """Said with a piece of it that follows none of those before."""
 _STATUSES = frozenset(map(str, ToolStatus))
-_KINDS = {status: status.value for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)}
+_KINDS = {
+    status: status.value
+    for status in (ToolStatus.TIMEOUT, ToolStatus.RATE_LIMITED, ToolStatus.BUDGET_EXCEEDED)
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded; `agents` 0 where no model was asked,
-    else `model` is the name of the (first) agent's in the settings. `served`: the model's name at
+    """What a query came to. `status` is ok, error, timeout, rate_limited or budget_exceeded;
+    `agents` 0 where no model was asked, else `model` is the name of the (first) agent's in the
+    settings. `served`: the model's name at
     its server. `is_fault`: the service failed, and no limit that the caller chose ended the query.
     """
 
@@ -75,7 +81,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class QueryUpdate:
-    """Something that happens on the way: what is done, a tool that is called, what came of it, or the next piece of the answer."""
+    """Something that happens on the way: what is done, a tool that is called, what came of it, or
+    the next piece of the answer.
+    """
 
     message: str = ""
     progress: float = 0.0
@@ -93,12 +101,16 @@ class _Answer:
         self._given = ""
 
     def more(self, answer: str, progress: float, *, whole: bool = False) -> QueryUpdate | None:
-        """Return the piece that comes next. A model that could not be understood writes another answer: its first piece says so."""
+        """Return the piece that comes next. A model that could not be understood writes another
+        answer: its first piece says so.
+        """
         given, goes_on = self._given, answer.startswith(self._given)
         if answer == given or (given.startswith(answer) and not whole):
             return None
         self._given = answer
-        return QueryUpdate("" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer)
+        return QueryUpdate(
+            "" if goes_on else ANEW, progress, delta=answer[len(given) :] if goes_on else answer
+        )
 
 
 class AgentTasks:
@@ -153,16 +165,22 @@ class AgentTasks:
         return report
 
     async def steps(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
-        """Yield what happens, first that it was let through, and last the report. A caller that goes ends the query."""
+        """Yield what happens, first that it was let through, and last the report. A caller that
+        goes ends the query.
+        """
         began = time.monotonic()
         query = query.with_known_tools(self._visits.gate.catalogue)
         wanted = query.direct()
         if wanted is None:  # tools are told nothing of it
             query = await self._sessions.with_session(query, who)
-        admitted = self._enforcer.admit(who, query.length, query.timeout_seconds, uses_model=wanted is None)
+        admitted = self._enforcer.admit(
+            who, query.length, query.timeout_seconds, uses_model=wanted is None
+        )
         async with admitted as failed:
             yield QueryUpdate("begins")
-            found = self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
+            found = (
+                self._tools(query, who, wanted) if wanted is not None else self._agent(query, who)
+            )
             async with aclosing(found) as steps:
                 async for step in steps:
                     if isinstance(step, Report):
@@ -174,11 +192,15 @@ class AgentTasks:
                     else:
                         yield step
 
-    async def _tools(self, query: Query, who: Principal, wanted: tuple[Action, ...]) -> AsyncGenerator[QueryUpdate | Report]:
+    async def _tools(
+        self, query: Query, who: Principal, wanted: tuple[Action, ...]
+    ) -> AsyncGenerator[QueryUpdate | Report]:
         known = {spec.name: spec for spec in self.list_tools(who)}
         for item in wanted:
             if item.tool not in known:
-                raise InvalidRequest(f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are")
+                raise InvalidRequest(
+                    f"there is no tool {item.tool[:80]!r}; DiscoverTools lists those that there are"
+                )
             yield QueryUpdate(f"runs {item.tool}", wanted=item)
         async with self._sessions.workspace(query, who) as opened:
             try:
@@ -187,15 +209,30 @@ class AgentTasks:
                 raise _first(group) from None
         for one in ran:
             yield QueryUpdate(f"{one.wanted.tool}: {one.result.status}", ran=one)
-        wrong = "; ".join(f"{one.wanted.tool}: {one.result.error or one.result.status}" for one in ran if not one.ok)
+        wrong = "; ".join(
+            f"{one.wanted.tool}: {one.result.error or one.result.status}"
+            for one in ran
+            if not one.ok
+        )
         outputs = [one.result.output for one in ran]
-        said = json.dumps(outputs if query.is_sequence() else outputs[0], ensure_ascii=False, default=str)
-        status = "ok" if not wrong else "error" if query.is_sequence() else _KINDS.get(ran[0].result.status, "error")
+        said = json.dumps(
+            outputs if query.is_sequence() else outputs[0], ensure_ascii=False, default=str
+        )
+        status = (
+            "ok"
+            if not wrong
+            else "error"
+            if query.is_sequence()
+            else _KINDS.get(ran[0].result.status, "error")
+        )
         yield Report(query.task_id, status, Mode.SIMPLE, "" if wrong else said, wrong, ran)
 
     async def _agent(self, query: Query, who: Principal) -> AsyncGenerator[QueryUpdate | Report]:
         if not query.query.strip():
-            raise InvalidRequest("the query is empty, and context names no tools to run (tool_parameters, tool_calls)")
+            raise InvalidRequest(
+                "the query is empty, and context names no tools to run (tool_parameters, "
+                "tool_calls)"
+            )
         request = _request(query, self._seconds_of(query), await self._repository_of(query, who))
         request = replace(request, tools=() if request.about_text else self._tools_of(query, who))
         task_id = request.task_id
@@ -213,9 +250,15 @@ class AgentTasks:
                     served = served or _model_of(one)
                     for call in _calls(one):
                         ran.append(call)
-                        yield QueryUpdate(progress=progress, wanted=call.wanted, tool_id=call.tool_id)
+                        yield QueryUpdate(
+                            progress=progress, wanted=call.wanted, tool_id=call.tool_id
+                        )
                         yield QueryUpdate(progress=progress, ran=call)
-                    step = answer.more(one.answer, progress) if isinstance(one, Writing) else _step(one)
+                    step = (
+                        answer.more(one.answer, progress)
+                        if isinstance(one, Writing)
+                        else _step(one)
+                    )
                     if step is not None:
                         progress = max(progress, step.progress)
                         yield step
@@ -238,8 +281,12 @@ class AgentTasks:
         the mode simple has tools only if the query names some.
         """
         named = query.repository()
-        has_tools = query.mode is Mode.STANDARD or (query.mode is Mode.SIMPLE and query.tools() is not None)
-        return named if named is not None or not has_tools else await self._sessions.blank(who.tenant)
+        has_tools = query.mode is Mode.STANDARD or (
+            query.mode is Mode.SIMPLE and query.tools() is not None
+        )
+        return (
+            named if named is not None or not has_tools else await self._sessions.blank(who.tenant)
+        )
 
     def _seconds_of(self, query: Query) -> int:
         """Return the seconds that a query's deliberation may take, 0 for the default.
@@ -268,7 +315,8 @@ class AgentTasks:
         if tools := tuple(name for name in granted if name in allowed):
             return tools
         raise InvalidRequest(
-            f"none of the tools that are allowed is one of the role {query.role}, such as {', '.join(granted[:5])}; DiscoverTools lists all"
+            f"none of the tools that are allowed is one of the role {query.role}, such as "
+            f"{', '.join(granted[:5])}; DiscoverTools lists all"
         )
 
     async def _abandon(self, task_id: str, who: Principal) -> None:
@@ -303,7 +351,10 @@ def _request(query: Query, seconds: int, repository: RepositoryRef | None) -> De
     if council:
         protocol, seats = "", query.max_agents or _COUNCIL
     else:
-        protocol, seats = ("single" if query.mode is Mode.SIMPLE and repository is None else "ask"), 1
+        protocol, seats = (
+            ("single" if query.mode is Mode.SIMPLE and repository is None else "ask"),
+            1,
+        )
     return DeliberationRequest(
         description=query.instructions(),
         role=query.role,
@@ -324,10 +375,15 @@ def _calls(one: Recorded | Writing) -> Iterator[ToolRun]:
     if isinstance(one, Writing) or one.event.type is not EventType.SEAT_TURN:
         return
     recorded = one.event.data.get("calls")
-    for call in recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else ():
+    for call in (
+        recorded if isinstance(recorded, Sequence) and not isinstance(recorded, str) else ()
+    ):
         if not isinstance(call, Mapping):
             continue
-        arguments, output = (given if isinstance(given := call.get(name), Mapping) else {} for name in ("arguments", "output"))
+        arguments, output = (
+            given if isinstance(given := call.get(name), Mapping) else {}
+            for name in ("arguments", "output")
+        )
         status, milliseconds = str(call.get("status")), call.get("duration_ms")
         result = ToolResult(
             request_id=str(call.get("id") or ""),
@@ -368,7 +424,11 @@ def _step(recorded: Recorded) -> QueryUpdate | None:
 def _report(outcome: Outcome, query: Query) -> Report:
     """Return what a deliberation came to."""
     best = next((result for result in outcome.results if result.seat == outcome.winner_id), None)
-    about = {"branch": outcome.branch, "commit_sha": outcome.commit_sha, "winner_id": outcome.winner_id}
+    about = {
+        "branch": outcome.branch,
+        "commit_sha": outcome.commit_sha,
+        "winner_id": outcome.winner_id,
+    }
     told: dict[str, Any] = {name: value for name, value in about.items() if value}
     if best is not None and best.diff:
         told |= {"proven": outcome.proven, "evidence_level": outcome.level.value, "diff": best.diff}
@@ -378,14 +438,27 @@ def _report(outcome: Outcome, query: Query) -> Report:
     if failed:
         late = outcome.status is DeliberationStatus.FAILED and "DEADLINE_EXCEEDED" in codes
         over = "BUDGET_EXCEEDED" in codes
-        status = "timeout" if late or outcome.status is DeliberationStatus.TIMEOUT else "budget_exceeded" if over else "error"
-    chosen = outcome.status is DeliberationStatus.CANCELLED or (query.max_iterations and codes == {"OUT_OF_TURNS"})
+        status = (
+            "timeout"
+            if late or outcome.status is DeliberationStatus.TIMEOUT
+            else "budget_exceeded"
+            if over
+            else "error"
+        )
+    chosen = outcome.status is DeliberationStatus.CANCELLED or (
+        query.max_iterations and codes == {"OUT_OF_TURNS"}
+    )
     return Report(
         query.task_id,
         status,
         query.mode,
         result=best.content if best is not None and not failed else "",
-        error=(outcome.error_message or f"no answer was good enough: {outcome.final_state or outcome.status}") if failed else "",
+        error=(
+            outcome.error_message
+            or f"no answer was good enough: {outcome.final_state or outcome.status}"
+        )
+        if failed
+        else "",
         usage=outcome.usage,
         agents=outcome.agent_count,
         about=told,

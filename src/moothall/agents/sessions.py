@@ -1,4 +1,6 @@
-"""Sessions: what one caller asked one after the other. What is known of them is kept on the bus; each has a workspace while it is used."""
+"""Sessions: what one caller asked one after the other. What is known of them is kept on the bus;
+each has a workspace while it is used.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ Blank = Callable[[str], Awaitable[RepositoryRef]]
 class AgentSessions:
     """All sessions that this process serves. Belongs to one event loop."""
 
-    def __init__(self, bucket: Bucket, visits: Visits, blank: Blank, settings: AgentSettings) -> None:
+    def __init__(
+        self, bucket: Bucket, visits: Visits, blank: Blank, settings: AgentSettings
+    ) -> None:
         self._bucket = bucket
         self._visits = visits
         self.blank = blank
@@ -59,18 +63,28 @@ class AgentSessions:
         )
         return replace(query, session=known)
 
-    async def keep(self, query: Query, who: Principal, said: Sequence[str], used: SessionContext) -> None:
-        """Add to a session what was asked and answered, and what `used` says on top. Raises `Temporary` where others write all the time."""
+    async def keep(
+        self, query: Query, who: Principal, said: Sequence[str], used: SessionContext
+    ) -> None:
+        """Add to a session what was asked and answered, and what `used` says on top. Raises
+        `Temporary` where others write all the time.
+        """
         if not query.session.session_id:
             return
         key = self._key(who, query.session.session_id)
         lines = tuple(line[: self._settings.answer_chars] for line in said if line)
         for _ in range(_TRIES):
             document, revision = await self._bucket.get_with_revision(key)
-            kept = load(SessionContext, document) if document else replace(query.session, total_tokens_used=0, total_cost_usd=0.0)
+            kept = (
+                load(SessionContext, document)
+                if document
+                else replace(query.session, total_tokens_used=0, total_cost_usd=0.0)
+            )
             after = replace(
                 kept,
-                history=(*kept.history, *lines)[-self._settings.history :] if self._settings.history else (),
+                history=(*kept.history, *lines)[-self._settings.history :]
+                if self._settings.history
+                else (),
                 persistent_context={**kept.persistent_context, **query.session.persistent_context},
                 files_created=tuple(dict.fromkeys((*kept.files_created, *used.files_created))),
                 tools_used=tuple(dict.fromkeys((*kept.tools_used, *used.tools_used))),
@@ -84,7 +98,9 @@ class AgentSessions:
 
     @asynccontextmanager
     async def workspace(self, query: Query, who: Principal) -> AsyncIterator[OpenedVisit]:
-        """Yield a workspace on the query's repository, or on an empty one: the session's, or one that ends with the block."""
+        """Yield a workspace on the query's repository, or on an empty one: the session's, or one
+        that ends with the block.
+        """
         repository = query.repository()
         if not query.session.session_id:
             opened = await self._open_workspace(query, who, repository)
@@ -102,7 +118,9 @@ class AgentSessions:
                 self._open[key] = known = await self._open_workspace(query, who, repository)
         yield known
 
-    async def _open_workspace(self, query: Query, who: Principal, repository: RepositoryRef | None) -> OpenedVisit:
+    async def _open_workspace(
+        self, query: Query, who: Principal, repository: RepositoryRef | None
+    ) -> OpenedVisit:
         named = repository or await self.blank(who.tenant)
         return await self._visits.open(who, named, query.role, self._settings.session_seconds)
 
@@ -123,5 +141,9 @@ def written_paths(specs: Mapping[str, ToolSpec], calls: Sequence[Action]) -> tup
     found = []
     for call in calls:
         spec = specs.get(call.tool)
-        found += [value for name in (spec.writes if spec else ()) if isinstance(value := call.arguments.get(name), str)]
+        found += [
+            value
+            for name in (spec.writes if spec else ())
+            if isinstance(value := call.arguments.get(name), str)
+        ]
     return tuple(dict.fromkeys(found))

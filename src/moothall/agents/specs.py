@@ -1,6 +1,8 @@
-"""What a file of `agents/` says of one agent: its objectives and how each is validated, what it needs, and what it may use.
+"""What a file of `agents/` says of one agent: its objectives and how each is validated, what it
+needs, and what it may use.
 
-Sections that are not known here are kept as they are; what is near to a known name is taken for a misspelling.
+Sections that are not known here are kept as they are; what is near to a known name is taken for a
+misspelling.
 """
 
 from __future__ import annotations
@@ -10,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from moothall.agents.capabilities import check_capability
 from moothall.config.parts import Role
@@ -44,9 +54,17 @@ class SpecPart(BaseModel):
 def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
     def read(value: Any) -> Any:
         measure = value
-        if isinstance(value, str) and (found := _MEASURE.fullmatch(value)) and found[2].lower() in units:
+        if (
+            isinstance(value, str)
+            and (found := _MEASURE.fullmatch(value))
+            and found[2].lower() in units
+        ):
             measure = float(found[1]) * units[found[2].lower()]
-        if isinstance(measure, int | float) and not isinstance(measure, bool) and 0 <= measure <= _MOST:
+        if (
+            isinstance(measure, int | float)
+            and not isinstance(measure, bool)
+            and 0 <= measure <= _MOST
+        ):
             return measure
         raise ValueError(f"{str(value)[:40]!r} is no such measure; write it as in {example}")
 
@@ -56,16 +74,25 @@ def _within(units: Mapping[str, float], example: str) -> BeforeValidator:
 def _as_list(value: Any) -> Any:
     """A text is a list of one, and nothing is none; a map says each of its values, by name."""
     if isinstance(value, Mapping):
-        return tuple(f"{name}: {said}" for name, one in value.items() for said in (one if isinstance(one, list) else [one]))
+        return tuple(
+            f"{name}: {said}"
+            for name, one in value.items()
+            for said in (one if isinstance(one, list) else [one])
+        )
     if isinstance(value, list):
         return tuple(
-            "; ".join(f"{name}: {said}" for name, said in one.items()) if isinstance(one, Mapping) else one for one in value
+            "; ".join(f"{name}: {said}" for name, said in one.items())
+            if isinstance(one, Mapping)
+            else one
+            for one in value
         )
     return _several(value)
 
 
 def _several(value: Any) -> Any:
-    """A text is a list of one, and nothing is none. What is no list is left to whoever checks it."""
+    """A text is a list of one, and nothing is none. What is no list is left to whoever checks
+    it.
+    """
     return () if value is None else (value,) if isinstance(value, str) else value
 
 
@@ -88,7 +115,9 @@ def _command(line: str) -> str:
 class Metadata(SpecPart):
     """Who it is. `name` is what other agents call it."""
 
-    name: Annotated[str, Field(pattern=f"^{ID_PATTERN}$", description="small letters, digits and dashes")]
+    name: Annotated[
+        str, Field(pattern=f"^{ID_PATTERN}$", description="small letters, digits and dashes")
+    ]
     version: Words = ""
     workstream: str = ""
 
@@ -104,14 +133,18 @@ class What(SpecPart):
 
 
 class Model(SpecPart):
-    """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins all that is drawn."""
+    """`profile` names a model of the settings, or its tier; sampling is that one's. `seed` begins
+    all that is drawn.
+    """
 
     profile: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**53)] | None = None
 
 
 class Objective(SpecPart):
-    """What should come of it. `validation` is a command: it decides whether the agent succeeded, and nothing else does."""
+    """What should come of it. `validation` is a command: it decides whether the agent succeeded,
+    and nothing else does.
+    """
 
     description: Annotated[str, Field(min_length=1)]
     deliverable: str = ""
@@ -133,8 +166,14 @@ def _tasks(value: Any) -> Any:
     if isinstance(value, Mapping):
         if unknown := sorted(map(str, value.keys() - {"default", "conditional"})):
             raise ValueError(f"tasks has no {unknown[0][:40]!r}; there are default and conditional")
-        value = [one for kind in ("default", "conditional") for one in _list(value.get(kind), f"tasks.{kind}")]
-    return tuple({"description": one} if isinstance(one, str) else one for one in _list(value, "tasks"))
+        value = [
+            one
+            for kind in ("default", "conditional")
+            for one in _list(value.get(kind), f"tasks.{kind}")
+        ]
+    return tuple(
+        {"description": one} if isinstance(one, str) else one for one in _list(value, "tasks")
+    )
 
 
 def _list(value: Any, name: str) -> Sequence[Any]:
@@ -145,7 +184,9 @@ def _list(value: Any, name: str) -> Sequence[Any]:
 
 
 class Dependency(SpecPart):
-    """Another agent that must have completed first; `optional`: where there is one of that name, and however it ends."""
+    """Another agent that must have completed first; `optional`: where there is one of that name,
+    and however it ends.
+    """
 
     name: str
     why: str = ""
@@ -153,18 +194,26 @@ class Dependency(SpecPart):
 
 
 def _dependencies(value: Any) -> tuple[Any, ...]:
-    """A map of names to reasons, of `required` and `optional` to such, or a list of names, of maps, or of named objects."""
+    """A map of names to reasons, of `required` and `optional` to such, or a list of names, of maps,
+    or of named objects.
+    """
     if isinstance(value, Mapping):
         if value and value.keys() <= {"required", "optional"}:
             return tuple(
-                {**one, "optional": one.get("optional", kind == "optional")} if isinstance(one, Mapping) else one
+                {**one, "optional": one.get("optional", kind == "optional")}
+                if isinstance(one, Mapping)
+                else one
                 for kind in value
                 for one in _dependencies(value[kind])
             )
         return tuple(_dependency(name, said) for name, said in value.items())
     found: list[Any] = []
     for one in _list(value, "dependencies"):
-        found += _dependencies(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
+        found += (
+            _dependencies(one)
+            if isinstance(one, Mapping) and "name" not in one
+            else [_as_object(one)]
+        )
     return tuple(found)
 
 
@@ -173,7 +222,11 @@ def _as_object(one: Any) -> Any:
 
 
 def _dependency(name: Any, said: Any) -> dict[str, Any]:
-    return {"name": name, **said} if isinstance(said, Mapping) else {"name": name, "why": "" if said is None else str(said)}
+    return (
+        {"name": name, **said}
+        if isinstance(said, Mapping)
+        else {"name": name, "why": "" if said is None else str(said)}
+    )
 
 
 class Metric(SpecPart):
@@ -189,7 +242,9 @@ def _metrics(value: Any) -> tuple[Any, ...]:
         return tuple(_metric(name, said) for name, said in value.items())
     found: list[Any] = []
     for one in _list(value, "metrics"):
-        found += _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
+        found += (
+            _metrics(one) if isinstance(one, Mapping) and "name" not in one else [_as_object(one)]
+        )
     return tuple(found)
 
 
@@ -209,15 +264,21 @@ _MEASURED = _file_schema("string", "number")
 
 
 class Limits(SpecPart):
-    """`timeout` is what one run may take. Memory and processor bound what its tools run: they narrow the settings' limits, and never widen them."""
+    """`timeout` is what one run may take. Memory and processor bound what its tools run: they
+    narrow the settings' limits, and never widen them.
+    """
 
-    max_memory: Annotated[float, _within(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None = None
+    max_memory: (
+        Annotated[float, _within(_UNITS, '"512MB"'), Field(ge=64_000_000), _MEASURED] | None
+    ) = None
     max_cpu: Annotated[float, _within({"%": 1}, '"75%"'), Field(gt=0), _MEASURED] | None = None
     timeout: Annotated[float, _within(_SECONDS, '"2h"'), _MEASURED] | None = None
 
 
 class Security(SpecPart):
-    """Its tools are those of its role that `capabilities_required` name, or all where it names none."""
+    """Its tools are those of its role that `capabilities_required` name, or all where it names
+    none.
+    """
 
     sandbox: Literal[True] = True
     capabilities_required: tuple[Annotated[str, AfterValidator(check_capability)], ...] = ()
@@ -225,7 +286,9 @@ class Security(SpecPart):
 
 
 class Restart(SpecPart):
-    """How often a run that failed is made again, and how long it waits before: doubled each time."""
+    """How often a run that failed is made again, and how long it waits before: doubled each
+    time.
+    """
 
     max_restarts: Annotated[int, Field(ge=0, le=20)] = 0
     backoff_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
@@ -251,7 +314,10 @@ class Spec(SpecPart):
     @model_validator(mode="after")
     def _can_succeed(self) -> Spec:
         if not self.validations:
-            raise ValueError("no objective has a validation: give a command, or nothing could say whether the agent succeeded")
+            raise ValueError(
+                "no objective has a validation: give a command, or nothing could say whether the "
+                "agent succeeded"
+            )
         return self
 
     @property
@@ -269,9 +335,15 @@ class Spec(SpecPart):
         parts = [
             _section(
                 "Objectives",
-                [_with(one.description, deliverable=one.deliverable, validated_by=one.validation) for one in self.objectives],
+                [
+                    _with(one.description, deliverable=one.deliverable, validated_by=one.validation)
+                    for one in self.objectives
+                ],
             ),
-            _section("Steps, in this order", [_with(one.description, only_if=one.condition) for one in steps]),
+            _section(
+                "Steps, in this order",
+                [_with(one.description, only_if=one.condition) for one in steps],
+            ),
             _section("Skills", self.capabilities),
             _section("Directives", self.behavioral_directives),
             _section("Risks", self.risks),

@@ -54,8 +54,14 @@ def tool_action(name: str, arguments: Mapping[str, Any]) -> Action:
     alias = ALIASES.get(name)
     if alias is None:
         return Action(name, arguments)
-    given = {key: value for key, value in arguments.items() if value is not None and not (key in alias.arguments and value == 0)}
-    return Action(alias.tool, {alias.arguments.get(key, key): value for key, value in given.items()})
+    given = {
+        key: value
+        for key, value in arguments.items()
+        if value is not None and not (key in alias.arguments and value == 0)
+    }
+    return Action(
+        alias.tool, {alias.arguments.get(key, key): value for key, value in given.items()}
+    )
 
 
 def check_names(names: Iterable[str], known: Collection[str], field: str) -> tuple[str, ...]:
@@ -65,6 +71,10 @@ def check_names(names: Iterable[str], known: Collection[str], field: str) -> tup
     """
     found = tuple(dict.fromkeys(map(tool_name, names)))
     if unknown := [name for name in found if name not in known]:
-        shown = ", ".join(repr(name[:80]) for name in unknown[:_SHOWN]) + (", …" if len(unknown) > _SHOWN else "")
-        raise InvalidRequest(f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools")
+        shown = ", ".join(repr(name[:80]) for name in unknown[:_SHOWN]) + (
+            ", …" if len(unknown) > _SHOWN else ""
+        )
+        raise InvalidRequest(
+            f"{field} names tools that do not exist: {shown}; DiscoverTools lists all tools"
+        )
     return found

@@ -1,7 +1,8 @@
-"""The bus that the house runs on: beside `bus/nats` itself the one file that names it, but for who makes credentials, which are NATS's own kind.
+"""The bus that the house runs on: beside `bus/nats` itself the one file that names it, but for who
+makes credentials, which are NATS's own kind.
 
-Another bus is a folder beside `nats` that does what `ports.Bus` and `bus.raw.RawStore` ask (`testing/bus_contract.py` tries it), and the
-same names here.
+Another bus is a folder beside `nats` that does what `ports.Bus` and `bus.raw.RawStore` ask
+(`testing/bus_contract.py` tries it), and the same names here.
 """
 
 from moothall.bus.nats import pruning

@@ -1,6 +1,8 @@
-"""Large values travel beside the message: stored once by sha256, referred to by `{"$blob": sha256, "bytes": n}`.
+"""Large values travel beside the message: stored once by sha256, referred to by `{"$blob": sha256,
+"bytes": n}`.
 
-Data that looks like a reference by itself (a model can write anything) is wrapped as `{"$data": …}`,
+Data that looks like a reference by itself (a model can write anything) is wrapped as `{"$data":
+…}`,
 so that nobody can smuggle in a reference to what isn't theirs.
 """
 
@@ -31,7 +33,8 @@ async def _store(put: Put, content: bytes, *, kind: str) -> dict[str, Any]:
 
 async def _walk(put: Put, value: Any, limit: int) -> Any:
     if isinstance(value, str):
-        # A character is one byte at least and four at most: most strings need not be encoded to be measured.
+        # A character is one byte at least and four at most: most strings need not be encoded to be
+        # measured.
         if len(value) * 4 <= limit:
             return value
         content = value.encode("utf-8", "replace")
@@ -45,7 +48,9 @@ async def _walk(put: Put, value: Any, limit: int) -> Any:
 
 
 async def offload(put: Put, data: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
-    """Return `data` with strings over `limit` bytes replaced by references, and itself one reference if it's still over."""
+    """Return `data` with strings over `limit` bytes replaced by references, and itself one
+    reference if it's still over.
+    """
     raw = dump_json(data)
     if len(raw) <= limit and b'"$' not in raw:
         return data
@@ -83,7 +88,9 @@ def references(data: Any) -> frozenset[str]:
     """Return the sha256 of every stored value that data (as on the wire) refers to by itself."""
     if isinstance(data, Mapping):
         own = {data[_REFERENCE]} if isinstance(data.get(_REFERENCE), str) else set()
-        inner = data[_PLAIN] if set(data) == {_PLAIN} and isinstance(data[_PLAIN], Mapping) else data
+        inner = (
+            data[_PLAIN] if set(data) == {_PLAIN} and isinstance(data[_PLAIN], Mapping) else data
+        )
         return frozenset(own).union(*(references(item) for item in inner.values()))
     if isinstance(data, list):
         return frozenset().union(*(references(item) for item in data))

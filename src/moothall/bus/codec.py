@@ -1,4 +1,6 @@
-"""Between events and bytes: CloudEvents 1.0 in structured JSON, and bringing old versions up to date."""
+"""Between events and bytes: CloudEvents 1.0 in structured JSON, and bringing old versions up to
+date.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _KINDS = {kind.value: kind for kind in EventType}
 _MOST_ID = 256
 _NEEDED = ("specversion", "id", "type", "source")
-_OPTIONAL = ("subject", "dataschema", "correlationid", "causationid", "traceparent", "tenant", "time")
+_OPTIONAL = (
+    "subject",
+    "dataschema",
+    "correlationid",
+    "causationid",
+    "traceparent",
+    "tenant",
+    "time",
+)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -58,7 +68,9 @@ def dump_json(value: object) -> bytes:
     try:
         raw = orjson.dumps(value, option=_STRICT)
     except orjson.JSONEncodeError:
-        return _dump_slowly(value)  # what it does not take may be right all the same, such as half a pair
+        return _dump_slowly(
+            value
+        )  # what it does not take may be right all the same, such as half a pair
     # It writes NaN as null: where there is a null, the one that refuses NaN writes.
     return _dump_slowly(value) if b"null" in raw else raw
 
@@ -84,10 +96,17 @@ def load_json(raw: bytes) -> Any:
 
 
 def _load_slowly(raw: bytes) -> Any:
-    """What may be right all the same, such as half a pair, is read as `dump_json` writes it; Infinity is none, however it is written."""
+    """What may be right all the same, such as half a pair, is read as `dump_json` writes it;
+    Infinity is none, however it is written.
+    """
     try:
-        return orjson.loads(_dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_no_constant)))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        return orjson.loads(
+            _dump_slowly(json.loads(raw.decode("utf-8"), parse_constant=_no_constant))
+        )
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise InvalidRequest(f"not JSON: {error}") from error
 
 
@@ -121,8 +140,16 @@ def _read_version(dataschema: str, kind: EventType) -> int:
         return 1
     owner, _, rest = dataschema.partition(":")
     name, _, version = rest.rpartition(":")
-    if owner != "moothall" or name != kind.value or not version.isdecimal() or not version.isascii() or int(version) < 1:
-        raise InvalidRequest(f"dataschema {dataschema[:120]!r} is not moothall:{kind.value}:<version>")
+    if (
+        owner != "moothall"
+        or name != kind.value
+        or not version.isdecimal()
+        or not version.isascii()
+        or int(version) < 1
+    ):
+        raise InvalidRequest(
+            f"dataschema {dataschema[:120]!r} is not moothall:{kind.value}:<version>"
+        )
     return int(version)
 
 
@@ -134,9 +161,14 @@ def upcast(
     current: int,
     upcasters: Mapping[tuple[EventType, int], Upcaster] = UPCASTERS,
 ) -> Mapping[str, Any]:
-    """Return data of an older version as the current one, step by step. Raises `InvalidRequest` where a step is missing."""
+    """Return data of an older version as the current one, step by step. Raises `InvalidRequest`
+    where a step is missing.
+    """
     if version > current:
-        raise InvalidRequest(f"{kind.value} version {version} is newer than this program, which knows {current}: upgrade it")
+        raise InvalidRequest(
+            f"{kind.value} version {version} is newer than this program, which knows {current}: "
+            "upgrade it"
+        )
     for step in range(version, current):
         change = upcasters.get((kind, step))
         if change is None:
@@ -146,12 +178,15 @@ def upcast(
 
 
 def encode_batch(events: Sequence[bytes]) -> bytes:
-    """Return several events' bytes as those of one message: CloudEvents' JSON batch; one event is its own message."""
+    """Return several events' bytes as those of one message: CloudEvents' JSON batch; one event is
+    its own message.
+    """
     return events[0] if len(events) == 1 else b"[%b]" % b",".join(events)
 
 
 def decode_all(raw: bytes) -> list[Event | InvalidRequest]:
-    """Return the events of a message, one or a batch, in order; in place of each that is none, what is wrong with it.
+    """Return the events of a message, one or a batch, in order; in place of each that is none, what
+    is wrong with it.
 
     Raises `InvalidRequest` where the message is neither.
     """
@@ -183,7 +218,9 @@ def _event(said: Any) -> Event:
         id=said["id"],
         type=kind,
         subject=said.get("subject", ""),
-        data=upcast(kind, _read_version(said.get("dataschema", ""), kind), said["data"], current=current),
+        data=upcast(
+            kind, _read_version(said.get("dataschema", ""), kind), said["data"], current=current
+        ),
         source=said["source"],
         version=current,
         correlationid=said.get("correlationid", ""),
@@ -195,7 +232,9 @@ def _event(said: Any) -> Event:
 
 
 def _is_envelope(said: Any) -> bool:
-    """Whether it is one without doubt: what `_Envelope` says, for the many messages that are well-formed."""
+    """Whether it is one without doubt: what `_Envelope` says, for the many messages that are
+    well-formed.
+    """
     if not isinstance(said, dict) or not isinstance(said.get("data"), dict):
         return False
     for name in _NEEDED:
@@ -204,7 +243,11 @@ def _is_envelope(said: Any) -> bool:
     for name in _OPTIONAL:
         if not isinstance(said.get(name, ""), str):
             return False
-    return said["specversion"].startswith("1.") and 0 < len(said["id"]) <= _MOST_ID and said["source"] != ""
+    return (
+        said["specversion"].startswith("1.")
+        and 0 < len(said["id"]) <= _MOST_ID
+        and said["source"] != ""
+    )
 
 
 def _check_object(said: Any) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class LetterOrigin:
 
 
 async def bury(store: RawStore, origin: LetterOrigin, data: bytes, why: Bury) -> None:
-    """Store the dead letter of a message, once. Its body stays the message's own bytes, whatever they are."""
+    """Store the dead letter of a message, once. Its body stays the message's own bytes, whatever
+    they are.
+    """
     headers = {
         "Moothall-Subject": origin.subject,
         "Moothall-Stream": origin.stream,
@@ -52,7 +54,9 @@ async def bury(store: RawStore, origin: LetterOrigin, data: bytes, why: Bury) ->
         "Moothall-Seq": str(origin.seq),
         "Moothall-Deliveries": str(origin.deliveries),
         "Moothall-Code": why.code,
-        "Moothall-Reason": json.dumps(why.reason[:_REASON_CHARS]),  # one line of ASCII, as headers must be
+        "Moothall-Reason": json.dumps(
+            why.reason[:_REASON_CHARS]
+        ),  # one line of ASCII, as headers must be
     }
     message_id = f"dead:{origin.stream}:{origin.seq}:{origin.consumer}"
     await store.put_raw(f"{PREFIX}{origin.subject}", data, headers, message_id=message_id)
@@ -92,16 +96,20 @@ async def letters(store: RawStore) -> AsyncIterator[DeadLetter]:
 
 
 async def replay(store: RawStore, seq: int) -> int:
-    """Send a dead letter's message again, on its own subject, and drop the letter. Returns the new seq.
+    """Send a dead letter's message again, on its own subject, and drop the letter. Returns the new
+    seq.
 
-    The message gets a new id for the bus, which would take it for a repeat; the event in it keeps its
+    The message gets a new id for the bus, which would take it for a repeat; the event in it keeps
+    its
     own, by which readers know it. Raises `NotFound`.
     """
     async for raw in store.raw(DEAD.name, after_seq=seq - 1):
         if raw.seq != seq:
             break
         letter = _read(raw)
-        again = await store.put_raw(letter.subject, letter.data, message_id=f"replay:{seq}:{raw.time.isoformat()}")
+        again = await store.put_raw(
+            letter.subject, letter.data, message_id=f"replay:{seq}:{raw.time.isoformat()}"
+        )
         await store.delete_raw(DEAD.name, seq)
         return again
     raise NotFound(f"there is no dead letter {seq}")

@@ -43,7 +43,9 @@ Verdict = Ack | Nak | Bury | Leave
 
 
 def delay_of(settings: BusSettings, deliveries: int, asked: float | None) -> float:
-    """Return the seconds before the next delivery: what the error asked for, else doubling, never over a minute."""
+    """Return the seconds before the next delivery: what the error asked for, else doubling, never
+    over a minute.
+    """
     grown = settings.retry_seconds * 2.0 ** min(deliveries - 1, 16)
     return min(asked if asked is not None else grown, LONGEST_DELAY)
 
@@ -57,13 +59,17 @@ async def judge(
 ) -> Verdict:
     """Decode, handle and say what becomes of the message. A bug in the handler is not caught.
 
-    `unpack` returns the message's events, and in place of each that cannot be had what is wrong with it. Each event is handled
-    though another of its message cannot be; then the message is buried, for the first of them.
+    `unpack` returns the message's events, and in place of each that cannot be had what is wrong
+    with it. Each event is handled though another of its message cannot be; then the message is
+    buried, for the first of them.
 
-    The bound on deliveries is kept here and not in the bus, which would stop delivering without a word.
+    The bound on deliveries is kept here and not in the bus, which would stop delivering without a
+    word.
     """
     if deliveries > settings.max_deliver:
-        return Bury("UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer")
+        return Bury(
+            "UNANSWERED", f"delivered {settings.max_deliver} times, and nobody lived to answer"
+        )
     try:
         wrong: list[Permanent] = []
         for recorded in await unpack():

@@ -1,4 +1,6 @@
-"""The only registry of addresses and of event types: where each travels, and what its data holds."""
+"""The only registry of addresses and of event types: where each travels, and what its data
+holds.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +82,23 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             actor="who",
             budget="tokens, calls, money for all its deliberations; where its author gave one",
         ),
-        _spec(_E.STORY_CHANGED, _C.STORIES, _STORY, ac="criteria", repository="where to work", rigor_level="L0..L3", actor="who"),
         _spec(
-            _E.STORY_TRANSITIONED, _C.STORIES, _STORY, from_state="before", to_state="after", event="what led there", actor="who"
+            _E.STORY_CHANGED,
+            _C.STORIES,
+            _STORY,
+            ac="criteria",
+            repository="where to work",
+            rigor_level="L0..L3",
+            actor="who",
+        ),
+        _spec(
+            _E.STORY_TRANSITIONED,
+            _C.STORIES,
+            _STORY,
+            from_state="before",
+            to_state="after",
+            event="what led there",
+            actor="who",
         ),
         _spec(
             _E.STORY_CHECKED,
@@ -100,7 +116,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.STORIES,
             {"story_id": "the story"},
             moved="the move to done with which it was approved",
-            status="left, pushed or merged, as the repository's policy says; failed where it does not go together with the base any more",
+            status="left, pushed or merged, as the repository's policy says; failed where it does "
+            "not go together with the base any more",
             branch="where it lies",
             commit_sha="its commit there",
             start="where it failed: the commit on which it is changed",
@@ -179,9 +196,27 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             duration_ms="from request to decision",
         ),
         _spec(_E.DELIBERATION_CANCELLED, _C.RESPONSES, _TASK, reason="why"),
-        _spec(_E.DELIBERATION_STEERED, _C.WORDS, _TASK, message="what the seats hear at their next turn", by="who says it"),
-        _spec(_E.DELIBERATION_PAUSED, _C.WORDS, _TASK, number="of its pauses and resumptions, from 0: an even one", by="who"),
-        _spec(_E.DELIBERATION_RESUMED, _C.WORDS, _TASK, number="as of deliberation.paused: an odd one", by="who"),
+        _spec(
+            _E.DELIBERATION_STEERED,
+            _C.WORDS,
+            _TASK,
+            message="what the seats hear at their next turn",
+            by="who says it",
+        ),
+        _spec(
+            _E.DELIBERATION_PAUSED,
+            _C.WORDS,
+            _TASK,
+            number="of its pauses and resumptions, from 0: an even one",
+            by="who",
+        ),
+        _spec(
+            _E.DELIBERATION_RESUMED,
+            _C.WORDS,
+            _TASK,
+            number="as of deliberation.paused: an odd one",
+            by="who",
+        ),
         _spec(
             _E.DELIBERATION_DAMAGED,
             _C.RESULTS,
@@ -189,7 +224,14 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             missing="seqs of lost records, of which some may be its own; the first hundred",
             count="how many they are",
         ),
-        _spec(_E.SEAT_STARTED, _C.RESULTS, _SEAT, role="kind of work", agent_id="the agent", approach="what it will try"),
+        _spec(
+            _E.SEAT_STARTED,
+            _C.RESULTS,
+            _SEAT,
+            role="kind of work",
+            agent_id="the agent",
+            approach="what it will try",
+        ),
         _spec(
             _E.SEAT_TURN,
             _C.RESULTS,
@@ -201,13 +243,20 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             attempts="how many there may be",
             stuck="how the seat went in circles, which ends the attempt; or empty",
             operations="tool calls with status",
-            calls="id, tool, arguments, status, output, error, duration_ms of the tool calls, if the request has records_calls",
+            calls="id, tool, arguments, status, output, error, duration_ms of the tool calls, if "
+            "the request has records_calls",
             thought="the model's words",
             usage="tokens, calls, money",
             tools="cpu_ms, max_rss_bytes of the seat's tools and checks so far",
             checks="check name to verdict",
         ),
-        _spec(_E.SEAT_PROPOSED, _C.RESULTS, _SEAT, candidate="id of the proposal", proposal="content, diff, commit, operations"),
+        _spec(
+            _E.SEAT_PROPOSED,
+            _C.RESULTS,
+            _SEAT,
+            candidate="id of the proposal",
+            proposal="content, diff, commit, operations",
+        ),
         _spec(
             _E.SEAT_REVIEWED,
             _C.RESULTS,
@@ -216,9 +265,20 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             fingerprint="of what was judged",
             review="score, met, unmet, comment",
         ),
-        _spec(_E.SEAT_REVISED, _C.RESULTS, _SEAT, candidate="id of the revision", proposal="content, diff, commit, operations"),
+        _spec(
+            _E.SEAT_REVISED,
+            _C.RESULTS,
+            _SEAT,
+            candidate="id of the revision",
+            proposal="content, diff, commit, operations",
+        ),
         _spec(_E.SEAT_FAILED, _C.RESULTS, _SEAT, error="code and message"),
-        _spec(_E.SEAT_FINISHED, _C.RESULTS, _SEAT, outcome="status, error, usage; the seat's last event"),
+        _spec(
+            _E.SEAT_FINISHED,
+            _C.RESULTS,
+            _SEAT,
+            outcome="status, error, usage; the seat's last event",
+        ),
         _spec(
             _E.MODEL_CALLED,
             _C.RESULTS,
@@ -231,8 +291,10 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             usage="tokens, calls, money",
             answer="the whole answer or its reference",
             finish_reason="stop, length, …",
-            digits="of a review's score, numbers that might have stood there and how likely each was; left out where the server does not tell",
-            told="ids of the deliberation.steered events that the prompt tells of; left out where it tells of none",
+            digits="of a review's score, numbers that might have stood there and how likely each "
+            "was; left out where the server does not tell",
+            told="ids of the deliberation.steered events that the prompt tells of; left out where "
+            "it tells of none",
             duration_ms="wall time",
         ),
         _spec(
@@ -248,7 +310,9 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             deadline="UTC instant; may be left out",
             context="story_id, task_id, seat, role, session_id, persona_id; may be left out",
         ),
-        _spec(_E.TOOL_STARTED, _C.TOOLS, _TOOL, arguments_digest="sha256 of the canonical arguments"),
+        _spec(
+            _E.TOOL_STARTED, _C.TOOLS, _TOOL, arguments_digest="sha256 of the canonical arguments"
+        ),
         _spec(
             _E.TOOL_FINISHED,
             _C.TOOLS,
@@ -281,7 +345,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             attempt="from 1",
             result="of the attempt that ended: as a tool.finished",
             error="why it is no success",
-            commit_sha="the workspace's files as they are now, where the step may have changed them",
+            commit_sha="the workspace's files as they are now, where the step may have "
+            "changed them",
             done="steps that are over",
             steps="how many there are",
         ),
@@ -299,9 +364,11 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _C.RESULTS,
             _SEAT,
             candidate="what was checked",
-            fingerprint="of the proposal that was checked: two hosts at once may make two of one name",
+            fingerprint="of the proposal that was checked: two hosts at once may make two "
+            "of one name",
             evidence="check, verdict, counts, output",
-            assessment="applies, required, regressions, proven, behaviour; with the check `applies`",
+            assessment="applies, required, regressions, proven, behaviour; with the check "
+            "`applies`",
             cross_author="whose tests, with the check `cross`",
             cross_fingerprint="of the proposal that these tests are taken from",
         ),
@@ -309,7 +376,9 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             _E.EVIDENCE_REPORTED,
             _C.RESULTS,
             _TASK,
-            report="agent, message, candidate, cases, diff, missing, usage: what an agent beside the seats found",
+            report="agent, message, candidate, cases, diff, missing, usage: what an agent "
+            "beside the "
+            "seats found",
         ),
         _spec(
             _E.DECISION_MADE,
@@ -326,7 +395,8 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             workstream="part of the work",
             progress="0..1; of one agent it never falls",
             current_task="what it is at",
-            metrics="turns, tool_calls, tokens, cost_usd, checks, checks_passed, cpu_ms, max_rss_bytes",
+            metrics="turns, tool_calls, tokens, cost_usd, checks, checks_passed, cpu_ms, "
+            "max_rss_bytes",
             agent="its name in its file",
             seat="whose step it is",
         ),
@@ -367,9 +437,17 @@ EVENT_SPECS: Mapping[EventType, EventSpec] = {
             why="task id to what went wrong, of those that ended in an error",
             commits="what it came to: of each task whose work no other builds on",
         ),
-        _spec(_E.COUNCIL_CREATED, _C.COUNCILS, _ROLE, agents="its agents, in the order of their seats", config="its defaults"),
+        _spec(
+            _E.COUNCIL_CREATED,
+            _C.COUNCILS,
+            _ROLE,
+            agents="its agents, in the order of their seats",
+            config="its defaults",
+        ),
         _spec(_E.COUNCIL_DELETED, _C.COUNCILS, _ROLE),
-        _spec(_E.AGENT_REGISTERED, _C.COUNCILS, _ROLE, agent="id, capabilities, endpoint, metadata"),
+        _spec(
+            _E.AGENT_REGISTERED, _C.COUNCILS, _ROLE, agent="id, capabilities, endpoint, metadata"
+        ),
         _spec(_E.AGENT_UNREGISTERED, _C.COUNCILS, _ROLE, agent_id="which"),
     )
 }

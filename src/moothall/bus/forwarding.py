@@ -15,7 +15,14 @@ from moothall.errors import InvalidRequest, Permanent
 class Put(Protocol):
     """`RawStore.put_raw`."""
 
-    async def __call__(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+    async def __call__(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
         """Store and return the seq; a repeated `message_id` returns the seq of the first."""
         ...
 
@@ -23,7 +30,9 @@ class Put(Protocol):
 def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event | Permanent]:
     """Return a log message's events, with an `InvalidRequest` for each on a subject not its own."""
     return [
-        _off_subject(each, subject) if isinstance(each, Event) and not _is_home(each, subject, len(found)) else each
+        _off_subject(each, subject)
+        if isinstance(each, Event) and not _is_home(each, subject, len(found))
+        else each
         for each in found
     ]
 
@@ -44,7 +53,11 @@ async def forward(
             kept.append(each)
         elif registry.is_understood(each, subject):
             # An id of its own: the bus may know the event's from the message that it came in.
-            await put(registry.subject_of(each), await packer.pack(each), message_id=f"forwarded:{seq}:{place}")
+            await put(
+                registry.subject_of(each),
+                await packer.pack(each),
+                message_id=f"forwarded:{seq}:{place}",
+            )
         else:
             kept.append(_off_subject(each, subject))
     return kept
@@ -60,6 +73,9 @@ def _is_home(event: Event, subject: str, together: int) -> bool:
 
 def _off_subject(event: Event, subject: str) -> InvalidRequest:
     try:
-        return InvalidRequest(f"{event.type} does not travel on {subject}; its subject is {registry.subject_of(event)}")
+        return InvalidRequest(
+            f"{event.type} does not travel on {subject}; its subject is "
+            f"{registry.subject_of(event)}"
+        )
     except InvalidRequest as error:
         return error

@@ -1,7 +1,10 @@
-"""One holder at a time among processes that share a bus: a document that its holder renews, and that another takes over when nobody does.
+"""One holder at a time among processes that share a bus: a document that its holder renews, and
+that another takes over when nobody does.
 
-Who looks on waits until it has seen the same revision for the whole time by its own clock, and replaces that revision and no other. The holder counts from
-before it sent what it renewed with. So it has stopped to believe that it holds before anybody else can begin to, whatever the clocks say and however late messages come.
+Who looks on waits until it has seen the same revision for the whole time by its own clock, and
+replaces that revision and no other. The holder counts from before it sent what it renewed with. So
+it has stopped to believe that it holds before anybody else can begin to, whatever the clocks say
+and however late messages come.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ def _clock() -> float:
 class Lease:
     """A lease by its name. `lead` does some work while it is held."""
 
-    def __init__(self, bucket: Bucket, name: str, seconds: float, *, clock: Callable[[], float] = _clock) -> None:
+    def __init__(
+        self, bucket: Bucket, name: str, seconds: float, *, clock: Callable[[], float] = _clock
+    ) -> None:
         self._bucket = bucket
         self._name = name
         self._seconds = seconds
@@ -56,7 +61,9 @@ class Lease:
         return self._clock() < self._until
 
     async def step(self) -> None:
-        """Renew it, or take it where nobody has it or its holder is gone. Raises `BusUnavailable`."""
+        """Renew it, or take it where nobody has it or its holder is gone. Raises
+        `BusUnavailable`.
+        """
         found, revision = await self._bucket.get_with_revision(self._name)
         if revision != self._seen:
             self._seen, self._since = revision, self._clock()
@@ -67,7 +74,8 @@ class Lease:
         try:
             await self._bucket.replace(self._name, {"holder": self._holder}, revision)
         except AlreadyExists:
-            return  # another was faster; or this is the echo of one that we sent, and the next step says so
+            # another was faster; or this is the echo of one that we sent, and the next step says so
+            return
         if not self.held:
             tell = log.info if holder else log.debug  # from one that is gone, or free
             tell("took the lease", name=self._name, holder=self._holder, before=holder)
@@ -82,7 +90,9 @@ class Lease:
                 await self._bucket.replace(self._name, {"holder": ""}, revision)
 
     async def lead(self, work: Work) -> None:
-        """Do some work, anew each time that the lease is had, and cancelled where it is lost. Until cancelled."""
+        """Do some work, anew each time that the lease is had, and cancelled where it is lost. Until
+        cancelled.
+        """
         async with self._hold():
             while True:
                 await self._is_had()

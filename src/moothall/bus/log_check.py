@@ -1,7 +1,9 @@
-"""Finding out whether the log lost something: what a bus cannot read any more it leaves out, and says nothing.
+"""Finding out whether the log lost something: what a bus cannot read any more it leaves out, and
+says nothing.
 
-A record whose checksum does not hold is a hole in the sequence when the log is read. What was removed on purpose is one too, but the bus
-knows of it. An end that was cut off shows against the last seq that was seen before, which is kept outside the bus.
+A record whose checksum does not hold is a hole in the sequence when the log is read. What was
+removed on purpose is one too, but the bus knows of it. An end that was cut off shows against the
+last seq that was seen before, which is kept outside the bus.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """What a log lacks. `missing` are the first of `lost` seqs; `before` is where the log ended when it was seen last, `last` where it ends now.
-    `concerned`: the deliberations of which a missing record may be one, with the seqs that may be theirs.
+    """What a log lacks. `missing` are the first of `lost` seqs; `before` is where the log ended
+    when it was seen last, `last` where it ends now.
+    `concerned`: the deliberations of which a missing record may be one, with the seqs that may be
+    theirs.
     """
 
     records: int
@@ -57,17 +61,24 @@ class LogReport:
         """Say in a line what is missing."""
         if self.whole:
             return f"the log is whole: {self.records} records up to seq {self.last}"
-        shown = ", ".join(map(str, self.missing[:8])) + (", …" if self.lost > len(self.missing[:8]) else "")
+        shown = ", ".join(map(str, self.missing[:8])) + (
+            ", …" if self.lost > len(self.missing[:8]) else ""
+        )
         parts = [f"{self.lost} cannot be read any more (seq {shown})"] if self.lost else []
-        parts += [f"it ends at seq {self.last} and ended at {self.before} before"] if self.cut else []
+        parts += (
+            [f"it ends at seq {self.last} and ended at {self.before} before"] if self.cut else []
+        )
         return (
-            f"the log is NOT whole: {'; '.join(parts)}; {len(self.concerned)} deliberations may lack something. Its files were changed or its disk is "
+            f"the log is NOT whole: {'; '.join(parts)}; {len(self.concerned)} deliberations may "
+            "lack something. Its files were changed or its disk is "
             "failing: stop, and bring a copy of the data directory back"
         )
 
 
 async def check_log(store: RawStore, before: int = 0) -> LogReport:
-    """Read the whole log and say what is missing; `before` is the last seq that was seen earlier."""
+    """Read the whole log and say what is missing; `before` is the last seq that was seen
+    earlier.
+    """
     state = await store.state(EVENTS.name)
     spans: dict[str, _Span] = {}
     holes: list[range] = []
@@ -87,5 +98,9 @@ async def check_log(store: RawStore, before: int = 0) -> LogReport:
     gone = [seq for hole in holes for seq in hole if seq not in removed]
     cut = range(state.last_seq + 1, before + 1)
     missing = (*gone, *cut[:_MOST])[:_MOST]
-    concerned = {name: seqs for name, span in spans.items() if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))}
+    concerned = {
+        name: seqs
+        for name, span in spans.items()
+        if (seqs := tuple(seq for seq in missing if span.may_lack(seq)))
+    }
     return LogReport(records, state.last_seq, before, len(gone), missing, concerned)

@@ -1,4 +1,6 @@
-"""What happens to every event and document on its way to the bus and back: scrub, offload, encode."""
+"""What happens to every event and document on its way to the bus and back: scrub, offload,
+encode.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _OFF_LOOP_BYTES = 64_000
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's own values."""
+    """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's
+    own values.
+    """
 
     put: blobs.Put
     get: blobs.Get
@@ -26,7 +30,9 @@ class Packer:
     secrets: tuple[str, ...] = ()
 
     async def _clean(self, data: Mapping[str, Any]) -> bytes:
-        """Return data as JSON without secrets and large values. Most data has neither, and is written once as it is."""
+        """Return data as JSON without secrets and large values. Most data has neither, and is
+        written once as it is.
+        """
         try:
             raw = codec.dump_json(data)
         except InvalidRequest:
@@ -49,19 +55,31 @@ class Packer:
         return codec.encode(_with_time(event), await self._clean(event.data))
 
     def write(self, event: Event) -> bytes:
-        """Return an event's bytes as it is, to be looked through by `pack_all`. Raises `InvalidRequest`."""
+        """Return an event's bytes as it is, to be looked through by `pack_all`. Raises
+        `InvalidRequest`.
+        """
         return codec.encode(_with_time(event))
 
     def is_plain(self, written: bytes) -> bool:
-        """Whether what `write` made, or several of them, may go as it is: nothing in it is secret, large or a reference."""
-        return len(written) <= self.limit and b'"$' not in written and not may_hold_secrets(written.decode(), self.secrets)
+        """Whether what `write` made, or several of them, may go as it is: nothing in it is secret,
+        large or a reference.
+        """
+        return (
+            len(written) <= self.limit
+            and b'"$' not in written
+            and not may_hold_secrets(written.decode(), self.secrets)
+        )
 
     async def unpack(self, raw: bytes) -> Event:
-        """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where a large value is gone."""
+        """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where
+        a large value is gone.
+        """
         return await self._restore(codec.decode(raw), raw)
 
     async def unpack_all(self, raw: bytes) -> list[Event | Permanent]:
-        """Return the events of a message, one or a batch, in order; in place of each that cannot be had, what is wrong with it."""
+        """Return the events of a message, one or a batch, in order; in place of each that cannot be
+        had, what is wrong with it.
+        """
         found: list[Event | Permanent] = list(codec.decode_all(raw))
         if b'"$' in raw:
             for place, event in enumerate(found):
@@ -93,4 +111,8 @@ class Packer:
 
 
 def _with_time(event: Event) -> Event:
-    return event if event.time else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    return (
+        event
+        if event.time
+        else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    )

@@ -39,7 +39,14 @@ class RawStore(Protocol):
         """Yield what is stored now, in order."""
         ...
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+    async def put_raw(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
         """Store and return the seq; a repeated `message_id` returns the seq of the first."""
         ...
 

@@ -1,4 +1,5 @@
-"""The only registry of streams, subjects and durable consumers; `event_specs` is that of event types, `buckets` of buckets.
+"""The only registry of streams, subjects and durable consumers; `event_specs` is that of event
+types, `buckets` of buckets.
 
 Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from them.
 """
@@ -38,7 +39,8 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class DurableSpec:
-    """A durable pull consumer. `prefetch` messages are held beyond those being handled: for work, none,
+    """A durable pull consumer. `prefetch` messages are held beyond those being handled: for work,
+    none,
     because work that a busy host holds is work that an idle one can't take.
     """
 
@@ -53,13 +55,16 @@ def check_token(value: object, what: str) -> str:
     """Return `value` if it may be one token of a subject; `what` names it in the error."""
     if not isinstance(value, str) or not _TOKEN.fullmatch(value):
         raise InvalidRequest(
-            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and '-', 1 to 128 characters"
+            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and "
+            "'-', 1 to 128 characters"
         )
     return value
 
 
 def subject(topic: Topic) -> str:
-    """Return the subject that carries a topic; a pattern where the topic names no one thing. Raises `InvalidRequest`."""
+    """Return the subject that carries a topic; a pattern where the topic names no one thing. Raises
+    `InvalidRequest`.
+    """
     before, _, name = ADDRESSES[topic.channel].partition("{")
     return before + (check_token(topic.about, name.rstrip("}")) if topic.about is not None else "*")
 
@@ -71,14 +76,25 @@ def subjects(topics: Sequence[Topic]) -> tuple[str, ...]:
 
 def _whole(*channels: Channel) -> tuple[str, ...]:
     """All that is sent on channels, also what names no one thing."""
-    return tuple(one for channel in channels for one in (subject(channel.all).removesuffix(".*"), subject(channel.all)))
+    return tuple(
+        one
+        for channel in channels
+        for one in (subject(channel.all).removesuffix(".*"), subject(channel.all))
+    )
 
 
 STORIES_BARE = _whole(Channel.STORIES)[0]
 """The subject of story events without a story."""
 EVENTS = StreamSpec(
     "EVENTS",
-    _whole(Channel.STORIES, Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.PROGRESS, Channel.TOOLS),
+    _whole(
+        Channel.STORIES,
+        Channel.RESULTS,
+        Channel.RESPONSES,
+        Channel.WORDS,
+        Channel.PROGRESS,
+        Channel.TOOLS,
+    ),
     "limits",
     "The log. Its sequence is `seq` everywhere. Kept until pruned.",
 )
@@ -89,7 +105,12 @@ WORK = StreamSpec(
     "Work to be taken by exactly one taker, until acked or a day old.",
     max_age=DAY,
 )
-AUDIT = StreamSpec("AUDIT", _whole(Channel.AUDIT), "limits", "Who did what: a hash chain for each tenant and writer.")
+AUDIT = StreamSpec(
+    "AUDIT",
+    _whole(Channel.AUDIT),
+    "limits",
+    "Who did what: a hash chain for each tenant and writer.",
+)
 DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
 COUNCILS = StreamSpec(
     "COUNCILS",
@@ -115,9 +136,19 @@ DURABLES: Mapping[str, DurableSpec] = {
             _whole(Channel.STORIES),
             "checks what happens to stories, and derives the tasks of those in planning",
         ),
-        DurableSpec("tools", WORK.name, subjects((Channel.CALLS.all,)), "the tool service answers callers on the bus from it"),
+        DurableSpec(
+            "tools",
+            WORK.name,
+            subjects((Channel.CALLS.all,)),
+            "the tool service answers callers on the bus from it",
+        ),
         *(
-            DurableSpec(f"host-{role}", WORK.name, subjects((Channel.WORK.of(role),)), f"hosts take {role} deliberations from it")
+            DurableSpec(
+                f"host-{role}",
+                WORK.name,
+                subjects((Channel.WORK.of(role),)),
+                f"hosts take {role} deliberations from it",
+            )
             for role in ROLES
         ),
     )
@@ -141,33 +172,52 @@ class SignalSpec:
 SIGNALS = (
     SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
     SignalSpec(
-        Channel.STEER, "Something was said to a deliberation, or it is to wait or to go on; the log has it.", {"task_id": "which"}
+        Channel.STEER,
+        "Something was said to a deliberation, or it is to wait or to go on; the log has it.",
+        {"task_id": "which"},
     ),
     SignalSpec(
         Channel.GROWING,
-        "What a seat is writing, twice a second at most; its answer is in the log once it is whole.",
-        {"task_id": "which", "seat": "who", "text": "the end of it, without secrets; empty: it is written"},
+        "What a seat is writing, twice a second at most; its answer is in the log once it is "
+        "whole.",
+        {
+            "task_id": "which",
+            "seat": "who",
+            "text": "the end of it, without secrets; empty: it is written",
+        },
     ),
     SignalSpec(
         Channel.TAKEN,
         "A host took up work that was delivered before: whoever had it has lost it.",
         {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
     ),
-    SignalSpec(Channel.LINK, "Bytes between a host and the pod of one of its workspaces, in a format of their own; no JSON."),
+    SignalSpec(
+        Channel.LINK,
+        "Bytes between a host and the pod of one of its workspaces, in a format of their own; no "
+        "JSON.",
+    ),
     SignalSpec(
         Channel.FIGURES,
         "A host's figures, all of them, every few seconds.",
         {"process": "who", "figures": "by name: rows of labels and value"},
     ),
-    SignalSpec(Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}),
+    SignalSpec(
+        Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}
+    ),
     SignalSpec(
         Channel.GRAPH,
-        "A process without the embedded graph asks the one that writes it; the answer is a line of JSON.",
-        {"question": "its name", "parameters": "by name", "position": "true: how far it is written"},
+        "A process without the embedded graph asks the one that writes it; the answer is a line "
+        "of JSON.",
+        {
+            "question": "its name",
+            "parameters": "by name",
+            "position": "true: how far it is written",
+        },
     ),
     SignalSpec(
         Channel.REPOSITORIES,
-        "A host that shares no disk with the repositories asks for a commit, a part of a bundle or a push; the answer is a line of JSON, and bytes after it.",
+        "A host that shares no disk with the repositories asks for a commit, a part of a bundle "
+        "or a push; the answer is a line of JSON, and bytes after it.",
         {
             "ask": "base, commits, push or part",
             "repository": "by its id",
@@ -186,7 +236,9 @@ def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
 
 
 def subject_of(event: Event) -> str:
-    """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the id that names it."""
+    """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the
+    id that names it.
+    """
     subject, names = _template(event.type)
     filled = {}
     for name in names:
@@ -194,7 +246,9 @@ def subject_of(event: Event) -> str:
         if value is None:
             raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
         token = check_token(value, name)
-        filled[name] = check_token(key_of(token, event.tenant), name) if name == "story_id" else token
+        filled[name] = (
+            check_token(key_of(token, event.tenant), name) if name == "story_id" else token
+        )
     return subject.format(**filled)
 
 
@@ -224,14 +278,23 @@ def is_understood(event: Event, subject: str) -> bool:
     if not is_of_story(event):
         return False
     try:
-        return subject in {subject_of(event), STORIES_BARE, f"{STORIES_BARE}.{event.data.get('story_id')}"}
+        return subject in {
+            subject_of(event),
+            STORIES_BARE,
+            f"{STORIES_BARE}.{event.data.get('story_id')}",
+        }
     except InvalidRequest:
         return False
 
 
 def is_consumed(subject: str) -> bool:
     """Whether a durable consumer of the log receives messages on a subject."""
-    return any(matches(pattern, subject) for spec in DURABLES.values() if spec.stream == EVENTS.name for pattern in spec.filters)
+    return any(
+        matches(pattern, subject)
+        for spec in DURABLES.values()
+        if spec.stream == EVENTS.name
+        for pattern in spec.filters
+    )
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -257,25 +320,35 @@ def covers(pattern: str, narrower: str) -> bool:
 
 
 def stream_of(subject: str) -> StreamSpec:
-    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` where none does."""
+    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` where none
+    does.
+    """
     for stream in STREAMS:
         if any(covers(kept, subject) or covers(subject, kept) for kept in stream.subjects):
             return stream
     raise InvalidRequest(
-        f"no stream stores {subject[:120]!r}; the subjects are {', '.join(s for t in STREAMS for s in t.subjects)}"
+        f"no stream stores {subject[:120]!r}; the subjects are "
+        f"{', '.join(s for t in STREAMS for s in t.subjects)}"
     )
 
 
 def one_stream(subjects: Sequence[str]) -> str:
-    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` where it isn't one."""
+    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` where it
+    isn't one.
+    """
     names = {stream_of(subject).name for subject in subjects}
     if len(names) != 1:
-        raise InvalidRequest(f"subjects of one stream are read at a time, not of {', '.join(sorted(names)) or 'none'}")
+        raise InvalidRequest(
+            "subjects of one stream are read at a time, not of "
+            f"{', '.join(sorted(names)) or 'none'}"
+        )
     return names.pop()
 
 
 def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
-    """Return the stream that stores topics, and their subjects; of none, the whole log. Raises `InvalidRequest` where it isn't one."""
+    """Return the stream that stores topics, and their subjects; of none, the whole log. Raises
+    `InvalidRequest` where it isn't one.
+    """
     wanted = subjects(topics) or EVENTS.subjects
     return one_stream(wanted), wanted
 
@@ -291,7 +364,9 @@ def work_subject(topic: Topic) -> str:
     """Return the subject of work of one kind. Raises `InvalidRequest` where it is no work."""
     wanted = literal(topic)
     if stream_of(wanted) is not WORK:
-        raise InvalidRequest(f"{wanted} is not work; the subjects of work are {', '.join(WORK.subjects)}")
+        raise InvalidRequest(
+            f"{wanted} is not work; the subjects of work are {', '.join(WORK.subjects)}"
+        )
     return wanted
 
 

@@ -13,7 +13,10 @@ from moothall import __version__
 # Where each is, and what `moothall --help` says of it: that must not import them all.
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Work": {
-        "deliberate": ("deliberate:deliberate", "Let a council work on a task; its winner is a branch."),
+        "deliberate": (
+            "deliberate:deliberate",
+            "Let a council work on a task; its winner is a branch.",
+        ),
         "ask": ("ask:ask", "Let one agent answer, in words or with a diff to apply."),
         "check": ("check:check", "Set a repository up and show what its checks say."),
         "evaluate": ("evaluate:evaluate", "Measure models and councils on your own history."),
@@ -73,13 +76,17 @@ class _LazyGroup(click.Group):
         command = getattr(import_module(f"{__name__}.{module}"), name)
         return command if isinstance(command, click.Command) else None
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; of a mistyped one say which it may have been."""
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], _COMMANDS, n=1)
-            ctx.fail(f"no such command {args[0][:60]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            ctx.fail(
+                f"no such command {args[0][:60]!r}" + (f"; did you mean {near[0]}?" if near else "")
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - the signature is click's
@@ -88,11 +95,18 @@ class _LazyGroup(click.Group):
             with formatter.section(group):
                 formatter.write_dl([(f"{name:<10}", said) for name, (_, said) in commands.items()])
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
         """Complete the names of commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        found = [(name, said) for group in _GROUPS.values() for name, (_, said) in group.items() if name.startswith(incomplete)]
+        found = [
+            (name, said)
+            for group in _GROUPS.values()
+            for name, (_, said) in group.items()
+            if name.startswith(incomplete)
+        ]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(CompletionItem(name, help=said) for name, said in found), *options]
 
@@ -104,7 +118,10 @@ class _LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="moothall")
 @click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings, instead of the default one."
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="A TOML file of settings, instead of the default one.",
 )
 @click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR in the environment.")
 @click.pass_context

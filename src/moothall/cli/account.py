@@ -30,11 +30,17 @@ def account() -> None:
     multiple=True,
     help="What they may do; repeatable. Without one they look, write stories and comment.",
 )
-@click.option("--tenant", default=LOCAL.tenant, help="Whose data they see; by default of who works without tenants.")
+@click.option(
+    "--tenant",
+    default=LOCAL.tenant,
+    help="Whose data they see; by default of who works without tenants.",
+)
 @click.pass_context
 @speak_errors
 def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: str) -> None:
-    """Add an account NAME. The password is asked for, or read from a line of standard input where that is no terminal."""
+    """Add an account NAME. The password is asked for, or read from a line of standard input where
+    that is no terminal.
+    """
     _people(context).add(name, _password(), tenant=tenant, roles=roles)
     say(f"added {name}")
 
@@ -46,7 +52,11 @@ def add(context: click.Context, *, name: str, roles: tuple[str, ...], tenant: st
 def list_(context: click.Context, *, as_json: bool) -> None:
     """List the accounts with their roles."""
     found = [
-        {"name": who.name, "tenant": who.tenant, "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])]}
+        {
+            "name": who.name,
+            "tenant": who.tenant,
+            "roles": [*sorted(who.roles), *(["operator"] if who.operator else [])],
+        }
         for who in _people(context).list()
     ]
     if as_json:

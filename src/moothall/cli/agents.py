@@ -1,4 +1,6 @@
-"""`moothall agents`: the agents that files describe, checked, listed, run, and stopped on their way."""
+"""`moothall agents`: the agents that files describe, checked, listed, run, and stopped on their
+way.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ def agents() -> None:
     """Agents from files (docs/agents.md). PATHS are files and folders; `agents` by default."""
 
 
-@agents.command(epilog=example("moothall agents validate", "moothall agents validate agents/tests.yaml"))
+@agents.command(
+    epilog=example("moothall agents validate", "moothall agents validate agents/tests.yaml")
+)
 @_paths
 @with_settings()
 async def validate(settings: Settings, *, paths: Sequence[Path]) -> int:
-    """Check files: each wrong place is named with its line, what the settings do not allow, and a cycle or a missing agent by name. Exit code 1
-    where there is any.
+    """Check files: each wrong place is named with its line, what the settings do not allow, and a
+    cycle or a missing agent by name. Exit code 1 where there is any.
     """
     loaded = _load(settings, paths)
     for said in loaded.kept:
@@ -61,16 +65,35 @@ async def list_(settings: Settings, *, paths: Sequence[Path]) -> None:
     named = {spec.name: spec for spec in _load(settings, paths).specs.values()}
     for name in check_order(tuple(named.values())):
         spec = named[name]
-        needs = ", ".join(one.name + (" (optional)" if one.optional else "") for one in spec.dependencies)
-        click.echo(plain(f"{name:<32}  {spec.spec.priority:<8}  {spec.spec.role:<9}" + (f"  needs {needs}" if needs else "")))
+        needs = ", ".join(
+            one.name + (" (optional)" if one.optional else "") for one in spec.dependencies
+        )
+        click.echo(
+            plain(
+                f"{name:<32}  {spec.spec.priority:<8}  {spec.spec.role:<9}"
+                + (f"  needs {needs}" if needs else "")
+            )
+        )
 
 
-@agents.command("run", epilog=example("moothall agents run", "moothall agents run --only docs --repo ../other agents"))
+@agents.command(
+    "run",
+    epilog=example("moothall agents run", "moothall agents run --only docs --repo ../other agents"),
+)
 @_paths
 @repository_options
 @click.option("--only", multiple=True, help="This agent, and what it needs; repeatable.")
-@click.option("--at-once", type=field_range(AgentSettings, "at_once"), help="Agents side by side; agents.at_once by default.")
-@click.option("--run", "name", default="", help="A name of your own: a run that was killed goes on under its name.")
+@click.option(
+    "--at-once",
+    type=field_range(AgentSettings, "at_once"),
+    help="Agents side by side; agents.at_once by default.",
+)
+@click.option(
+    "--run",
+    "name",
+    default="",
+    help="A name of your own: a run that was killed goes on under its name.",
+)
 @json_option
 @with_settings()
 async def run_(
@@ -87,15 +110,17 @@ async def run_(
 ) -> int:
     """Run agents on a repository, each when what it needs has completed, on what that came to.
 
-    Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed. Exit codes: 0 all completed, 1 not all,
-    2 wrong use or a broken part.
+    Each leaves a branch moothall/<task_id>. Its validation commands decide whether it completed.
+    Exit codes: 0 all completed, 1 not all, 2 wrong use or a broken part.
     """
     loaded = _load(settings, paths)
     if loaded.wrong:
         raise InvalidRequest(f"{len(loaded.wrong)} places in the files are wrong; nothing is run")
     specs = _choose(tuple(loaded.specs.values()), only)
     named = NamedRepository(repo, ref, profile=profile)
-    return await _run(settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json)
+    return await _run(
+        settings, specs, named, name, at_once or settings.agents.at_once, as_json=as_json
+    )
 
 
 _NAME = click.argument("name")
@@ -105,7 +130,9 @@ _NAME = click.argument("name")
 @_NAME
 @with_settings(_LOG)
 async def pause(settings: Settings, *, name: str) -> None:
-    """Let the agent NAME, which is at work, wait: its turns end, and no other begins until `moothall agents resume`."""
+    """Let the agent NAME, which is at work, wait: its turns end, and no other begins until
+    `moothall agents resume`.
+    """
     await _turn(settings, name, paused=True, done="paused", before="was paused already")
 
 
@@ -113,7 +140,9 @@ async def pause(settings: Settings, *, name: str) -> None:
 @_NAME
 @with_settings(_LOG)
 async def resume(settings: Settings, *, name: str) -> None:
-    """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not counted against its time."""
+    """Let the agent NAME go on where it was. What the model said is not asked again; waiting is not
+    counted against its time.
+    """
     await _turn(settings, name, paused=False, done="goes on", before="was not paused")
 
 
@@ -142,22 +171,32 @@ async def _turn(settings: Settings, name: str, *, paused: bool, done: str, befor
 
 
 async def _at_work(settings: Settings, name: str) -> Sequence[str]:
-    """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that are."""
+    """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that
+    are.
+    """
     from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         live = [view for view in await tasks.latest("live", 1000) if view.agent]
     if not (found := [view.task_id for view in live if view.agent == name]):
         there = ", ".join(sorted({view.agent for view in live}))
-        raise NotFound(f"no agent {name[:80]!r} is at work; " + (f"at work are {there[:500]}" if there else "none is"))
+        raise NotFound(
+            f"no agent {name[:80]!r} is at work; "
+            + (f"at work are {there[:500]}" if there else "none is")
+        )
     return found
 
 
 def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
-    """Read the files, and say what is wrong: with them, or by the settings, so that no run fails for it once others have ended."""
+    """Read the files, and say what is wrong: with them, or by the settings, so that no run fails
+    for it once others have ended.
+    """
     from moothall.agents.running import request_of
 
-    loaded, longest = load(paths or (Path("agents"),), settings.agents.file_bytes), int(settings.limits.deliberation_seconds)
+    loaded, longest = (
+        load(paths or (Path("agents"),), settings.agents.file_bytes),
+        int(settings.limits.deliberation_seconds),
+    )
     wrong, kept = list(loaded.wrong), list(loaded.kept)
     for file, spec in loaded.specs.items():
         try:
@@ -165,7 +204,14 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
         except InvalidRequest as error:
             wrong.append(Wrong(file, 0, error.message))
         if (spec.security.resource_limits.timeout or 0) > longest:
-            kept.append(Wrong(file, 0, f"its timeout is more than {longest} s, which hold (limits.deliberation_seconds)"))
+            kept.append(
+                Wrong(
+                    file,
+                    0,
+                    f"its timeout is more than {longest} s, which hold "
+                    "(limits.deliberation_seconds)",
+                )
+            )
     for said in wrong:
         say(plain(f"wrong {said}"))
     return replace(loaded, wrong=tuple(wrong), kept=tuple(kept))
@@ -176,7 +222,9 @@ def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
     named = {spec.name: spec for spec in specs}
     check_order(specs)
     if missing := [name for name in only if name not in named]:
-        raise InvalidRequest(f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(named))[:500]}")
+        raise InvalidRequest(
+            f"there is no agent {missing[0][:80]!r}; there are {', '.join(sorted(named))[:500]}"
+        )
     wanted, look = set(only or named), list(only)
     while look:
         needed = {one.name for one in named[look.pop()].dependencies if one.name in named}
@@ -186,12 +234,20 @@ def _choose(specs: Sequence[Spec], only: Sequence[str]) -> Sequence[Spec]:
 
 
 async def _run(
-    settings: Settings, specs: Sequence[Spec], named: NamedRepository, name: str, at_once: int, *, as_json: bool
+    settings: Settings,
+    specs: Sequence[Spec],
+    named: NamedRepository,
+    name: str,
+    at_once: int,
+    *,
+    as_json: bool,
 ) -> int:
     if not specs:
         raise InvalidRequest("there is no agent in these files")
     tell = teller(quiet=as_json)
-    asked = await check_early(settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell)
+    asked = await check_early(
+        settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell
+    )
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.agents.running import AgentRun, State, first_line
     from moothall.cli.documents import AgentsDocument
@@ -207,14 +263,27 @@ async def _run(
         raise InvalidRequest("you are in no git repository: name one with --repo")
     if said := await unseen(settings, repository, named.profile):
         tell(said)
-    tell(f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run {run_name}")
+    tell(
+        f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
+        f"{run_name}"
+    )
     async with open_house(settings, tell, asked=asked) as house:
-        run = AgentRun(house.desk, LOCAL, repository, run_name, at_once, tell, longest=int(settings.limits.deliberation_seconds))
+        run = AgentRun(
+            house.desk,
+            LOCAL,
+            repository,
+            run_name,
+            at_once,
+            tell,
+            longest=int(settings.limits.deliberation_seconds),
+        )
         ended = await run.all(specs)
     if as_json:
         print_json(dump(AgentsDocument(run_name, tuple(ended.values()))))
     else:
         for end in ended.values():
             said = end.branch if end.state is State.COMPLETED else first_line(end.reason)
-            click.echo(plain(f"{end.name:<32}  {end.state:<9}  {end.used if end.runs else '':<36}  {said}"))
+            click.echo(
+                plain(f"{end.name:<32}  {end.state:<9}  {end.used if end.runs else '':<36}  {said}")
+            )
     return 0 if all(end.state is State.COMPLETED for end in ended.values()) else EXIT_NONE

@@ -14,7 +14,13 @@ import click
 from moothall.cli import complete
 from moothall.cli.asking import AskOptions, show_answer
 from moothall.cli.exits import exit_code
-from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
+from moothall.cli.options import (
+    example,
+    json_option,
+    repository_options,
+    text_option,
+    verbose_option,
+)
 from moothall.cli.plain import plain, teller
 from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import result_of, say, settings_of, speak_errors
@@ -41,7 +47,10 @@ class _Asked:
 
 
 @click.command(
-    epilog=example('moothall ask "What does the retry decorator do?"', 'moothall ask --continue "And where is it used?"')
+    epilog=example(
+        'moothall ask "What does the retry decorator do?"',
+        'moothall ask --continue "And where is it used?"',
+    )
 )
 @click.argument("prompt", default="")
 @click.option(
@@ -52,7 +61,8 @@ class _Asked:
     default=None,
     metavar="[TASK]",
     shell_complete=complete.tasks,
-    help="Go on from TASK, or from what was asked last about this repository: what was said is known, and the files are as it left them.",
+    help="Go on from TASK, or from what was asked last about this repository: what was said is "
+    "known, and the files are as it left them.",
 )
 @repository_options
 @text_option
@@ -64,10 +74,15 @@ class _Asked:
     help="Whose eyes: dev, qa, architect, devops, data, po.",
 )
 @click.option(
-    "--server", default="", help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of its."
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve` to ask, by its kernel; --repo is then a name or path of "
+    "its.",
 )
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="Where the token for --server lies; this machine's own by default."
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="Where the token for --server lies; this machine's own by default.",
 )
 @click.option("--yes", is_flag=True, help="Apply the diff to your files without asking.")
 @click.option(
@@ -75,10 +90,20 @@ class _Asked:
     type=SettingRange(1, "limits.deliberation_seconds"),
     help="Seconds for all of it; limits.deliberation_seconds by default.",
 )
-@click.option("--turns", type=SettingRange(1, "limits.turns"), help="Turns that the agent may take; limits.turns by default.")
-@click.option("--model", default="", help="Of the settings: a name in [models], default, or small, medium, large.")
+@click.option(
+    "--turns",
+    type=SettingRange(1, "limits.turns"),
+    help="Turns that the agent may take; limits.turns by default.",
+)
+@click.option(
+    "--model",
+    default="",
+    help="Of the settings: a name in [models], default, or small, medium, large.",
+)
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
-@click.option("--task-id", default="", help="An id of your own; the same id and prompt are the same task.")
+@click.option(
+    "--task-id", default="", help="An id of your own; the same id and prompt are the same task."
+)
 @json_option
 @verbose_option
 @click.pass_context
@@ -104,13 +129,15 @@ def ask(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply. Without PROMPT, on a terminal, you
-    are asked for it, and for the next.
+    """Let one agent answer PROMPT: a question with words, a task with a diff that you may apply.
+    Without PROMPT, on a terminal, you are asked for it, and for the next.
 
-    It is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
+    It is about the last commit of the repository that you are in, of another one (--repo), or of
+    none (--text).
 
-    Exit codes: 0 an answer or a proven or reproduced change, 3 another change, 1 nothing, 2 wrong use, a broken part or a diff that
-    --yes could not apply. A change is left as branch moothall/<task_id>, too.
+    Exit codes: 0 an answer or a proven or reproduced change, 3 another change, 1 nothing, 2 wrong
+    use, a broken part or a diff that --yes could not apply. A change is left as branch
+    moothall/<task_id>, too.
     """
     request = DeliberationRequest(
         description=prompt,
@@ -126,14 +153,29 @@ def ask(
     named = NamedRepository(repo, ref, text, profile)
     prompt, goes_on = _read_prompt(prompt, goes_on)
     if server and model:
-        raise InvalidRequest("a server elsewhere chooses the model itself, by the role; leave --model out")
+        raise InvalidRequest(
+            "a server elsewhere chooses the model itself, by the role; leave --model out"
+        )
     if server and profile:
-        raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
-    asking = AskOptions(settings, replace(request, description=prompt), named, goes_on, server, token_file, as_json, verbose)
+        raise InvalidRequest(
+            "a server elsewhere reads no --profile from here; register the repository with its "
+            "commands there"
+        )
+    asking = AskOptions(
+        settings,
+        replace(request, description=prompt),
+        named,
+        goes_on,
+        server,
+        token_file,
+        as_json,
+        verbose,
+    )
     if not prompt:
         if as_json or yes or task_id or not sys.stdin.isatty():
             raise InvalidRequest(
-                'nothing is asked: say it (moothall ask "…"), or type it on a terminal, without --json, --yes and --task-id'
+                'nothing is asked: say it (moothall ask "…"), or type it on a terminal, without '
+                "--json, --yes and --task-id"
             )
         sys.exit(result_of(_talk(asking)))
     asked = result_of(_ask(asking))
@@ -157,8 +199,8 @@ def ask(
 
 
 def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
-    """Return the question and the task whose conversation goes on: what follows --continue is the question where it is no id and none
-    comes after it.
+    """Return the question and the task whose conversation goes on: what follows --continue is the
+    question where it is no id and none comes after it.
     """
     if goes_on is None or goes_on == _LAST:
         return prompt, None if goes_on is None else ""

@@ -22,8 +22,8 @@ _LONG = 20_000
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """What is asked and where. `request` is what each question has in common; `goes_on` the task whose conversation goes on, '' for
-    the last one, None for a new one.
+    """What is asked and where. `request` is what each question has in common; `goes_on` the task
+    whose conversation goes on, '' for the last one, None for a new one.
     """
 
     settings: Settings
@@ -53,21 +53,49 @@ def show_answer(console: Console, outcome: Outcome) -> None:
         console.print(Text(f"No answer. {plain(outcome.error_message)}", style="bold red"))
         for seat in outcome.seats:
             if seat.error_code:
-                console.print(Text(plain(f"{seat.error_message} [{seat.error_code}]"), style="yellow"))
+                console.print(
+                    Text(plain(f"{seat.error_message} [{seat.error_code}]"), style="yellow")
+                )
         return
     winner = outcome.results[0]
     console.print(Text(plain(winner.content, _LONG)))
     if winner.diff:
-        readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
-        console.print(Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True))
+        readable = "\n".join(
+            line for line in winner.diff.splitlines() if not line.startswith("index ")
+        )
+        console.print(
+            Syntax(plain(readable, _LONG), "diff", background_color="default", word_wrap=True)
+        )
         added, removed = count_changes(winner.diff)
-        paths = [line.split(" b/", 1)[-1] for line in winner.diff.splitlines() if line.startswith("diff --git ")]
-        console.print(Text(f"{len(paths)} files, +{added} -{removed}: {', '.join(plain(path, 80) for path in paths)}"))
+        paths = [
+            line.split(" b/", 1)[-1]
+            for line in winner.diff.splitlines()
+            if line.startswith("diff --git ")
+        ]
+        console.print(
+            Text(
+                f"{len(paths)} files, +{added} -{removed}: "
+                f"{', '.join(plain(path, 80) for path in paths)}"
+            )
+        )
         if len(readable) > _LONG:
-            console.print(Text(f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"))
+            console.print(
+                Text(
+                    f"Only the first {_LONG} characters of the diff are shown.", style="bold yellow"
+                )
+            )
         proven = outcome.level.words
-        checks = ", ".join(f"{plain(name, 40)} {verdict}" for name, verdict in winner.checks.items() if name != "applies")
-        console.print(Text(f"{proven}; {checks}" if checks else proven, style="green" if outcome.level.independent else "yellow"))
+        checks = ", ".join(
+            f"{plain(name, 40)} {verdict}"
+            for name, verdict in winner.checks.items()
+            if name != "applies"
+        )
+        console.print(
+            Text(
+                f"{proven}; {checks}" if checks else proven,
+                style="green" if outcome.level.independent else "yellow",
+            )
+        )
     if outcome.branch:
         console.print(Text(f"Branch {outcome.branch} at {outcome.commit_sha[:12]}", style="bold"))
     if outcome.error_message:

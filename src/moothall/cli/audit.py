@@ -21,11 +21,16 @@ def audit() -> None:
 
 
 @audit.command(epilog=example("moothall audit verify --approvals"))
-@click.option("--approvals", is_flag=True, help="Name the calls that ran because an operator had allowed them, and who it was.")
+@click.option(
+    "--approvals",
+    is_flag=True,
+    help="Name the calls that ran because an operator had allowed them, and who it was.",
+)
 @with_settings()
 async def verify(settings: Settings, *, approvals: bool) -> int:
-    """Check that no record was changed, removed, reordered or cut off, by the files and by what the AUDIT stream was told, which for
-    hosts on other machines is all that there is here. Exit code 1 where one was.
+    """Check that no record was changed, removed, reordered or cut off, by the files and by what the
+    AUDIT stream was told, which for hosts on other machines is all that there is here. Exit code 1
+    where one was.
     """
     from moothall.guard.audit_stream import read_told
     from moothall.guard.chain import StreamChains, verify_all
@@ -35,20 +40,37 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     keys = keys_of(settings.guard, settings.data_dir)
     key, hosts, told = keys.audit, keys.of_hosts().audit, StreamChains()
     try:
-        async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
+        async with (
+            open_log(settings, lambda _: None) as bus,
+            aclosing(bus.replay((Channel.AUDIT.all,))) as events,
+        ):
             told = await read_told(events, key, hosts)
     except MoothallError as error:
-        say(plain(f"the files alone are checked, since the AUDIT stream cannot be read: {error.message}"))
+        say(
+            plain(
+                "the files alone are checked, since the AUDIT stream cannot be read: "
+                f"{error.message}"
+            )
+        )
     report = verify_all(settings.data_dir, key, told, hosts)
     for problem in report.problems:
-        click.echo(f"{problem.path}, line {problem.line}: {problem.what}" + ("" if problem.serious else " (harmless by itself)"))
+        click.echo(
+            f"{problem.path}, line {problem.line}: {problem.what}"
+            + ("" if problem.serious else " (harmless by itself)")
+        )
     for item in report.approved if approvals else ():
-        words = f"{item.time}  {item.tool} of {item.principal} ({item.tenant}), request {item.request_id}: approved by {item.by}"
+        words = (
+            f"{item.time}  {item.tool} of {item.principal} ({item.tenant}), request "
+            f"{item.request_id}: approved by {item.by}"
+        )
         click.echo(plain(words))
-    unfinished = f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
+    unfinished = (
+        f", {report.unfinished} calls whose end is not recorded" if report.unfinished else ""
+    )
     approved = f", {len(report.approved)} calls approved by operators" if report.approved else ""
     click.echo(
-        f"{report.records} records in {report.chains} chains{unfinished}{approved}: " + ("whole" if report.ok else "NOT whole")
+        f"{report.records} records in {report.chains} chains{unfinished}{approved}: "
+        + ("whole" if report.ok else "NOT whole")
     )
     return 0 if report.ok else EXIT_NONE
 
@@ -57,18 +79,32 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
 @json_option
 @with_settings()
 async def alerts(settings: Settings, *, as_json: bool) -> None:
-    """List what the guard called out: many refusals of one principal or task, and attempts to get past the walls."""
+    """List what the guard called out: many refusals of one principal or task, and attempts to get
+    past the walls.
+    """
     from moothall.domain.event import EventType
     from moothall.wiring.bus import open_log
 
-    async with open_log(settings, lambda _: None) as bus, aclosing(bus.replay((Channel.AUDIT.all,))) as events:
-        told = [recorded.event async for recorded in events if recorded.event.type == EventType.GUARD_ALERTED]
+    async with (
+        open_log(settings, lambda _: None) as bus,
+        aclosing(bus.replay((Channel.AUDIT.all,))) as events,
+    ):
+        told = [
+            recorded.event
+            async for recorded in events
+            if recorded.event.type == EventType.GUARD_ALERTED
+        ]
     found = [{"time": event.time, "tenant": event.tenant, **event.data} for event in told]
     if as_json:
         print_json(found)
         return
     for item in found:
         who = f"{item['principal']} ({item['tenant']}), task {item['task_id']}"
-        click.echo(plain(f"{item['time']}  {item['count']} {item['kind']} of {who}; the last: {item['tool']}: {item['reason']}"))
+        click.echo(
+            plain(
+                f"{item['time']}  {item['count']} {item['kind']} of {who}; the last: "
+                f"{item['tool']}: {item['reason']}"
+            )
+        )
     if not found:
         say("no alerts")

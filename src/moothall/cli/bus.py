@@ -16,7 +16,11 @@ def bus() -> None:
     """The bus."""
 
 
-@bus.command(epilog=example("moothall bus keys keys/", "moothall bus keys new-keys/ --renew keys/accounts.conf"))
+@bus.command(
+    epilog=example(
+        "moothall bus keys keys/", "moothall bus keys new-keys/ --renew keys/accounts.conf"
+    )
+)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--renew",
@@ -26,7 +30,9 @@ def bus() -> None:
 )
 @speak_errors
 def keys(folder: Path, renew: Path | None) -> None:
-    """Make an account for the house on a NATS of your own, and what servers, services and hosts need to use it, in FOLDER."""
+    """Make an account for the house on a NATS of your own, and what servers, services and hosts
+    need to use it, in FOLDER.
+    """
     from moothall.bus.nats.accounts import FILES, make
 
     for name, path in make(folder, renew).items():

@@ -31,36 +31,55 @@ _SHOWN = 20
 _INDENT, _REASON = 2, 400
 _LINES = 8
 _INSTEAD = (
-    'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE tries such a file uncommitted.'
+    'Write what sets it up into .moothall.toml: setup = ["…"]; moothall check --profile FILE '
+    "tries such a file uncommitted."
 )
 _LONG, _WIDEST = 20_000, 10_000
 
 
 @click.command(epilog=example("moothall check", "moothall check ../other --write"))
 @click.argument("repo", default="", shell_complete=complete.repositories)
-@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
+@click.option(
+    "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
+)
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file like .moothall.toml that stands for the repository's own, this time.",
 )
-@click.option("--write", is_flag=True, help="Write what was found as .moothall.toml into the work tree.")
+@click.option(
+    "--write", is_flag=True, help="Write what was found as .moothall.toml into the work tree."
+)
 @click.option("--force", is_flag=True, help="With --write: overwrite the one that is there.")
 @json_option
 @with_settings()
-async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None, write: bool, force: bool, as_json: bool) -> int:
+async def check(
+    settings: Settings,
+    *,
+    repo: str,
+    ref: str,
+    profile: Path | None,
+    write: bool,
+    force: bool,
+    as_json: bool,
+) -> int:
     """Set REPO up, run its checks as it is, and say what is green, red, flaky and slow.
 
     REPO is a path, a URL or the id of a registered repository; by default the one you are in.
 
-    Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be, with what to write where.
+    Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be,
+    with what to write where.
     """
     from moothall.ranking.base import diagnose
     from moothall.wiring.early import NamedRepository
     from moothall.wiring.repository import check_repository, write_profile
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
-    with err.status("looking at the repository") if err.is_terminal and not as_json else nullcontext() as spinner:
+    with (
+        err.status("looking at the repository")
+        if err.is_terminal and not as_json
+        else nullcontext() as spinner
+    ):
 
         def tell(step: str) -> None:
             said = Text(plain(step, 200), style="dim")
@@ -69,7 +88,9 @@ async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None
             else:
                 err.print(said, soft_wrap=not err.is_terminal)
 
-        checked = await check_repository(settings, NamedRepository(repo, ref, profile=profile), tell)
+        checked = await check_repository(
+            settings, NamedRepository(repo, ref, profile=profile), tell
+        )
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)
     if not as_json:
@@ -83,12 +104,16 @@ async def check(settings: Settings, *, repo: str, ref: str, profile: Path | None
 
 
 def page(out: TextIO) -> Console:
-    """Return what the table is printed on: a terminal's width cuts lines, and who reads them elsewhere wants them whole."""
+    """Return what the table is printed on: a terminal's width cuts lines, and who reads them
+    elsewhere wants them whole.
+    """
     return Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
 
 
 def put(out: TextIO, checked: RepositoryCheck, found: Diagnosis | None, why: str) -> None:
-    """Write what `show` says to `out`, without the spaces with which a table makes its rows as wide as the longest."""
+    """Write what `show` says to `out`, without the spaces with which a table makes its rows as wide
+    as the longest.
+    """
     console = page(out)
     with console.capture() as captured:
         show(console, checked, found, why)
@@ -102,7 +127,10 @@ def why_not(checked: RepositoryCheck, found: Diagnosis | None) -> str:
         said = checked.failure.message
         return said if ".moothall.toml" in said else f"{said}\n{_INSTEAD}"
     if found is None or not found.rows:
-        return 'It has no check, so nothing could be proven. Name the command that runs the tests: [checks] tests = "…" in .moothall.toml.'
+        return (
+            "It has no check, so nothing could be proven. Name the command that runs the tests: "
+            '[checks] tests = "…" in .moothall.toml.'
+        )
     return found.text
 
 
@@ -127,15 +155,25 @@ def show(console: Console, checked: RepositoryCheck, found: Diagnosis | None, wh
         return
     rows = found.rows if found else ()
     red = sum(len(row.red) for row in rows if row.required)
-    before = f" Red before: {red}. They may stay red; an answer that mends one of them is proven." if red else ""
+    before = (
+        f" Red before: {red}. They may stay red; an answer that mends one of them is proven."
+        if red
+        else ""
+    )
     said = f"A council can be judged here.{before}"
     console.print(Text(said, style="green"))
 
 
 def _facts(checked: RepositoryCheck) -> list[tuple[str, str]]:
     profile = checked.base.profile
-    setup = [("set-up" if not number else "", " ".join(argv)) for number, argv in enumerate(profile.setup)]
-    build = [("build" if not number else "", " ".join(step.argv)) for number, step in enumerate(profile.builds)]
+    setup = [
+        ("set-up" if not number else "", " ".join(argv))
+        for number, argv in enumerate(profile.setup)
+    ]
+    build = [
+        ("build" if not number else "", " ".join(step.argv))
+        for number, step in enumerate(profile.builds)
+    ]
     notes = [("note", note) for note in getattr(profile, "notes", ())]
     used = [("interpreter", checked.interpreter)] if checked.interpreter else []
     return [*used, *(setup or [("set-up", "none")]), *build, *notes]
@@ -157,7 +195,10 @@ def _table(found: Diagnosis) -> Table:
         remark = row.fault or (f"{row.findings} findings" if row.findings else untold)
         said = ", ".join(part for part in (remark, "" if row.required else "advises only") if part)
         table.add_row(
-            plain(row.check), *cells, f"{row.duration_ms / 1000:.1f}", Text(plain(said, 60), style="red" if row.fault else "dim")
+            plain(row.check),
+            *cells,
+            f"{row.duration_ms / 1000:.1f}",
+            Text(plain(said, 60), style="red" if row.fault else "dim"),
         )
     return table
 
@@ -169,39 +210,68 @@ def _details(console: Console, checked: RepositoryCheck, row: CheckRow) -> None:
     from moothall.ranking.failures import Failures
 
     run = checked.prepared.runs.get(row.check) if checked.prepared else None
-    told, failures = run.details if run else {}, Failures(checked.prepared.files if checked.prepared else ())
+    told, failures = (
+        run.details if run else {},
+        Failures(checked.prepared.files if checked.prepared else ()),
+    )
     if run and not row.told and row.red and row.required:  # the command is the case
         told = {row.check: row.output}
     for word, style, count, items in (
-        ("red", "red", len(row.red), [(case, _reason(failures, told, case)) for case in row.red[:_SHOWN]]),
-        ("flaky", "yellow", len(row.flaky), [(case, "differed between two runs: never evidence") for case in row.flaky]),
+        (
+            "red",
+            "red",
+            len(row.red),
+            [(case, _reason(failures, told, case)) for case in row.red[:_SHOWN]],
+        ),
+        (
+            "flaky",
+            "yellow",
+            len(row.flaky),
+            [(case, "differed between two runs: never evidence") for case in row.flaky],
+        ),
         ("slow", "yellow", len(row.slow), [(case, f"{ms / 1000:.1f} s") for case, ms in row.slow]),
     ):
         for case, why in items[:_SHOWN]:
             line = Text.assemble((f"{word:<6}", style), plain(case, 200))
             whole = Text.assemble(line, (f"  {why}" if why else "", "dim"))
             fits = _INDENT + whole.cell_len <= console.width
-            console.print(Padding(whole if fits else line, (0, 0, 0, _INDENT), expand=False), no_wrap=True, overflow="ellipsis")
+            console.print(
+                Padding(whole if fits else line, (0, 0, 0, _INDENT), expand=False),
+                no_wrap=True,
+                overflow="ellipsis",
+            )
             if why and not fits:
                 console.print(Padding(Text(why, style="dim"), (0, 0, 0, 8), expand=False))
         if (more := count - len(items[:_SHOWN])) > 0:
             console.print(Text(f"  … and {more} more {word}; --json lists all", style="dim"))
     if row.note:
-        console.print(Text(f"  {plain(row.note, 200)}; declare it if it is a dependency", style="yellow"))
-    output = [line for line in row.output.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+        console.print(
+            Text(f"  {plain(row.note, 200)}; declare it if it is a dependency", style="yellow")
+        )
+    output = [
+        line
+        for line in row.output.splitlines()
+        if line.strip() and not line.lstrip().startswith("at ")
+    ]
     for printed in output[-_LINES:] if row.required and not row.fault else ():
         console.print(
-            Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False), no_wrap=True, overflow="ellipsis"
+            Padding(Text(plain(printed, 200), style="dim"), (0, 0, 0, 8), expand=False),
+            no_wrap=True,
+            overflow="ellipsis",
         )
 
 
 def _reason(failures: Failures, details: Mapping[str, str], case: str) -> str:
     """Return the assertion of a red case, and its file and line."""
     said = plain(str(failures.read(case, details.get(case, ""))), _REASON)
-    return said or ("its subtests failed" if any(other.startswith(f"{case}/") for other in details) else "")
+    return said or (
+        "its subtests failed" if any(other.startswith(f"{case}/") for other in details) else ""
+    )
 
 
-def document(checked: RepositoryCheck, found: Diagnosis | None, why: str, written: Path | None) -> dict[str, Any]:
+def document(
+    checked: RepositoryCheck, found: Diagnosis | None, why: str, written: Path | None
+) -> dict[str, Any]:
     """Return the one JSON document of `--json`."""
     from moothall.cli.documents import CheckDocument
     from moothall.domain.codec import dump

@@ -20,16 +20,28 @@ if TYPE_CHECKING:  # imported by the command that runs
     from moothall.workspace.cleaning import Kept
 
 
-@click.command(epilog=example("moothall clean --dry-run", "moothall clean --older-than 3", "moothall clean --all"))
-@click.option("--older-than", type=FiniteRange(), help="Days without use; workspace.keep_days by default.")
-@click.option("--all", "everything", is_flag=True, help="Everything, clones of registered repositories too.")
+@click.command(
+    epilog=example(
+        "moothall clean --dry-run", "moothall clean --older-than 3", "moothall clean --all"
+    )
+)
+@click.option(
+    "--older-than", type=FiniteRange(), help="Days without use; workspace.keep_days by default."
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="Everything, clones of registered repositories too."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what there is and what would go.")
 @json_option
 @with_settings("looking at what lies in the data directory and removing what should go")
-async def clean(settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool) -> int:
-    """Remove environments, checkouts and clones that were not used for long, and say how large they were.
+async def clean(
+    settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, as_json: bool
+) -> int:
+    """Remove environments, checkouts and clones that were not used for long, and say how large they
+    were.
 
-    What is in use stays, all of it while a process serves. What goes is made again when it is needed.
+    What is in use stays, all of it while a process serves. What goes is made again when it is
+    needed.
     Exit code 1 where something that should go could not.
     """
     from moothall.wiring.cleaning import clean_up
@@ -38,7 +50,13 @@ async def clean(settings: Settings, *, older_than: float | None, everything: boo
         if not as_json:
             click.echo(f"removed {_row(item)}")
 
-    done = await clean_up(settings, older_than=older_than, everything=everything, dry_run=dry_run, removed=tell_removed)
+    done = await clean_up(
+        settings,
+        older_than=older_than,
+        everything=everything,
+        dry_run=dry_run,
+        removed=tell_removed,
+    )
     stuck = bool(done.busy) or bool(done.why_not and done.gone)
     if as_json:
         stays = dry_run or bool(done.why_not)
@@ -62,7 +80,8 @@ async def clean(settings: Settings, *, older_than: float | None, everything: boo
     verb = "would go" if dry_run else "freed"
     left = [item for item in done.there if item not in done.gone]
     click.echo(
-        f"{_size(_sum(done.gone))} {verb}, {_size(_sum(left))} in {len(left)} things {'would stay' if dry_run else 'stay'}"
+        f"{_size(_sum(done.gone))} {verb}, {_size(_sum(left))} in {len(left)} things "
+        f"{'would stay' if dry_run else 'stay'}"
     )
     return EXIT_NONE if stuck else 0
 

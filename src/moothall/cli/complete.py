@@ -1,4 +1,6 @@
-"""Values for a shell to complete. Quick: nothing is started, and nothing but file names and one small file is read."""
+"""Values for a shell to complete. Quick: nothing is started, and nothing but file names and one
+small file is read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def protocols(context: click.Context, parameter: click.Parameter, incomplete: st
 
 def repositories(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
     """Complete the id of a registered repository."""
-    return sorted(path.stem for path in (_data_dir() / "repositories").glob("[a-z0-9]*.json") if path.stem.startswith(incomplete))
+    return sorted(
+        path.stem
+        for path in (_data_dir() / "repositories").glob("[a-z0-9]*.json")
+        if path.stem.startswith(incomplete)
+    )
 
 
 def tasks(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - the signature is click's
@@ -41,7 +47,9 @@ _KEPT = 100
 
 
 def remember(data_dir: Path, *task_ids: str) -> None:
-    """Keep the ids of tasks that a person may name next, the latest last. What cannot be written is left."""
+    """Keep the ids of tasks that a person may name next, the latest last. What cannot be written is
+    left.
+    """
     path = data_dir / _RECENT
     try:
         known = path.read_text(encoding="utf-8").split() if path.exists() else []
@@ -63,7 +71,9 @@ def _data_dir() -> Path:
     import platformdirs
 
     try:
-        text = (Path(platformdirs.user_config_dir("moothall")) / "config.toml").read_text(encoding="utf-8")
+        text = (Path(platformdirs.user_config_dir("moothall")) / "config.toml").read_text(
+            encoding="utf-8"
+        )
         said = tomllib.loads(text).get("data_dir")
     except (OSError, ValueError):
         said = None

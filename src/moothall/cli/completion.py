@@ -9,13 +9,18 @@ from moothall.cli.run import speak_errors
 
 
 @click.command(
-    epilog=example('eval "$(moothall completion bash)"', "moothall completion fish > ~/.config/fish/completions/moothall.fish")
+    epilog=example(
+        'eval "$(moothall completion bash)"',
+        "moothall completion fish > ~/.config/fish/completions/moothall.fish",
+    )
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 @speak_errors
 def completion(context: click.Context, *, shell: str) -> None:
-    """Print the completion script of SHELL: commands, options, task and repository ids, roles, protocols."""
+    """Print the completion script of SHELL: commands, options, task and repository ids, roles,
+    protocols.
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

@@ -20,7 +20,8 @@ from moothall.config import default_file
 def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a flag of click's
     """Print the effective settings and the file that they come from; secrets are redacted.
 
-    A setting of the environment (MOOTHALL_LLM__MODEL) goes before the file ([llm] model = …), that before the default.
+    A setting of the environment (MOOTHALL_LLM__MODEL) goes before the file ([llm] model = …), that
+    before the default.
     """
     settings = settings_of(context)
     values = settings.model_dump(mode="json")
@@ -28,7 +29,9 @@ def config(context: click.Context, as_json: bool) -> None:  # noqa: FBT001 - a f
         click.echo(json.dumps({"version": 1, **values}, indent=2))
         return
     file = file_of(context)
-    click.echo(f"# {f'read from {file}' if file else f'no file was read; {default_file()} would be'}")
+    click.echo(
+        f"# {f'read from {file}' if file else f'no file was read; {default_file()} would be'}"
+    )
     for line in _lines(values, settings, "MOOTHALL_"):
         click.echo(line)
 
@@ -42,5 +45,8 @@ def _lines(values: dict[str, Any], model: BaseModel, prefix: str) -> list[str]:
         else:
             value = json.dumps(value) if isinstance(value, dict) else value  # noqa: PLW2901 - as the environment takes it
             about = type(model).model_fields[name].description
-            lines.append(f"{prefix}{name.upper()}={'' if value is None else value}" + (f"    # {about}" if about else ""))
+            lines.append(
+                f"{prefix}{name.upper()}={'' if value is None else value}"
+                + (f"    # {about}" if about else "")
+            )
     return lines

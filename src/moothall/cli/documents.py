@@ -1,6 +1,8 @@
-"""The JSON documents of `--json`. Each object says its version; docs/schemas has their schemas, which scripts/schemas.py makes of these types.
+"""The JSON documents of `--json`. Each object says its version; docs/schemas has their schemas,
+which scripts/schemas.py makes of these types.
 
-A version only grows by fields; a field that is taken away or means something else makes the next version.
+A version only grows by fields; a field that is taken away or means something else makes the next
+version.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, slots=True)
 class CheckDocument:
-    """`moothall check`: `profile` is the text of a .moothall.toml that says the same, `reason` why nothing could be judged."""
+    """`moothall check`: `profile` is the text of a .moothall.toml that says the same, `reason` why
+    nothing could be judged.
+    """
 
     repository: str
     origin: str
@@ -51,7 +55,9 @@ class TasksDocument:
 
 @dataclass(frozen=True, slots=True)
 class KeptEntry:
-    """One thing on disk: a checkout, environment, starter or clone; `used` in seconds since 1970."""
+    """One thing on disk: a checkout, environment, starter or clone; `used` in seconds since
+    1970.
+    """
 
     kind: str
     path: str
@@ -61,7 +67,9 @@ class KeptEntry:
 
 @dataclass(frozen=True, slots=True)
 class CleanDocument:
-    """`moothall clean`: what went (or would, where nothing was removed), what stays, and why nothing could be removed."""
+    """`moothall clean`: what went (or would, where nothing was removed), what stays, and why
+    nothing could be removed.
+    """
 
     dry_run: bool
     refused: str
@@ -118,7 +126,10 @@ def findings_document(findings: list[Finding]) -> list[dict[str, Any]]:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each document by the name of its file."""
-    return {name: {"$schema": _DIALECT, "title": f"moothall {name}", **make()} for name, make in _SCHEMAS.items()}
+    return {
+        name: {"$schema": _DIALECT, "title": f"moothall {name}", **make()}
+        for name, make in _SCHEMAS.items()
+    }
 
 
 def _of(kind: Any, **more: dict[str, Any]) -> dict[str, Any]:

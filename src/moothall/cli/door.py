@@ -1,4 +1,6 @@
-"""Where `moothall ask` puts its questions: a house of this machine, or a server elsewhere. One after the other they are a conversation."""
+"""Where `moothall ask` puts its questions: a house of this machine, or a server elsewhere. One
+after the other they are a conversation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.repository import Diff, files_here, files_of, find_repository, kernel_of, names, unseen
+from moothall.wiring.repository import (
+    Diff,
+    files_here,
+    files_of,
+    find_repository,
+    kernel_of,
+    names,
+    unseen,
+)
 
 if TYPE_CHECKING:
     from moothall.council.front.desk import Desk
@@ -27,8 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Door:
-    """Where questions are put. `request` is the first of a conversation about the files `home`. `files` is where diffs can be applied, `follows` the
-    task before the next question, `own_base` whether that begins on what `request` names all the same; `changes` are the diffs of the
+    """Where questions are put. `request` is the first of a conversation about the files `home`.
+    `files` is where diffs can be applied, `follows` the task before the next question, `own_base`
+    whether that begins on what `request` names all the same; `changes` are the diffs of the
     conversation so far.
     """
 
@@ -46,8 +57,8 @@ class Door:
         self.changes.clear()
 
     async def put(self, prompt: str, narrator: Narrator) -> Outcome:
-        """Put a question and follow it to its end. One before it that has not ended is waited for. Interrupted, it is cancelled, and the
-        next goes on from there.
+        """Put a question and follow it to its end. One before it that has not ended is waited for.
+        Interrupted, it is cancelled, and the next goes on from there.
         """
         if self.follows:
             with say_if_slow(narrator.note, f"{self.follows}, which is under way"):
@@ -61,7 +72,10 @@ class Door:
         def take(recorded: Recorded) -> None:
             nonlocal base
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
-                base, self.follows = str(recorded.event.data.get("base_sha") or ""), recorded.event.subject
+                base, self.follows = (
+                    str(recorded.event.data.get("base_sha") or ""),
+                    recorded.event.subject,
+                )
                 self.request, self.own_base = replace(self.request, task_id=""), False
             narrator.take(recorded)
 
@@ -75,7 +89,8 @@ class Door:
 async def open_door(
     asking: AskOptions, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool
 ) -> AsyncIterator[Door]:
-    """Open where the questions are put. `tell` hears what is being set up, `note` what should not be missed; `asked` as of `open_house`.
+    """Open where the questions are put. `tell` hears what is being set up, `note` what should not
+    be missed; `asked` as of `open_house`.
 
     Raises `NotFound` where there is no conversation that could go on.
     """
@@ -91,7 +106,11 @@ async def open_door(
     begins = asking.goes_on is None or bool(named.ref)
     if repository is None and begins and not named.text:
         note("you are in no repository: this is about text alone")
-    elif repository is not None and begins and (words := await unseen(settings, repository, named.profile)):
+    elif (
+        repository is not None
+        and begins
+        and (words := await unseen(settings, repository, named.profile))
+    ):
         note(words)
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(asking.request, repository=repository, about_text=repository is None)
@@ -99,7 +118,9 @@ async def open_door(
         yield await _local(asking, request, house.desk, tasks_of(settings, house))
 
 
-async def _local(asking: AskOptions, request: DeliberationRequest, desk: Desk, tasks: Tasks) -> Door:
+async def _local(
+    asking: AskOptions, request: DeliberationRequest, desk: Desk, tasks: Tasks
+) -> Door:
     """Return the door to a house of this machine, with the conversation that goes on."""
     from moothall.wiring.tasks import files_for
 
@@ -115,26 +136,37 @@ async def _local(asking: AskOptions, request: DeliberationRequest, desk: Desk, t
 
 
 async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str:
-    """Return the task that was named, or the last one about this repository; of a question that was put before, what came before that."""
+    """Return the task that was named, or the last one about this repository; of a question that was
+    put before, what came before that.
+    """
     if request.task_id and (known := await tasks.thread(request.task_id)) and known[-1].follows:
         return known[-1].follows
     if named:
         return await tasks.find(named)
     about = request.repository.id if request.repository else ""
     if not (last := await tasks.last_asked(about, request.task_id)):
-        raise NotFound(f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task (--continue TASK)")
+        raise NotFound(
+            f"nothing was asked about {about or 'text'} yet: leave --continue out, or name a task "
+            "(--continue TASK)"
+        )
     return last
 
 
 @asynccontextmanager
 async def _server(asking: AskOptions) -> AsyncIterator[Door]:
-    """A server elsewhere. What it has is not what is here: its diffs are applied to the files that one is in, if they fit."""
+    """A server elsewhere. What it has is not what is here: its diffs are applied to the files that
+    one is in, if they fit.
+    """
     named, settings = asking.named, asking.settings
     named.check()
     if asking.goes_on == "":
-        raise InvalidRequest("a server elsewhere does not say which task was the last: name it, --continue TASK")
+        raise InvalidRequest(
+            "a server elsewhere does not say which task was the last: name it, --continue TASK"
+        )
     files = None if named.text else await files_here(settings, named.repo)
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     request = replace(asking.request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, asking.server, asking.token_file) as kernel:
-        yield Door(kernel, request, files, files, asking.goes_on or "", bool(named.ref or named.text))
+        yield Door(
+            kernel, request, files, files, asking.goes_on or "", bool(named.ref or named.text)
+        )

@@ -61,14 +61,24 @@ class Plan:
     )
 )
 @click.argument("repo", default="", shell_complete=complete.repositories)
-@click.option("--ref", default="", help="The commit whose history is mined; the repository's HEAD by default.")
+@click.option(
+    "--ref", default="", help="The commit whose history is mined; the repository's HEAD by default."
+)
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file like .moothall.toml that replaces the repository's own in all its commits.",
 )
-@click.option("--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Tasks to mine and to run.")
-@click.option("--commits", type=_COUNT, default=_COMMITS, show_default=True, help="The newest commits to look at.")
+@click.option(
+    "--tasks", type=_COUNT, default=_TASKS, show_default=True, help="Tasks to mine and to run."
+)
+@click.option(
+    "--commits",
+    type=_COUNT,
+    default=_COMMITS,
+    show_default=True,
+    help="The newest commits to look at.",
+)
 @click.option(
     "--paraphrase",
     is_flag=True,
@@ -79,27 +89,47 @@ class Plan:
     "configs",
     multiple=True,
     metavar="NAME=FILE[,KEY=VALUE]",
-    help="Settings to measure: a name, a TOML file, and agents, protocol, model, limit or budget if they differ; "
+    help="Settings to measure: a name, a TOML file, and agents, protocol, model, limit or budget "
+    "if they differ; "
     "repeatable. Without FILE, and by default, the current settings.",
 )
-@click.option("--agents", type=SettingRange(1, "limits.agents"), help="Seats of each council; the settings' by default.")
-@click.option("--protocol", default="", shell_complete=complete.protocols, help="The protocol of each deliberation.")
+@click.option(
+    "--agents",
+    type=SettingRange(1, "limits.agents"),
+    help="Seats of each council; the settings' by default.",
+)
+@click.option(
+    "--protocol",
+    default="",
+    shell_complete=complete.protocols,
+    help="The protocol of each deliberation.",
+)
 @click.option("--model", default="", help="A model of the settings, as in `moothall deliberate`.")
 @click.option(
     "--limit",
     type=SettingRange(1, "limits.deliberation_seconds"),
     help="Seconds for each deliberation; limits.deliberation_seconds by default.",
 )
-@click.option("--budget", type=_COUNT_TOKENS, help="Tokens for each deliberation; limits.tokens by default.")
+@click.option(
+    "--budget", type=_COUNT_TOKENS, help="Tokens for each deliberation; limits.tokens by default."
+)
 @click.option("--seed", type=SEED, help="Base of the sampling seeds.")
-@click.option("--parallel", type=click.IntRange(1, 64), default=1, show_default=True, help="Deliberations at a time.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Deliberations at a time.",
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
     help="The folder of tasks, results and the page; by default one in the data directory.",
 )
 @click.option("--mine", "only_mine", is_flag=True, help="Mine tasks and stop.")
-@click.option("--report", "only_report", is_flag=True, help="Report the results so far; mine and run nothing.")
+@click.option(
+    "--report", "only_report", is_flag=True, help="Report the results so far; mine and run nothing."
+)
 @click.option(
     "--to-harbor",
     type=click.Path(path_type=Path, file_okay=False),
@@ -138,8 +168,10 @@ async def evaluate(
 ) -> int:
     """Measure councils on bugs that were fixed in REPO, by the tests that came with the fixes.
 
-    REPO is a path, a URL or the id of a registered repository; by default the one you are in. Commits
-    that change source and tests become tasks if their tests fail before and pass after. A council sees
+    REPO is a path, a URL or the id of a registered repository; by default the one you are in.
+    Commits
+    that change source and tests become tasks if their tests fail before and pass after. A council
+    sees
     the parent commit and the cleaned message, never the tests. The tests then judge the winner.
 
     Run the same command again after an interruption: it goes on where it stopped.
@@ -147,19 +179,37 @@ async def evaluate(
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
     from moothall.domain.codec import dump
-    from moothall.evaluate.running import RESULTS, Options, check_configurations, read_configurations
+    from moothall.evaluate.running import (
+        RESULTS,
+        Options,
+        check_configurations,
+        read_configurations,
+    )
     from moothall.evaluate.tasks import Lines, read_tasks
     from moothall.settings import load_settings
 
     if only_report and (only_mine or to_harbor or from_harbor):
-        raise InvalidRequest("--report only reads results: leave --mine, --to-harbor and --from-harbor out")
+        raise InvalidRequest(
+            "--report only reads results: leave --mine, --to-harbor and --from-harbor out"
+        )
     out = sys.stdout
     origin = Origin() if from_harbor or (folder and only_report) else await _origin(settings, repo)
     place = await _place(settings, folder, origin, from_harbor)
     options = Options(agents or 0, protocol, limit or 0, budget or 0, seed, model)
     configurations = read_configurations(configs, settings, options, place, load_settings)
     if not only_report:
-        plan = Plan(origin, ref, profile, tasks, commits, paraphrase, parallel, only_mine, to_harbor, from_harbor)
+        plan = Plan(
+            origin,
+            ref,
+            profile,
+            tasks,
+            commits,
+            paraphrase,
+            parallel,
+            only_mine,
+            to_harbor,
+            from_harbor,
+        )
         with _alone(place):
             results = Lines(place / RESULTS)
             if not only_mine:
@@ -174,7 +224,9 @@ async def evaluate(
     if not only_mine:
         _report(out, place, chosen, results, as_json=as_json)
     elif as_json:
-        print_json({"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out)
+        print_json(
+            {"version": 1, "folder": str(place), "tasks": [dump(task) for task in chosen]}, out
+        )
     else:
         say(f"{len(chosen)} tasks in {place}")
     return 0
@@ -182,7 +234,9 @@ async def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A repository and its record in the user's registry; all empty for tasks that are not mined."""
+    """A repository and its record in the user's registry; all empty for tasks that are not
+    mined.
+    """
 
     where: str = ""
     commands: Commands | None = None
@@ -199,17 +253,24 @@ async def _origin(settings: Settings, repo: str) -> Origin:
     files = await files_here(settings, repo) if there else None
     if there and files is None:
         raise InvalidRequest(
-            f"{repo or 'the current folder'} is not a git repository; name one: moothall evaluate PATH, URL or id"
+            f"{repo or 'the current folder'} is not a git repository; name one: moothall evaluate "
+            "PATH, URL or id"
         )
     registry = trusted_repositories(settings).registry
     entry = registry.of_origin(str(files or repo), LOCAL.tenant)
     if entry is None and is_id(repo):
         with suppress(NotFound):
             entry = registry.get(repo, LOCAL.tenant)
-    return Origin(entry.origin, entry.commands, entry.credential) if entry else Origin(str(files or repo))
+    return (
+        Origin(entry.origin, entry.commands, entry.credential)
+        if entry
+        else Origin(str(files or repo))
+    )
 
 
-async def _place(settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None) -> Path:
+async def _place(
+    settings: Settings, folder: Path | None, origin: Origin, harbor: Path | None
+) -> Path:
     """Return the folder of an evaluation."""
     from moothall.evaluate.miner import repository_name
 
@@ -226,7 +287,8 @@ def _alone(place: Path) -> Iterator[None]:
     with lock_file(place / "lock") as free:
         if not free:
             raise InvalidRequest(
-                f"another process works on the evaluation in {place}; wait until it ends, or use another --folder"
+                f"another process works on the evaluation in {place}; wait until it ends, or use "
+                "another --folder"
             )
         yield
 
@@ -263,10 +325,16 @@ async def _work(
     async with open_judge(own) as (repositories, judge):
         if plan.from_harbor is None:
             origin = plan.origin
-            await repositories.register(origin.where, commands=origin.commands, credential=origin.credential)
+            await repositories.register(
+                origin.where, commands=origin.commands, credential=origin.credential
+            )
             ref = await register(own, origin.where, plan.ref, plan.profile)
             async with AsyncExitStack() as stack:
-                rewrite = await stack.enter_async_context(open_rewriter(settings, tell)) if plan.paraphrase else None
+                rewrite = (
+                    await stack.enter_async_context(open_rewriter(settings, tell))
+                    if plan.paraphrase
+                    else None
+                )
                 miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
                 tasks = await miner.mine(ref, plan.tasks, plan.commits)
         runner = Runner(place, repositories, judge, results, tell)
@@ -289,7 +357,8 @@ async def _check(configurations: Sequence[Configuration], tell: Callable[[str], 
         options = one.options
         if options.protocol and options.protocol not in known:
             raise InvalidRequest(
-                f"configuration {one.name}: no protocol {options.protocol[:40]!r} changes files; use one of {', '.join(known)}"
+                f"configuration {one.name}: no protocol {options.protocol[:40]!r} changes files; "
+                f"use one of {', '.join(known)}"
             )
         check_request(
             one.settings,
@@ -320,10 +389,15 @@ def _say_dropped(place: Path) -> None:
     say(f"moothall: no commit of {len(rows)} became a task. Why they were dropped:")
     for why, count in count_reasons(rows):
         say(f"  {count:>5}  {plain(why, 200)}")
-    say("Look at more with --commits, or at another branch with --ref; `moothall check` shows whether the tests run at all.")
+    say(
+        "Look at more with --commits, or at another branch with --ref; `moothall check` shows "
+        "whether the tests run at all."
+    )
 
 
-def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool) -> None:
+def _report(
+    out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, as_json: bool
+) -> None:
     """Write the page and the JSON document, and print the figures."""
     from rich.console import Console
 
@@ -339,7 +413,9 @@ def _report(out: TextIO, place: Path, tasks: Sequence[Task], results: Lines, *, 
         return
     console = Console(file=out, highlight=False, width=None if out.isatty() else _WIDEST)
     for title, heads, rows in tables(found):
-        table = Table(*heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(
+            *heads, title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD
+        )
         for row in rows:
             table.add_row(*(Text(plain(cell, 60)) for cell in row))
         console.print(table)

@@ -31,8 +31,10 @@ def executor(context: click.Context, *, socket: str, options: str) -> None:
     """
     if os.getpid() not in {1, EXECUTOR_PID} or not Path(ROOT).is_dir():
         raise ConfigurationError(
-            f"moothall executor is the first process of a workspace's container, which has a folder {ROOT}; this is process "
-            f'{os.getpid()}. Hosts start it: set workspace.kind = "kubernetes", and run `moothall serve`'
+            "moothall executor is the first process of a workspace's container, which has a "
+            f"folder {ROOT}; this is process "
+            f'{os.getpid()}. Hosts start it: set workspace.kind = "kubernetes", and run `moothall '
+            "serve`"
         )
     from moothall.inside import hands
 

@@ -25,7 +25,9 @@ BROKEN = frozenset(
         "WORKSPACE_FAILED",
     }
 )
-"""Codes of seats that a part failed; the others (no change, malformed replies, out of turns) tell of the model's answer."""
+"""Codes of seats that a part failed; the others (no change, malformed replies, out of turns) tell
+of the model's answer.
+"""
 
 
 def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
@@ -40,7 +42,13 @@ def exit_code(outcome: Outcome, *, answers: bool = False) -> int:
             return EXIT_WRONG
         if outcome.final_state == "already_done":
             return 0
-        return 0 if outcome.level.independent or (answers and outcome.final_state == "answered") else EXIT_UNPROVEN
+        return (
+            0
+            if outcome.level.independent or (answers and outcome.final_state == "answered")
+            else EXIT_UNPROVEN
+        )
     seats = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
-    broken = bool(seats) and all(seat.status == "failed" and seat.error_code in BROKEN for seat in seats)
+    broken = bool(seats) and all(
+        seat.status == "failed" and seat.error_code in BROKEN for seat in seats
+    )
     return EXIT_WRONG if broken and not outcome.results else EXIT_NONE

@@ -18,7 +18,9 @@ from moothall.domain.fleet import HostState
 @json_option
 @with_settings("asking the hosts")
 async def fleet(settings: Settings, *, as_json: bool) -> int:
-    """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1 where none does."""
+    """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1
+    where none does.
+    """
     from moothall.cli.documents import FleetDocument
     from moothall.domain.codec import dump
     from moothall.wiring.bus import hosts
@@ -31,14 +33,24 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
             for line in _lines(host):
                 click.echo(plain(line))
         if not found:
-            say("no host answers" if found is not None else "nothing is served here; start `moothall serve`")
+            say(
+                "no host answers"
+                if found is not None
+                else "nothing is served here; start `moothall serve`"
+            )
     return 0 if found else EXIT_NONE
 
 
 def _lines(host: HostState) -> list[str]:
     holds = f"holds {len(host.holds)}" if host.holds else "idle"
-    first = f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, {holds}"
-    return [first, *(f"{'':<10}  {held.task_id}  since {time_of(held.since)}" for held in host.holds)]
+    first = (
+        f"{host.name:<10}  {host.node:<20}  process {host.pid}, since {time_of(host.since)}, "
+        f"{holds}"
+    )
+    return [
+        first,
+        *(f"{'':<10}  {held.task_id}  since {time_of(held.since)}" for held in host.holds),
+    ]
 
 
 def time_of(seconds: float) -> str:

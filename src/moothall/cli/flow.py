@@ -25,11 +25,21 @@ _WIDTH = 300
 @click.command("run", epilog=example("moothall tools run steps.yaml --repo ."))
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--repo", required=True, help="A path, a URL or the id of a registered repository.")
-@click.option("--ref", default="", help="A branch, tag or commit; the repository's HEAD by default.")
-@click.option("--role", default="DEV", show_default=True, help="Whose grants it runs under.")
-@click.option("--id", "workflow_id", default="", help="An id of your own: run again under it, it goes on where it was.")
 @click.option(
-    "--ttl", "seconds", type=SettingRange(1, "guard.token_seconds"), help="Seconds for all of it; the longest by default."
+    "--ref", default="", help="A branch, tag or commit; the repository's HEAD by default."
+)
+@click.option("--role", default="DEV", show_default=True, help="Whose grants it runs under.")
+@click.option(
+    "--id",
+    "workflow_id",
+    default="",
+    help="An id of your own: run again under it, it goes on where it was.",
+)
+@click.option(
+    "--ttl",
+    "seconds",
+    type=SettingRange(1, "guard.token_seconds"),
+    help="Seconds for all of it; the longest by default.",
 )
 @json_option
 @with_settings()
@@ -44,7 +54,8 @@ async def run_(
     seconds: int | None,
     as_json: bool,
 ) -> int:
-    """Run the workflow in a YAML FILE in a fresh workspace. Killed, it goes on when it is run again under its id.
+    """Run the workflow in a YAML FILE in a fresh workspace. Killed, it goes on when it is run again
+    under its id.
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
@@ -52,7 +63,12 @@ async def run_(
     from moothall.wiring.visits import WorkflowRequest
 
     document = _read(file, workflow_id)
-    asked = WorkflowRequest(document, await register(settings, repo, ref), role, seconds or int(settings.guard.token_seconds))
+    asked = WorkflowRequest(
+        document,
+        await register(settings, repo, ref),
+        role,
+        seconds or int(settings.guard.token_seconds),
+    )
     told = await _tell(settings, asked, as_json=as_json)
     if as_json:
         print_json(told)
@@ -71,7 +87,12 @@ async def _tell(settings: Settings, asked: WorkflowRequest, *, as_json: bool) ->
     """Show what happens, and return how it ended."""
     from moothall.wiring.visits import run_workflow
 
-    told: dict[str, Any] = {"version": 1, "workflow_id": asked.document["id"], "state": "", "steps": {}}
+    told: dict[str, Any] = {
+        "version": 1,
+        "workflow_id": asked.document["id"],
+        "state": "",
+        "steps": {},
+    }
 
     def show(words: str) -> None:
         if not as_json:
@@ -82,13 +103,24 @@ async def _tell(settings: Settings, asked: WorkflowRequest, *, as_json: bool) ->
             data = recorded.event.data
             counts = f"[{data.get('done', 0)}/{data['steps']}]"
             if "step" not in data:
-                told |= {"state": data.get("state", "started"), "error": data.get("error", ""), "workspace": data["workspace"]}
-                show(f"{counts} workflow {data['workflow_id']}: {told['state']}{_why(told['error'])}")
+                told |= {
+                    "state": data.get("state", "started"),
+                    "error": data.get("error", ""),
+                    "workspace": data["workspace"],
+                }
+                show(
+                    f"{counts} workflow {data['workflow_id']}: {told['state']}{_why(told['error'])}"
+                )
                 continue
             name = f"{data['step']}{' (undo)' if data['compensation'] else ''}"
-            told["steps"][name] = {key: data[key] for key in ("state", "attempt", "error")} | {"result": data["result"]}
+            told["steps"][name] = {key: data[key] for key in ("state", "attempt", "error")} | {
+                "result": data["result"]
+            }
             again = f" (attempt {data['attempt']})" if data["attempt"] > 1 else ""
-            show(f"{counts} {name}: {data['state']}{again}{_why(data['error'])}{_took(data['result'])}")
+            show(
+                f"{counts} {name}: "
+                f"{data['state']}{again}{_why(data['error'])}{_took(data['result'])}"
+            )
     return told
 
 

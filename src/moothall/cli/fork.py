@@ -26,12 +26,26 @@ from moothall.domain.task import DeliberationRequest, Fork
     required=True,
     help="The last turn that is taken over; `log tail` and -v number them.",
 )
-@click.option("--seat", default="", help="Whose turns: a seat's name or number; the winner's, or the first, by default.")
-@click.option("--seed", type=SEED, help="Base of the sampling seeds from there on; another one by default.")
-@click.option("--task-id", default="", help="An id of your own; TASK-f1, TASK-f2 and so on by default.")
-@click.option("--server", default="", help="HOST:PORT of a `moothall serve` that has TASK, whose id is given whole.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="Where the token for --server lies; this machine's own by default."
+    "--seat",
+    default="",
+    help="Whose turns: a seat's name or number; the winner's, or the first, by default.",
+)
+@click.option(
+    "--seed", type=SEED, help="Base of the sampling seeds from there on; another one by default."
+)
+@click.option(
+    "--task-id", default="", help="An id of your own; TASK-f1, TASK-f2 and so on by default."
+)
+@click.option(
+    "--server",
+    default="",
+    help="HOST:PORT of a `moothall serve` that has TASK, whose id is given whole.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="Where the token for --server lies; this machine's own by default.",
 )
 @json_option
 @verbose_option
@@ -52,8 +66,9 @@ async def fork(
 ) -> int:
     """Run TASK once more from turn N of a seat, with WORDS said to it or, without, another seed.
 
-    The turns until then are taken over from the log: no model call of theirs is made again, and what they did is done again in a
-    workspace of its own. TASK itself stays as it is; what comes of the fork is a task of its own, with a branch of its own.
+    The turns until then are taken over from the log: no model call of theirs is made again, and
+    what they did is done again in a workspace of its own. TASK itself stays as it is; what comes of
+    the fork is a task of its own, with a branch of its own.
 
     Exit codes: as of `deliberate`.
     """
@@ -64,7 +79,9 @@ async def fork(
     from moothall.wiring.tasks import tasks_of
 
     check_id(task, "TASK")
-    request = DeliberationRequest("", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words))
+    request = DeliberationRequest(
+        "", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words)
+    )
     out, narrator = sys.stdout, Narrator(quiet=as_json, verbose=verbose, thoughts=True)
     with narrator.watching():
         if server:
@@ -73,6 +90,8 @@ async def fork(
         else:
             async with open_house(settings, narrator.say) as house:
                 found = Fork(await tasks_of(settings, house).find(task), turn, seat, words)
-                outcome = await hold_council(house.desk, replace(request, fork=found), narrator.take)
+                outcome = await hold_council(
+                    house.desk, replace(request, fork=found), narrator.take
+                )
                 complete.remember(settings.data_dir, outcome.task_id)
     return tell_outcome(outcome, out, json_wanted=as_json)

@@ -30,22 +30,31 @@ def questions() -> None:
         click.echo(f"{name}: {question.about}")
         for parameter, spec in question.parameters.items():
             default = "" if spec.default is None else f" (default {spec.default!r})"
-            click.echo(f"    {parameter}={'NUMBER' if spec.number else 'TEXT'}  {spec.about}{default}")
+            click.echo(
+                f"    {parameter}={'NUMBER' if spec.number else 'TEXT'}  {spec.about}{default}"
+            )
         for column, meaning in question.columns.items():
             click.echo(f"    -> {column}: {meaning}")
 
 
-@graph.command(epilog=example("moothall graph query provenance --repo . --file src/app.py --line 12"))
+@graph.command(
+    epilog=example("moothall graph query provenance --repo . --file src/app.py --line 12")
+)
 @click.argument("question")
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option("--repo", default="", help="provenance: a local path, or the id of a registered repository.")
+@click.option(
+    "--repo", default="", help="provenance: a local path, or the id of a registered repository."
+)
 @click.option("--file", "path", default="", help="provenance: a file, from the repository's root.")
-@click.option("--line", type=click.IntRange(1, 2**31 - 1), help="provenance: a line of that file, from 1.")
+@click.option(
+    "--line", type=click.IntRange(1, 2**31 - 1), help="provenance: a line of that file, from 1."
+)
 @click.option("--ref", default="", help="provenance: a branch, tag or commit; HEAD by default.")
 @click.option(
     "--tenant",
     default="",
-    help="Whose data. By default provenance takes it from the branch or the commit; other questions ask about yours.",
+    help="Whose data. By default provenance takes it from the branch or the commit; other "
+    "questions ask about yours.",
 )
 @json_option
 @with_settings()
@@ -63,7 +72,8 @@ async def query(
 ) -> int:
     """Ask one of the named QUESTIONS (`moothall graph questions` lists them).
 
-    With --repo, --file and --line, `provenance` begins at a line: git says which commit it comes from, the graph where
+    With --repo, --file and --line, `provenance` begins at a line: git says which commit it comes
+    from, the graph where
     that commit does. Exit code 1 where there is no answer.
     """
     given = dict(_pair(text) for text in parameters)
@@ -71,11 +81,15 @@ async def query(
     tenant = check_id(tenant or named, "--tenant") if tenant or named else ""
     if repo or path or line or ref:
         if question != "provenance":
-            raise InvalidRequest(f"--repo, --file, --line and --ref belong to provenance, not to {question[:60]}")
+            raise InvalidRequest(
+                f"--repo, --file, --line and --ref belong to provenance, not to {question[:60]}"
+            )
         if not (repo and path and line):
             raise InvalidRequest("a line is named by --repo, --file and --line together")
         return await _query_line(settings, given, (repo, ref, path, line), tenant, as_json=as_json)
-    return await _query(settings, question, {**given, "tenant": tenant or LOCAL.tenant}, as_json=as_json)
+    return await _query(
+        settings, question, {**given, "tenant": tenant or LOCAL.tenant}, as_json=as_json
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -85,7 +99,9 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def _query(settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool) -> int:
+async def _query(
+    settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool
+) -> int:
     from moothall.graph.questions import prepare
     from moothall.wiring.graph import open_answers
 
@@ -100,7 +116,12 @@ async def _query(settings: Settings, question: str, given: Mapping[str, str], *,
 
 
 async def _query_line(
-    settings: Settings, given: Mapping[str, str], place: tuple[str, str, str, int], tenant: str, *, as_json: bool
+    settings: Settings,
+    given: Mapping[str, str],
+    place: tuple[str, str, str, int],
+    tenant: str,
+    *,
+    as_json: bool,
 ) -> int:
     from dataclasses import asdict
 
@@ -113,7 +134,10 @@ async def _query_line(
         print_json({"line": asdict(origin), "proposals": rows})
     else:
         click.echo(f"{path}:{line}  {plain(origin.text)}")
-        click.echo(f"commit {origin.commit[:12]} by {plain(origin.author)}, {origin.time}: {plain(origin.summary)}\n")
+        click.echo(
+            f"commit {origin.commit[:12]} by {plain(origin.author)}, {origin.time}: "
+            f"{plain(origin.summary)}\n"
+        )
         _show("provenance", rows)
     return 0 if rows else EXIT_NONE
 
@@ -125,7 +149,10 @@ def _show(question: str, rows: Any) -> None:
 
     console = Console(highlight=False)
     if not rows:
-        click.echo("The graph knows nothing of that: no council of this house delivered it, or the log of it was pruned.")
+        click.echo(
+            "The graph knows nothing of that: no council of this house delivered it, or the log "
+            "of it was pruned."
+        )
     elif question == "provenance":
         for row in rows:
             show_provenance(console, row)
@@ -155,11 +182,17 @@ def _tell_counts(counts: Mapping[str, int], *, as_json: bool) -> None:
 
 
 @graph.command(epilog=example("moothall graph rebuild"))
-@click.option("--lossy", is_flag=True, help="Even where the log's beginning was pruned, and what the graph knows of it goes.")
+@click.option(
+    "--lossy",
+    is_flag=True,
+    help="Even where the log's beginning was pruned, and what the graph knows of it goes.",
+)
 @json_option
 @with_settings()
 async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
-    """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1 where it differs."""
+    """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1
+    where it differs.
+    """
     from moothall.wiring.graph import rebuild as rebuilt
 
     def tell(seq: int, last: int) -> None:
@@ -171,8 +204,14 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
         print_json({"events": result.events, "same": same, "counts": result.counts})
     else:
         _tell_counts(result.counts, as_json=False)
-        click.echo(f"{result.events} events replayed; the graph is {'the same as before' if same else 'NOT as it was before'}")
-        for mark, lines, others in (("-", result.before, set(result.after)), ("+", result.after, set(result.before))):
+        click.echo(
+            f"{result.events} events replayed; the graph is "
+            f"{'the same as before' if same else 'NOT as it was before'}"
+        )
+        for mark, lines, others in (
+            ("-", result.before, set(result.after)),
+            ("+", result.after, set(result.before)),
+        ):
             for line in [entry for entry in lines if entry not in others][:10]:
                 say(f"{mark} {' '.join(line)[:300]}")
     return 0 if same else EXIT_NONE

@@ -16,7 +16,8 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
     """Return tests by their path in the repository.
 
     arguments: `PATH` or `PATH:DEST`. A folder mirrors the repository's tree, below DEST if that is
-    given. A file keeps its path below `top`, the work tree on this machine, unless DEST names another
+    given. A file keeps its path below `top`, the work tree on this machine, unless DEST names
+    another
     one; a DEST that ends with a slash is a folder. Raises `InvalidRequest`.
     """
     tests: dict[str, str] = {}
@@ -28,7 +29,8 @@ def read_hidden_tests(arguments: Sequence[str], top: Path | None) -> dict[str, s
             left -= len(content)
             if left < 0 or len(tests) == _MOST_FILES:
                 raise InvalidRequest(
-                    f"--hidden-tests {argument}: more than {_MOST_FILES} files or {_MOST_BYTES:,} bytes. "
+                    f"--hidden-tests {argument}: more than {_MOST_FILES} files or {_MOST_BYTES:,} "
+                    "bytes. "
                     "Name the folder or the files that hold tests"
                 )
             tests[place] = _decode(path, content)

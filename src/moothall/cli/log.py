@@ -23,13 +23,19 @@ def log() -> None:
     """The event log: what happened, in order."""
 
 
-@log.command(epilog=example("moothall log tail --task task-0123456789ab", "moothall log tail --follow --json"))
+@log.command(
+    epilog=example(
+        "moothall log tail --task task-0123456789ab", "moothall log tail --follow --json"
+    )
+)
 @click.option("--task", "task_id", default="", help="Only this deliberation's events.")
 @click.option("--after", "after_seq", type=SEQUENCE, default=0, help="Only events after this seq.")
 @click.option("--follow", is_flag=True, help="Go on with what comes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @with_settings(narrated=False)
-async def tail(settings: Settings, *, task_id: str, after_seq: int, follow: bool, as_json: bool) -> None:
+async def tail(
+    settings: Settings, *, task_id: str, after_seq: int, follow: bool, as_json: bool
+) -> None:
     """Print events, oldest first."""
     from moothall.wiring.bus import open_log
 
@@ -42,23 +48,33 @@ async def tail(settings: Settings, *, task_id: str, after_seq: int, follow: bool
         events = bus.follow(topics, after_seq) if follow else bus.replay(topics, after_seq)
         async with aclosing(events):
             async for recorded in events:
-                click.echo(json.dumps({"seq": recorded.seq} | dump(recorded.event)) if as_json else _line(recorded))
+                click.echo(
+                    json.dumps({"seq": recorded.seq} | dump(recorded.event))
+                    if as_json
+                    else _line(recorded)
+                )
 
 
 def _line(recorded: Recorded) -> str:
     event = recorded.event
     words = {
-        key: value for key, value in event.data.items() if key != "task_id" and isinstance(value, str | int | float) and value
+        key: value
+        for key, value in event.data.items()
+        if key != "task_id" and isinstance(value, str | int | float) and value
     }
-    return f"{recorded.seq:>6}  {event.time[:23]:<23}  {event.type.removeprefix('moothall.'):<24} {event.subject}  " + " ".join(
-        plain(json.dumps({key: value})[1:-1], 80) for key, value in words.items()
+    return (
+        f"{recorded.seq:>6}  {event.time[:23]:<23}  {event.type.removeprefix('moothall.'):<24} "
+        f"{event.subject}  "
+        + " ".join(plain(json.dumps({key: value})[1:-1], 80) for key, value in words.items())
     )
 
 
 @log.command(epilog=example("moothall log check"))
 @with_settings(narrated=False)
 async def check(settings: Settings) -> int:
-    """Read the whole log and say whether something is missing; mark the deliberations concerned. Exit code 1 where it is."""
+    """Read the whole log and say whether something is missing; mark the deliberations concerned.
+    Exit code 1 where it is.
+    """
     from moothall.cli.exits import EXIT_NONE
     from moothall.wiring.bus import look, mark, open_log
 
@@ -67,7 +83,9 @@ async def check(settings: Settings) -> int:
         await mark(bus, report)
     click.echo(str(report))
     for task_id, missing in report.concerned.items():
-        click.echo(f"{plain(task_id)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}")
+        click.echo(
+            f"{plain(task_id)} may lack {len(missing)}: seq {', '.join(map(str, missing[:8]))}"
+        )
     return 0 if report.whole else EXIT_NONE
 
 
@@ -76,19 +94,24 @@ async def check(settings: Settings) -> int:
 @click.confirmation_option(prompt="Pruned events cannot be brought back. Go on?")
 @with_settings(narrated=False)
 async def prune(settings: Settings, *, keep: int) -> None:
-    """Delete the oldest events, and what nothing refers to any more: documents, large values, patches, old checkouts."""
+    """Delete the oldest events, and what nothing refers to any more: documents, large values,
+    patches, old checkouts.
+    """
     from moothall.wiring.cleaning import prune as prune_all
 
     gone = await prune_all(settings, keep, say)
     click.echo(f"{gone.events} events deleted")
     click.echo(
-        f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} patches, "
+        f"with them {gone.documents} status documents, {gone.blobs} large values, {gone.patches} "
+        "patches, "
         f"{gone.preparations or 0} checkouts and environments"
     )
 
 
 @log.command(epilog=example("moothall log dead", "moothall log dead --replay 42"))
-@click.option("--replay", "replay_seq", type=click.IntRange(1, 2**63 - 1), help="Send this one again.")
+@click.option(
+    "--replay", "replay_seq", type=click.IntRange(1, 2**63 - 1), help="Send this one again."
+)
 @with_settings(narrated=False)
 async def dead(settings: Settings, *, replay_seq: int | None) -> None:
     """List what could not be handled, with the reasons; or send one again."""
@@ -103,7 +126,8 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
         async for letter in letters(bus):
             count += 1
             click.echo(
-                f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  {letter.code}: {plain(letter.reason)}"
+                f"{letter.seq:>6}  {letter.time:%Y-%m-%d %H:%M:%S}  {letter.subject}  "
+                f"{letter.code}: {plain(letter.reason)}"
             )
         click.echo(f"{count} dead letters")
 

@@ -1,4 +1,6 @@
-"""`moothall mcp`: what there is for editors and assistants that speak the Model Context Protocol."""
+"""`moothall mcp`: what there is for editors and assistants that speak the Model Context
+Protocol.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,13 @@ from moothall.errors import ConfigurationError
 async def mcp(settings: Settings) -> None:
     """Offer councils to an editor or assistant that speaks MCP, on stdin and stdout, until it goes.
 
-    Works in the process that serves this data directory, where one does, else in this one. Tools: deliberate, ask, result, why, context.
+    Works in the process that serves this data directory, where one does, else in this one. Tools:
+    deliberate, ask, result, why, context.
     """
     try:
         from moothall.cli.mcp_server import serve
     except ModuleNotFoundError as error:
-        raise ConfigurationError("MCP's library is not installed: pip install 'moothall[mcp]'") from error
+        raise ConfigurationError(
+            "MCP's library is not installed: pip install 'moothall[mcp]'"
+        ) from error
     await serve(settings)

@@ -35,8 +35,10 @@ T = TypeVar("T")
 Call = Context[Any, Any]
 
 _INSTRUCTIONS = (
-    "Councils of agents whose answer is selected by evidence. deliberate lets a council change a repository and returns the ranking, with the winner "
-    "as a branch; ask lets one agent answer; result returns what a task came to; why says where a line comes from; context says what is known."
+    "Councils of agents whose answer is selected by evidence. deliberate lets a council change a "
+    "repository and returns the ranking, with the winner "
+    "as a branch; ask lets one agent answer; result returns what a task came to; why says where a "
+    "line comes from; context says what is known."
 )
 _DIFF_CHARS = 60_000
 
@@ -51,7 +53,11 @@ async def serve(settings: Settings) -> None:
             yield McpHouse(settings, house.desk)
 
     server: MCPServer[McpHouse] = MCPServer(
-        "moothall", version=moothall.__version__, instructions=_INSTRUCTIONS, log_level="WARNING", lifespan=lifespan
+        "moothall",
+        version=moothall.__version__,
+        instructions=_INSTRUCTIONS,
+        log_level="WARNING",
+        lifespan=lifespan,
     )
     for tool in (deliberate, ask, result, why, context):
         server.tool()(_tell_errors(tool))
@@ -59,23 +65,40 @@ async def serve(settings: Settings) -> None:
 
 
 async def deliberate(
-    call: Call, *, task: str, repository: str = "", ref: str = "", role: str = "dev", seats: int = 0, task_id: str = ""
+    call: Call,
+    *,
+    task: str,
+    repository: str = "",
+    ref: str = "",
+    role: str = "dev",
+    seats: int = 0,
+    task_id: str = "",
 ) -> dict[str, Any]:
-    """Let a council of agents work on a task in a git repository (a path, a URL or a registered id; a commit by ref) and return its
-    ranking: each candidate with its evidence and reasons. The winner is left as a branch, and nothing else is changed. The same
-    task_id and task again is the same deliberation. Without a repository it is about text.
+    """Let a council of agents work on a task in a git repository (a path, a URL or a registered id;
+    a commit by ref) and return its
+    ranking: each candidate with its evidence and reasons. The winner is left as a branch, and
+    nothing else is changed. The same task_id and task again is the same deliberation. Without a
+    repository it is about text.
     """
     house = _house(call)
     named = await house.repository(repository, ref)
-    asked = DeliberationRequest(task, role, task_id, num_agents=seats, repository=named, about_text=named is None)
+    asked = DeliberationRequest(
+        task, role, task_id, num_agents=seats, repository=named, about_text=named is None
+    )
     return await house.hold(asked, call)
 
 
-async def ask(call: Call, prompt: str, repository: str = "", ref: str = "", role: str = "dev") -> dict[str, Any]:
-    """Let one agent answer a question about a git repository, or make a small change, which is returned as a diff and not applied."""
+async def ask(
+    call: Call, prompt: str, repository: str = "", ref: str = "", role: str = "dev"
+) -> dict[str, Any]:
+    """Let one agent answer a question about a git repository, or make a small change, which is
+    returned as a diff and not applied.
+    """
     house = _house(call)
     named = await house.repository(repository, ref)
-    asked = DeliberationRequest(prompt, role, num_agents=1, protocol="ask", repository=named, about_text=named is None)
+    asked = DeliberationRequest(
+        prompt, role, num_agents=1, protocol="ask", repository=named, about_text=named is None
+    )
     return await house.hold(asked, call)
 
 
@@ -84,25 +107,40 @@ async def result(call: Call, task_id: str) -> dict[str, Any]:
     return _document(await _house(call).desk.result(task_id, LOCAL))
 
 
-async def why(call: Call, file: str, line: int, repository: str = ".", ref: str = "") -> dict[str, Any]:
-    """Return where a line of a file comes from: its commit, and of a commit that a council made the story, task, proposal, reviews, test
-    runs and approver. `file` is relative to the repository's root, `line` counts from 1.
+async def why(
+    call: Call, file: str, line: int, repository: str = ".", ref: str = ""
+) -> dict[str, Any]:
+    """Return where a line of a file comes from: its commit, and of a commit that a council made the
+    story, task, proposal, reviews, test runs and approver. `file` is relative to the repository's
+    root, `line` counts from 1.
     """
-    origin, rows = await line_provenance(_house(call).settings, (repository, ref, file, line), tenant=LOCAL.tenant)
+    origin, rows = await line_provenance(
+        _house(call).settings, (repository, ref, file, line), tenant=LOCAL.tenant
+    )
     return {"line": asdict(origin), "proposals": [dict(row) for row in rows]}
 
 
 async def context(
-    call: Call, *, role: str = "dev", phase: str = "", story_id: str = "", task_id: str = "", repository: str = ""
+    call: Call,
+    *,
+    role: str = "dev",
+    phase: str = "",
+    story_id: str = "",
+    task_id: str = "",
+    repository: str = "",
 ) -> str:
-    """Return what is known of a story or a task for a role in a phase, as a council's seats are told it."""
+    """Return what is known of a story or a task for a role in a phase, as a council's seats are
+    told it.
+    """
     settings = _house(call).settings
     asked = BriefingRequest(task_id, story_id, role, phase, repository=repository)
     async with open_answers(settings) as answers:
         return (
-            await Briefings(answers.ask, settings.limits, clean=functools.partial(scrub, known=secret_values(settings))).brief(
-                asked, LOCAL
-            )
+            await Briefings(
+                answers.ask,
+                settings.limits,
+                clean=functools.partial(scrub, known=secret_values(settings)),
+            ).brief(asked, LOCAL)
         ).text
 
 
@@ -118,7 +156,9 @@ class McpHouse:
         return await register(self.settings, where, ref) if where else None
 
     async def hold(self, asked: DeliberationRequest, call: Call) -> dict[str, Any]:
-        """Submit a task, say how far it is, and return what it came to. A client that goes cancels what it began."""
+        """Submit a task, say how far it is, and return what it came to. A client that goes cancels
+        what it began.
+        """
         progress = Progress()
 
         async def tell(recorded: Recorded) -> None:
@@ -152,5 +192,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
     document = outcome_document(outcome)
     for found in document["results"]:
         if (more := len(found["diff"]) - _DIFF_CHARS) > 0:
-            found["diff"] = f"{found['diff'][:_DIFF_CHARS]}\n… {more:,} more characters: moothall diff {outcome.task_id}"
+            found["diff"] = (
+                f"{found['diff'][:_DIFF_CHARS]}\n… {more:,} more characters: moothall diff "
+                f"{outcome.task_id}"
+            )
     return document

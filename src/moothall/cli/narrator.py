@@ -1,4 +1,6 @@
-"""What a person sees on stderr while a council works: every event with `-v`, else one live line a seat and what matters."""
+"""What a person sees on stderr while a council works: every event with `-v`, else one live line a
+seat and what matters.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ _IMPORTANT = {
     EventType.SEAT_FINISHED,
     EventType.DELIBERATION_CANCELLED,
 }
-"""What is printed without `-v` where no live lines can be shown; steps of the preparation are, too."""
+"""What is printed without `-v` where no live lines can be shown; steps of the preparation are, too.
+"""
 
 
 @dataclass(slots=True)
@@ -64,7 +67,9 @@ class SeatLines:
         event = recorded.event
         self._progress, step = describe(self._progress, recorded)
         if event.type is EventType.DELIBERATION_REQUESTED:
-            self._lines |= {seat: _Line(waits=lane.waits) for seat, lane in self._progress.lanes.items()}
+            self._lines |= {
+                seat: _Line(waits=lane.waits) for seat, lane in self._progress.lanes.items()
+            }
         seat = str(event.data.get("seat") or "")
         if seat in self._progress.lanes:
             said = describe_event(recorded)
@@ -75,7 +80,9 @@ class SeatLines:
             self._lines[seat] = _Line(words, style, self._progress.lanes[seat].waits)
         elif event.type in {EventType.AGENT_PROGRESS, EventType.DELIBERATION_STARTED}:
             self.tell(step.step)
-        if event.type is EventType.DELIBERATION_STARTED:  # what it asks for its seats, before any of them begins
+        if (
+            event.type is EventType.DELIBERATION_STARTED
+        ):  # what it asks for its seats, before any of them begins
             self._lines[_COUNCIL].waits = "waits for the model"
         if event.type is EventType.SEAT_STARTED:
             self.tell("at work")
@@ -88,13 +95,16 @@ class SeatLines:
             if line.waits in AWAITED:
                 found.setdefault(line.waits, []).append(name)
         return "; ".join(
-            f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}" for waits, names in found.items()
+            f"{', '.join(names)} {waits if len(names) == 1 else waits.replace('waits', 'wait')}"
+            for waits, names in found.items()
         )
 
     def __rich__(self) -> Table:
         """The lines as they are now, each one line of the terminal."""
         table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        table.add_column(width=min(_NAME, max(map(len, self._lines))), no_wrap=True, overflow="ellipsis")
+        table.add_column(
+            width=min(_NAME, max(map(len, self._lines))), no_wrap=True, overflow="ellipsis"
+        )
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")  # only what is said gives way
         table.add_column(width=_CLOCK, no_wrap=True, justify="right")
         now = time.monotonic()
@@ -107,15 +117,24 @@ class SeatLines:
             ended = line.waits == ENDED
             clock = "" if ended or waited <= _WAIT_SECONDS else f"{waited:.0f} s"
             bold = "bold" if name == _COUNCIL else "bold cyan"
-            table.add_row(Text(name, style=bold), Text(shown, style=line.style), Text(clock, style="dim"))
+            table.add_row(
+                Text(name, style=bold), Text(shown, style=line.style), Text(clock, style="dim")
+            )
         return table
 
 
 class Narrator:
-    """Speaks on stderr. `verbose`: every event; `thoughts`: with them what a seat says that it is about; `quiet`: not a word."""
+    """Speaks on stderr. `verbose`: every event; `thoughts`: with them what a seat says that it is
+    about; `quiet`: not a word.
+    """
 
     def __init__(
-        self, *, quiet: bool = False, verbose: bool = False, thoughts: bool = False, console: Console | None = None
+        self,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        thoughts: bool = False,
+        console: Console | None = None,
     ) -> None:
         self._thoughts = thoughts and verbose
         self._verbose = verbose
@@ -137,7 +156,13 @@ class Narrator:
             finally:
                 self._hush()
             return
-        live = Live(self._live, console=self.console, refresh_per_second=_PER_SECOND, transient=True, redirect_stdout=False)
+        live = Live(
+            self._live,
+            console=self.console,
+            refresh_per_second=_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+        )
         with live:
             self._stop = live.stop
             yield
@@ -164,14 +189,19 @@ class Narrator:
         """Show an event."""
         self._board.take(recorded)
         if self._live is not None:
-            printed = recorded.event.type in {EventType.DELIBERATION_STARTED, EventType.EVIDENCE_REPORTED}
+            printed = recorded.event.type in {
+                EventType.DELIBERATION_STARTED,
+                EventType.EVIDENCE_REPORTED,
+            }
             if printed or _is_base(recorded) or _is_refusal(recorded):
                 self._print(recorded)
             return
         self._wait()
         if self._thoughts and (thought := thought_of(recorded)) is not None:
             self._line(thought)
-        important = recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS
+        important = (
+            recorded.event.type in _IMPORTANT or recorded.event.type is EventType.AGENT_PROGRESS
+        )
         if self._verbose or important or _is_refusal(recorded):
             self._print(recorded)
 
@@ -181,7 +211,9 @@ class Narrator:
             self._line(line)
 
     def _line(self, line: Text) -> None:
-        self.console.print(line, soft_wrap=not self.console.is_terminal)  # who reads it elsewhere wants lines whole
+        self.console.print(
+            line, soft_wrap=not self.console.is_terminal
+        )  # who reads it elsewhere wants lines whole
 
     def _wait(self, seconds: float = _WAIT_SECONDS) -> None:
         """Say what is waited for where nothing more comes for some seconds."""
@@ -211,4 +243,8 @@ def _is_refusal(recorded: Recorded) -> bool:
 def _is_base(recorded: Recorded) -> bool:
     """Whether this tells what the checks say of the untouched base."""
     task = recorded.event.data.get("current_task")
-    return recorded.event.type is EventType.AGENT_PROGRESS and isinstance(task, str) and task.startswith(BASE)
+    return (
+        recorded.event.type is EventType.AGENT_PROGRESS
+        and isinstance(task, str)
+        and task.startswith(BASE)
+    )

@@ -1,4 +1,6 @@
-"""The graph's answers for people. Much of their text is model-written: it is shown without control characters."""
+"""The graph's answers for people. Much of their text is model-written: it is shown without control
+characters.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,42 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     deliberation, proposal, task = row["deliberation"], row["proposal"], row["task"]
     root = Tree(Text(f"commit {row['commit'][:12]}  {_one(deliberation['branch'])}", style="bold"))
     if story := row["story"]:
-        root.add(_line("story", f"{story['story_id']}  {_one(story['headline'])} {_in_brackets(story['state'])}"))
+        root.add(
+            _line(
+                "story",
+                f"{story['story_id']}  {_one(story['headline'])} {_in_brackets(story['state'])}",
+            )
+        )
     root.add(_line("task", f"{task['task_id']}  {_one(task['description'])}"))
     if repository := row["repository"]:
         root.add(_line("repository", f"{repository['id']}  {_one(repository['url'])}"))
     asked = root.add(
-        _line("deliberation", f"{deliberation['task_id']}  {_one(deliberation['role'])}, {_one(deliberation['protocol'])}")
+        _line(
+            "deliberation",
+            f"{deliberation['task_id']}  {_one(deliberation['role'])}, "
+            f"{_one(deliberation['protocol'])}",
+        )
     )
     asked.add(f"asked by {_one(deliberation['principal'])} at {_time(deliberation['asked_at'])}")
-    proven = _one(deliberation["evidence_level"]).replace("_", "-") or ("proven" if deliberation["proven"] else "unproven")
-    asked.add(f"decided at {_time(deliberation['decided_at'])}: {_one(deliberation['final_state'])}, {proven}")
+    proven = _one(deliberation["evidence_level"]).replace("_", "-") or (
+        "proven" if deliberation["proven"] else "unproven"
+    )
+    asked.add(
+        f"decided at {_time(deliberation['decided_at'])}: {_one(deliberation['final_state'])}, "
+        f"{proven}"
+    )
     seat = root.add(_line("seat", f"{_one(row['seat']['seat'])}  {_one(row['seat']['approach'])}"))
-    place = f"rank {proposal['rank']}, score {proposal['score']:.2f}" if proposal["score"] is not None else "not ranked"
-    answer = seat.add(_line("proposal", f"{_one(proposal['candidate'])}  {place}, changes {', '.join(proposal['paths'] or ())}"))
+    place = (
+        f"rank {proposal['rank']}, score {proposal['score']:.2f}"
+        if proposal["score"] is not None
+        else "not ranked"
+    )
+    answer = seat.add(
+        _line(
+            "proposal",
+            f"{_one(proposal['candidate'])}  {place}, changes {', '.join(proposal['paths'] or ())}",
+        )
+    )
     for reason in proposal["reasons"] or ():
         answer.add(Text(_one(reason), style="dim"))
     _branch(answer, "test run", row["evidence"], _evidence)
@@ -42,7 +67,12 @@ def show_provenance(console: Console, row: Mapping[str, Any]) -> None:
     _branch(seat, "tool call", row["tool_calls"], _tool_call)
     decisions = root.add(_line("approver", "nobody yet" if not row["decisions"] else ""))
     for decision in row["decisions"]:
-        decisions.add(Text(f"{_one(decision['approver'])} {_one(decision['decision'])}: {_one(decision['comment'])}"))
+        decisions.add(
+            Text(
+                f"{_one(decision['approver'])} {_one(decision['decision'])}: "
+                f"{_one(decision['comment'])}"
+            )
+        )
     console.print(root)
 
 
@@ -83,7 +113,11 @@ def _each(nodes: Iterable[Node], shown: Any) -> Iterable[str]:
 def _evidence(node: Node) -> str:
     counts = ", ".join(f"{node[key]} {key}" for key in ("passed", "failed", "skipped") if node[key])
     name = f"tests of {_one(node['tests_of'])}" if node["tests_of"] else _one(node["check"])
-    return f"{name}: {_one(node['verdict'])} {_in_brackets(counts)} {node['duration_ms']} ms".replace("  ", " ")
+    return (
+        f"{name}: {_one(node['verdict'])} {_in_brackets(counts)} {node['duration_ms']} ms".replace(
+            "  ", " "
+        )
+    )
 
 
 def _review(node: Node) -> str:
@@ -91,13 +125,22 @@ def _review(node: Node) -> str:
 
 
 def _model_call(node: Node) -> str:
-    tokens = f"{node['prompt_tokens']} ({node['cached_tokens']} cached) + {node['completion_tokens']} tokens"
+    tokens = (
+        f"{node['prompt_tokens']} ({node['cached_tokens']} cached) + {node['completion_tokens']} "
+        "tokens"
+    )
     prompt = f"prompt sha256 {_one(node['prompt_sha256'])[:16]}…"
-    return f"{_one(node['phase'])}: {prompt}, {_one(node['model'])}, {tokens}, {node['duration_ms']} ms"
+    return (
+        f"{_one(node['phase'])}: {prompt}, {_one(node['model'])}, {tokens}, {node['duration_ms']} "
+        "ms"
+    )
 
 
 def _tool_call(node: Node) -> str:
-    return f"{_one(node['tool'])}: {_one(node['status'])} {node['duration_ms']} ms {_one(node['error'])}".rstrip()
+    return (
+        f"{_one(node['tool'])}: {_one(node['status'])} {node['duration_ms']} ms "
+        f"{_one(node['error'])}"
+    ).rstrip()
 
 
 def _line(name: str, text: str) -> Text:

@@ -31,7 +31,9 @@ class FiniteRange(click.FloatRange):
     def __init__(self) -> None:
         super().__init__(min=0)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """Return the number."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
@@ -42,7 +44,9 @@ class FiniteRange(click.FloatRange):
 def field_range(section: type[Section], name: str) -> click.IntRange:
     """Return the range that a setting itself allows."""
     bounds = section.model_fields[name].metadata
-    low, high = ([getattr(bound, side) for bound in bounds if hasattr(bound, side)] for side in ("ge", "le"))
+    low, high = (
+        [getattr(bound, side) for bound in bounds if hasattr(bound, side)] for side in ("ge", "le")
+    )
     return click.IntRange(min(low, default=None), max(high, default=None))
 
 
@@ -58,7 +62,8 @@ def check_ranges(context: click.Context, settings: Settings) -> None:
         most = int(getattr(getattr(settings, section), name))
         if value is not None and value > most:
             raise click.BadParameter(
-                f"{value} is not in the range {option.type.min} to {most}. The upper bound is the setting {option.type.setting}.",
+                f"{value} is not in the range {option.type.min} to {most}. The upper bound is the "
+                f"setting {option.type.setting}.",
                 context,
                 option,
             )

@@ -28,22 +28,54 @@ def repo() -> None:
     )
 )
 @click.argument("where")
-@click.option("--id", "repository_id", default="", help="An id of your own; made from the path or URL by default.")
-@click.option("--push", type=click.Choice(["local-branch", "push", "none"]), default=None, help="What becomes of a winner.")
+@click.option(
+    "--id",
+    "repository_id",
+    default="",
+    help="An id of your own; made from the path or URL by default.",
+)
+@click.option(
+    "--push",
+    type=click.Choice(["local-branch", "push", "none"]),
+    default=None,
+    help="What becomes of a winner.",
+)
 @click.option(
     "--on-approval",
     type=click.Choice(["leave", "push", "merge"]),
     default=None,
-    help="What becomes of an approved story: its branch is left (the default), handed over, or merged into --base.",
+    help="What becomes of an approved story: its branch is left (the default), handed over, or "
+    "merged into --base.",
 )
-@click.option("--base", default="", help="The branch that approved stories are merged into; by default the one checked out now.")
-@click.option("--credential", default="", help="env:NAME or file:PATH of what a push or fetch needs; never the secret itself.")
-@click.option("--setup", multiple=True, help="A command that sets it up, instead of what is found out; repeatable, in order.")
-@click.option("--check", "checks", multiple=True, help="NAME=COMMAND of a check, instead of what is found out; repeatable.")
 @click.option(
-    "--profile", type=click.Path(path_type=Path, dir_okay=False), help="A file like .moothall.toml that is kept with the record."
+    "--base",
+    default="",
+    help="The branch that approved stories are merged into; by default the one checked out now.",
 )
-@click.option("--tenant", default=LOCAL.tenant, help="Whose it is; by default of who works without tenants.")
+@click.option(
+    "--credential",
+    default="",
+    help="env:NAME or file:PATH of what a push or fetch needs; never the secret itself.",
+)
+@click.option(
+    "--setup",
+    multiple=True,
+    help="A command that sets it up, instead of what is found out; repeatable, in order.",
+)
+@click.option(
+    "--check",
+    "checks",
+    multiple=True,
+    help="NAME=COMMAND of a check, instead of what is found out; repeatable.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file like .moothall.toml that is kept with the record.",
+)
+@click.option(
+    "--tenant", default=LOCAL.tenant, help="Whose it is; by default of who works without tenants."
+)
 @json_option
 @with_settings(narrated=False)
 async def add(
@@ -63,8 +95,8 @@ async def add(
 ) -> None:
     """Register WHERE, a path or a URL, after checking that it can be used.
 
-    --setup, --check and --profile say how a repository is set up and checked to which no .moothall.toml can be committed.
-    What is not given stays as it was.
+    --setup, --check and --profile say how a repository is set up and checked to which no
+    .moothall.toml can be committed. What is not given stays as it was.
     """
     from moothall.domain.task import RepositoryRef
     from moothall.wiring.repository import commands_said
@@ -94,7 +126,9 @@ async def add(
 @repository_argument
 @with_settings()
 async def remove(settings: Settings, *, repository: str) -> None:
-    """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it is, with its branches."""
+    """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it
+    is, with its branches.
+    """
     from moothall.wiring.cleaning import unregister
 
     gone = await unregister(settings, repository)
@@ -108,7 +142,9 @@ async def remove(settings: Settings, *, repository: str) -> None:
 @click.pass_context
 @speak_errors
 def list_(context: click.Context, *, as_json: bool) -> None:
-    """List them, of all tenants: id, place, what becomes of a winner, and which checks were said here instead of found out."""
+    """List them, of all tenants: id, place, what becomes of a winner, and which checks were said
+    here instead of found out.
+    """
     from moothall.wiring.trusted import trusted_repositories
 
     known = trusted_repositories(settings_of(context)).registry.all()

@@ -35,13 +35,21 @@ async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
         print_json([dump(item) for item in waiting])
         return
     for item in waiting:
-        click.echo(f"{item.id}  {item.time[:19]}  {item.tool} {plain(json.dumps(dict(item.arguments)), 200)}")
-        click.echo(f"{'':<26}asked by {item.principal}, {plain(item.seat)} in {plain(item.workspace)}: {plain(item.reason, 200)}")
+        click.echo(
+            f"{item.id}  {item.time[:19]}  {item.tool} "
+            f"{plain(json.dumps(dict(item.arguments)), 200)}"
+        )
+        click.echo(
+            f"{'':<26}asked by {item.principal}, {plain(item.seat)} in {plain(item.workspace)}: "
+            f"{plain(item.reason, 200)}"
+        )
     if not waiting:
         say("nothing waits")
 
 
-@requeue.command(epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"'))
+@requeue.command(
+    epilog=example('moothall tools requeue allow r-0123 --reason "seen with the owner"')
+)
 @click.argument("request")
 @click.option("--reason", default="", help="Why; kept with it.")
 @_TENANT
@@ -61,10 +69,17 @@ async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) 
     await _resolve(settings, tenant, request, reason, allowed=False)
 
 
-async def _resolve(settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool) -> None:
+async def _resolve(
+    settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool
+) -> None:
     from moothall.wiring.rules import open_parking
 
     async with open_parking(settings) as known:
-        item = await known.resolve(tenant, request, allow=allowed, approver=LOCAL.name, comment=reason)
+        item = await known.resolve(
+            tenant, request, allow=allowed, approver=LOCAL.name, comment=reason
+        )
     seconds = settings.guard.approval_seconds
-    click.echo(f"{item.tool} ({item.request_id}) is {item.state}" + (f", once, within {seconds:.0f} seconds" if allowed else ""))
+    click.echo(
+        f"{item.tool} ({item.request_id}) is {item.state}"
+        + (f", once, within {seconds:.0f} seconds" if allowed else "")
+    )

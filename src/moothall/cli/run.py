@@ -50,24 +50,33 @@ def settings_of(context: click.Context, *, narrated: bool = False) -> Settings:
 
 
 def file_of(context: click.Context) -> Path | None:
-    """Return the file of settings: the one that --config names, or the user's own where it is there."""
+    """Return the file of settings: the one that --config names, or the user's own where it is
+    there.
+    """
     named: Path | None = context.obj
     return named or (default_file() if default_file().is_file() else None)
 
 
 def with_settings(
     waits: str = "", *, narrated: bool = True
-) -> Callable[[Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]], Callable[P, None]]:
-    """Make a command of a coroutine function, which is given the settings before the command's parameters and returns the exit code,
-    None for 0. `waits` as in `result_of`, `narrated` as in `settings_of`.
+) -> Callable[
+    [Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]], Callable[P, None]
+]:
+    """Make a command of a coroutine function, which is given the settings before the command's
+    parameters and returns the exit code, None for 0. `waits` as in `result_of`, `narrated` as in
+    `settings_of`.
     """
 
-    def command(main: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]]) -> Callable[P, None]:
+    def command(
+        main: Callable[Concatenate[Settings, P], Coroutine[Any, Any, int | None]],
+    ) -> Callable[P, None]:
         @click.pass_context
         @speak_errors
         @functools.wraps(main)
         def start(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            sys.exit(result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), waits))
+            sys.exit(
+                result_of(main(settings_of(context, narrated=narrated), *args, **kwargs), waits)
+            )
 
         return start
 
@@ -85,7 +94,8 @@ def print_json(document: object, file: TextIO | None = None) -> None:
 
 
 def speak_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but ends with 2 too:
+    """Turn our errors into a sentence on stderr and exit code 2. A bug keeps its traceback, but
+    ends with 2 too:
     1 would say that there was no winner.
     """
 
@@ -98,12 +108,24 @@ def speak_errors(command: Callable[P, None]) -> Callable[P, None]:
         except (BrokenPipeError, click.ClickException, click.Abort):
             raise  # click says what a wrong parameter is, and ends quietly when nobody reads on
         except OSError as error:
-            refuse(ConfigurationError(f"{error.strerror or error}: {error.filename}" if error.filename else str(error)))
+            refuse(
+                ConfigurationError(
+                    f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+                )
+            )
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - told in full, with the exit code that says so
             first = _first_of_ours(error) if isinstance(error, BaseExceptionGroup) else None
             if first is None:
-                # Groups lie in groups: what it comes from is in the innermost, which a traceback leaves out by default.
-                click.echo("".join(traceback.TracebackException.from_exception(error, max_group_depth=_DEPTH).format()), err=True)
+                # Groups lie in groups: what it comes from is in the innermost, which a traceback
+                # leaves out by default.
+                click.echo(
+                    "".join(
+                        traceback.TracebackException.from_exception(
+                            error, max_group_depth=_DEPTH
+                        ).format()
+                    ),
+                    err=True,
+                )
                 sys.exit(EXIT_WRONG)
             refuse(first)
 
@@ -118,7 +140,10 @@ def refuse(error: MoothallError) -> NoReturn:
 
 def _first_of_ours(group: BaseExceptionGroup[BaseException]) -> MoothallError | None:
     ours, others = group.split(MoothallError)
-    if ours is None or (others is not None and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None):
+    if ours is None or (
+        others is not None
+        and others.split((asyncio.CancelledError, KeyboardInterrupt))[1] is not None
+    ):
         return None
     return next(leaves(ours))
 
@@ -137,7 +162,8 @@ def on_interrupt(do: Callable[[], object]) -> Iterator[None]:
 
 
 def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0) -> T:
-    """Run to the end and return its result. What it `waits` for is said on stderr, once, where that takes `after` seconds.
+    """Run to the end and return its result. What it `waits` for is said on stderr, once, where that
+    takes `after` seconds.
 
     SIGINT and SIGTERM cancel it once, so that everything is closed; then this exits.
     """
@@ -153,7 +179,8 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
             if number is signal.SIGINT and _INTERRUPTS:
                 _INTERRUPTS[-1]()
                 return
-            # Ray's own handler, while Ray starts, aborts a process that has not ended 3 seconds after a SIGTERM.
+            # Ray's own handler, while Ray starts, aborts a process that has not ended 3 seconds
+            # after a SIGTERM.
             signal.alarm(0)
             if not interrupted:
                 interrupted = True
@@ -177,7 +204,9 @@ def result_of(main: Coroutine[Any, Any, T], waits: str = "", after: float = 2.0)
     except (asyncio.CancelledError, KeyboardInterrupt):
         if not interrupted:
             raise
-        click.echo("moothall: interrupted; everything was stopped and nothing is left behind", err=True)
+        click.echo(
+            "moothall: interrupted; everything was stopped and nothing is left behind", err=True
+        )
         sys.exit(EXIT_INTERRUPTED)
     finally:
         if speaking:

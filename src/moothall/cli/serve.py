@@ -1,4 +1,6 @@
-"""`moothall serve`: the orchestrator, until it is told to stop. `moothall open`: its page in a browser, signed in."""
+"""`moothall serve`: the orchestrator, until it is told to stop. `moothall open`: its page in a
+browser, signed in.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +16,39 @@ from moothall.cli.run import say, with_settings
 from moothall.config import GrpcSettings, Settings
 
 
-@click.command(epilog=example("moothall serve", "moothall serve --port 0", "moothall serve --only api,page --port 0"))
-@click.option("--port", type=field_range(GrpcSettings, "port"), help="gRPC port; 50055 by default, 0 for any free one.")
+@click.command(
+    epilog=example(
+        "moothall serve", "moothall serve --port 0", "moothall serve --only api,page --port 0"
+    )
+)
+@click.option(
+    "--port",
+    type=field_range(GrpcSettings, "port"),
+    help="gRPC port; 50055 by default, 0 for any free one.",
+)
 @click.option(
     "--only",
     multiple=True,
     metavar="ROLES",
-    help="What this process does: some of api,page,collector,planning,graph,tools,hosts. All by default.",
+    help="What this process does: some of api,page,collector,planning,graph,tools,hosts. All by "
+    "default.",
 )
 @with_settings(narrated=False)
 async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) -> None:
-    """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (the page, tools, /health, /tasks) and the bus, on
-    loopback unless the settings say otherwise, until Ctrl-C. On a bus of your own (bus.url) any number of processes may share the work.
+    """Serve gRPC (councils, tools, the kernel for one agent, the code runner), HTTP (the page,
+    tools, /health, /tasks) and the bus, on loopback unless the settings say otherwise, until
+    Ctrl-C. On a bus of your own (bus.url) any number of processes may share the work.
     """
     if port is not None:
-        settings = settings.model_copy(update={"grpc": settings.grpc.model_copy(update={"port": port})})
+        settings = settings.model_copy(
+            update={"grpc": settings.grpc.model_copy(update={"port": port})}
+        )
     if only:
         from moothall.wiring.bus import parse_roles
 
-        settings = settings.model_copy(update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})})
+        settings = settings.model_copy(
+            update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})}
+        )
     await serve_until_stopped(settings)
 
 
@@ -45,14 +61,21 @@ def tokens_are(settings: Settings) -> str:
     return f"the token is in {settings.data_dir / 'token'}"
 
 
-async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None) -> None:
-    """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there is none."""
+async def serve_until_stopped(
+    settings: Settings, ready: Callable[[str], Awaitable[None]] | None = None
+) -> None:
+    """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there
+    is none.
+    """
     from moothall.wiring.bus import roles_of
     from moothall.wiring.house import open_house
 
     async with open_house(settings, say, serving=True) as house:
         if house.metrics_port:
-            say(f"figures for Prometheus: http://{settings.metrics.host}:{house.metrics_port}/metrics")
+            say(
+                "figures for Prometheus: "
+                f"http://{settings.metrics.host}:{house.metrics_port}/metrics"
+            )
         if house.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
             say(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}")
@@ -66,10 +89,14 @@ async def serve_until_stopped(settings: Settings, ready: Callable[[str], Awaitab
 
 @click.command("open", epilog=example("moothall open", "moothall open story-1a2b3c4d5e6f7a8b"))
 @click.argument("story_id", metavar="[STORY]", default="")
-@click.option("--no-browser", is_flag=True, help="Print the link that signs in once, and open nothing.")
+@click.option(
+    "--no-browser", is_flag=True, help="Print the link that signs in once, and open nothing."
+)
 @with_settings(narrated=False)
 async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
-    """Open the page, on the board or on STORY. Where no house serves, one is started, and serves until Ctrl-C."""
+    """Open the page, on the board or on STORY. Where no house serves, one is started, and serves
+    until Ctrl-C.
+    """
     from moothall.domain.ids import check_id
     from moothall.wiring.house import page_link
 
@@ -85,9 +112,14 @@ async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
 
 
 async def show_page(link: str, story_id: str = "", *, browser: bool = True) -> None:
-    """Print a link to the page, or to a story on it, and open it in the user's browser, if there is one."""
+    """Print a link to the page, or to a story on it, and open it in the user's browser, if there is
+    one.
+    """
     if not link:
-        say("no page: web.enabled is off, its port is taken, or it is not for this machine's user alone")
+        say(
+            "no page: web.enabled is off, its port is taken, or it is not for this machine's user "
+            "alone"
+        )
         return
     whole = f"{link}&story={story_id}" if story_id else link
     click.echo(whole)

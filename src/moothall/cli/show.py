@@ -1,4 +1,6 @@
-"""What a person sees while a council works, and at its end. Model-written text is shown without its control characters."""
+"""What a person sees while a council works, and at its end. Model-written text is shown without its
+control characters.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def line_of(recorded: Recorded) -> Text | None:
     if said is None:
         return None
     who = str(recorded.event.data.get("seat") or "council")
-    return Text.assemble((f"{plain(who, 24):<15} ", "bold cyan" if who != "council" else "bold"), said)
+    return Text.assemble(
+        (f"{plain(who, 24):<15} ", "bold cyan" if who != "council" else "bold"), said
+    )
 
 
 def describe_event(recorded: Recorded) -> tuple[str, str] | None:
@@ -45,21 +49,34 @@ def describe_event(recorded: Recorded) -> tuple[str, str] | None:
 
 def thought_of(recorded: Recorded) -> Text | None:
     """Return what a seat said with its turn, or None where it said nothing."""
-    thought = recorded.event.data.get("thought") if recorded.event.type is EventType.SEAT_TURN else None
+    thought = (
+        recorded.event.data.get("thought") if recorded.event.type is EventType.SEAT_TURN else None
+    )
     if not isinstance(thought, str) or not thought.strip():
         return None
     return Text.assemble(
-        (f"{recorded.event.data.get('seat', ''):<16}", "bold cyan"), (" ".join(plain(thought).split()), "italic")
+        (f"{recorded.event.data.get('seat', ''):<16}", "bold cyan"),
+        (" ".join(plain(thought).split()), "italic"),
     )
 
 
 def _tell_request(data: Mapping[str, Any]) -> tuple[str, str]:
     base = f", on commit {data['base_sha'][:10]}" if data.get("base_sha") else ", about text"
     count = len(data["seats"])
-    return f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol {data['protocol']}{base}", ""
+    return (
+        (
+            f"{count} {'seat' if count == 1 else 'seats'} ({data['role']}), protocol "
+            f"{data['protocol']}{base}"
+        ),
+        "",
+    )
 
 
-_SPELLINGS = {"tools": "native tool calls", "json": "replies in JSON", "blocks": "replies in tagged blocks"}
+_SPELLINGS = {
+    "tools": "native tool calls",
+    "json": "replies in JSON",
+    "blocks": "replies in tagged blocks",
+}
 
 
 def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -71,15 +88,24 @@ def _started(data: Mapping[str, Any]) -> tuple[str, str] | None:
     tokens = limits.get("tokens") or 0
     budget = f"{tokens:,} tokens" if tokens else "no limit of tokens"
     return (
-        f"{'; '.join(parts)}; at most {limits.get('turns')} turns a seat, {budget}, {limits.get('seconds', 0) / 60:.0f} min",
+        (
+            f"{'; '.join(parts)}; at most {limits.get('turns')} turns a seat, {budget}, "
+            f"{limits.get('seconds', 0) / 60:.0f} min"
+        ),
         "",
     )
 
 
 def _model(one: Mapping[str, Any], most: object) -> str:
-    name = " ".join(part for part in (str(one.get("profile") or ""), str(one.get("model") or "model")) if part)
+    name = " ".join(
+        part for part in (str(one.get("profile") or ""), str(one.get("model") or "model")) if part
+    )
     said = one.get("window_source")
-    source = f"from {said}" if said else "a guess, since the server does not say it: set llm.context_tokens"
+    source = (
+        f"from {said}"
+        if said
+        else "a guess, since the server does not say it: set llm.context_tokens"
+    )
     spelling = _SPELLINGS.get(str(one.get("reply")), "")
     own = one.get("turns", most)
     turns = "" if own == most else f", {own} turns"
@@ -105,7 +131,9 @@ def _model_called(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
-    tools = ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
+    tools = (
+        ", ".join(f"{item['tool']} {item['status']}" for item in data["operations"]) or "no tool"
+    )
     checks = ", ".join(f"{name} {verdict}" for name, verdict in (data.get("checks") or {}).items())
     said = f"turn {data['turn']}: {tools}" + (f" · checks: {checks}" if checks else "")
     if refused := data.get("refused"):
@@ -113,7 +141,9 @@ def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
     if stuck := data.get("stuck"):
         attempt, attempts = data.get("attempt", 1), data.get("attempts", 1)
         return f"{said} · " + (
-            f"starts anew ({attempt + 1} of {attempts}): {stuck}" if attempt < attempts else f"stops: {stuck}"
+            f"starts anew ({attempt + 1} of {attempts}): {stuck}"
+            if attempt < attempts
+            else f"stops: {stuck}"
         ), ""
     return said, ""
 
@@ -121,7 +151,11 @@ def _turn(data: Mapping[str, Any]) -> tuple[str, str]:
 def _tell_proposal(data: Mapping[str, Any]) -> tuple[str, str]:
     diff = data["proposal"]["diff"]
     added, removed = count_changes(diff)
-    what = f"{added} lines added, {removed} removed" if diff else f"{len(data['proposal']['content'])} characters"
+    what = (
+        f"{added} lines added, {removed} removed"
+        if diff
+        else f"{len(data['proposal']['content'])} characters"
+    )
     return f"proposes: {what}", "bold"
 
 
@@ -138,7 +172,9 @@ def _tell_check(data: Mapping[str, Any]) -> tuple[str, str]:
     name = f"tests of {data['cross_author']}" if data.get("cross_author") else evidence["check"]
     good = evidence["verdict"] == Verdict.PASSED
     why = f": {plain(evidence['why'], 200)}" if evidence.get("why") and not good else ""
-    return f"clean re-check, {name}: {evidence['verdict']}" + (f" ({counts})" if counts else "") + why, _GOOD if good else _BAD
+    return f"clean re-check, {name}: {evidence['verdict']}" + (
+        f" ({counts})" if counts else ""
+    ) + why, _GOOD if good else _BAD
 
 
 def _tell_review(data: Mapping[str, Any]) -> tuple[str, str]:
@@ -174,7 +210,13 @@ def _tell_words(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _tell_damage(data: Mapping[str, Any]) -> tuple[str, str]:
-    return f"the log lost {data['count']} records that may be of this deliberation (seq {data['missing'][0]} …)", _BAD
+    return (
+        (
+            f"the log lost {data['count']} records that may be of this deliberation (seq "
+            f"{data['missing'][0]} …)"
+        ),
+        _BAD,
+    )
 
 
 _LINES = {
@@ -206,7 +248,14 @@ def count_changes(diff: str) -> tuple[int, int]:
 def first_added(diff: str) -> tuple[str, int] | None:
     """Return the path and number of the first line with words that a diff adds."""
     lines = read_diff(diff, len(diff))
-    return next(((line.path, line.number) for line in lines if line.kind == "added" and line.text[1:].strip()), None)
+    return next(
+        (
+            (line.path, line.number)
+            for line in lines
+            if line.kind == "added" and line.text[1:].strip()
+        ),
+        None,
+    )
 
 
 def show_outcome(console: Console, outcome: Outcome) -> None:
@@ -216,8 +265,15 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
         _show_ranking(console, outcome)
     for seat in outcome.seats:
         if seat.error_code:
-            console.print(Text(plain(f"{seat.seat} {seat.status}: {seat.error_message} [{seat.error_code}]"), style="yellow"))
-    winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
+            console.print(
+                Text(
+                    plain(f"{seat.seat} {seat.status}: {seat.error_message} [{seat.error_code}]"),
+                    style="yellow",
+                )
+            )
+    winner = next(
+        (result for result in outcome.results if outcome.winner_id and result.rank == 1), None
+    )
     if winner is not None:
         _show_winner(console, outcome, winner)
     else:
@@ -225,7 +281,8 @@ def show_outcome(console: Console, outcome: Outcome) -> None:
     usage = outcome.usage
     console.print(
         Text(
-            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, {usage.prompt_tokens} prompt tokens "
+            f"{outcome.duration_ms / 1000:.1f} s, {usage.calls} model calls, "
+            f"{usage.prompt_tokens} prompt tokens "
             f"({usage.cached_tokens} cached), {usage.completion_tokens} completion tokens",
             style=_QUIET,
         )
@@ -240,7 +297,14 @@ def _show_ranking(console: Console, outcome: Outcome) -> None:
         added, removed = count_changes(result.diff)
         lines = f"+{added} -{removed}" if result.diff else ""
         level = Text(result.level.words, style=_GOOD if result.level.independent else "")
-        table.add_row(str(result.rank), result.answer, f"{result.score:.2f}", _yes(result.passed_gates), level, lines)
+        table.add_row(
+            str(result.rank),
+            result.answer,
+            f"{result.score:.2f}",
+            _yes(result.passed_gates),
+            level,
+            lines,
+        )
     console.print(table)
     for results, reasons in _group_reasons(outcome.results):
         if len(results) == len(outcome.results) > 1:
@@ -258,7 +322,9 @@ def _group_reasons(results: Sequence[Result]) -> list[tuple[tuple[Result, ...], 
     """Group reasons by the results that share them, reasons of several results first."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for reason in dict.fromkeys(reason for result in results for reason in result.reasons):
-        groups.setdefault(tuple(at for at, result in enumerate(results) if reason in result.reasons), []).append(reason)
+        groups.setdefault(
+            tuple(at for at, result in enumerate(results) if reason in result.reasons), []
+        ).append(reason)
     for at in range(len(results)):
         groups.setdefault((at,), [])
     order = sorted(groups, key=lambda at: (len(at) == 1, -len(at), at))
@@ -272,14 +338,26 @@ def _yes(value: bool) -> Text:  # noqa: FBT001 - it is what is shown
 def _show_winner(console: Console, outcome: Outcome, winner: Result) -> None:
     undecided = ", undecided: only a hash puts it first" if outcome.undecided else ""
     if outcome.final_state == "already_done":
-        text = f"{outcome.winner_id}: the task is already done. These tests pass on the base; nothing was changed."
+        text = (
+            f"{outcome.winner_id}: the task is already done. These tests pass on the base; "
+            "nothing was changed."
+        )
         console.print(Text(text, style="bold green"))
     else:
-        console.print(Text(f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})", style="bold green"))
+        console.print(
+            Text(
+                f"Winner: {outcome.winner_id} ({outcome.level.words}{undecided})",
+                style="bold green",
+            )
+        )
     if winner.diff:
-        readable = "\n".join(line for line in winner.diff.splitlines() if not line.startswith("index "))
+        readable = "\n".join(
+            line for line in winner.diff.splitlines() if not line.startswith("index ")
+        )
         if console.is_terminal:
-            console.print(Syntax(plain(readable, 20_000), "diff", background_color="default", word_wrap=True))
+            console.print(
+                Syntax(plain(readable, 20_000), "diff", background_color="default", word_wrap=True)
+            )
         else:
             console.print(Text(plain(readable, 20_000)), soft_wrap=True)
     else:

@@ -36,14 +36,26 @@ def story() -> None:
 
 @story.command(
     epilog=example(
-        "moothall story new 'Export as CSV' --repo . --ac 'Given a month, when I export, then I get CSV'",
+        "moothall story new 'Export as CSV' --repo . --ac 'Given a month, when I export, then I "
+        "get CSV'",
     )
 )
 @click.argument("title")
 @click.option("--brief", default="", help="As a …, I want …, so that ….")
 @click.option("--ac", multiple=True, help="A criterion: Given …, when …, then …; repeatable.")
-@click.option("--repo", "repository", default="", help="The id, path or URL of the repository; without one it is about text.")
-@click.option("--rigor", type=click.Choice(["L0", "L1", "L2", "L3"]), default="L1", show_default=True, help="How much evidence.")
+@click.option(
+    "--repo",
+    "repository",
+    default="",
+    help="The id, path or URL of the repository; without one it is about text.",
+)
+@click.option(
+    "--rigor",
+    type=click.Choice(["L0", "L1", "L2", "L3"]),
+    default="L1",
+    show_default=True,
+    help="How much evidence.",
+)
 @click.option(
     "--tokens",
     type=click.IntRange(0, 2**63 - 1),
@@ -52,12 +64,31 @@ def story() -> None:
     help="What all its councils together may use; 0: limits.story_tokens.",
 )
 @click.option(
-    "--calls", type=click.IntRange(0, 2**63 - 1), default=0, metavar="N", help="Model calls of them all; 0: limits.story_calls."
+    "--calls",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    metavar="N",
+    help="Model calls of them all; 0: limits.story_calls.",
 )
-@click.option("--cost", "cost_usd", type=FiniteRange(), default=0.0, metavar="USD", help="Their cost; 0: limits.story_cost_usd.")
+@click.option(
+    "--cost",
+    "cost_usd",
+    type=FiniteRange(),
+    default=0.0,
+    metavar="USD",
+    help="Their cost; 0: limits.story_cost_usd.",
+)
 @with_settings(_BOARD)
 async def new(
-    settings: Settings, /, *, title: str, brief: str, ac: tuple[str, ...], repository: str, rigor: str, **budget: float
+    settings: Settings,
+    /,
+    *,
+    title: str,
+    brief: str,
+    ac: tuple[str, ...],
+    repository: str,
+    rigor: str,
+    **budget: float,
 ) -> None:
     """Put a story with TITLE on the board, and say what it lacks."""
     from moothall.domain.budget import Budget
@@ -65,10 +96,14 @@ async def new(
     from moothall.wiring.tasks import open_stories, register_named
 
     draft = check(StoryDraft(title, brief, ac))
-    given = Budget(tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"])
+    given = Budget(
+        tokens=int(budget["tokens"]), calls=int(budget["calls"]), cost_usd=budget["cost_usd"]
+    )
     named = await register_named(settings, repository) if repository else ""
     async with open_stories(settings, say) as stories:
-        card = await stories.board.create(draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=given)
+        card = await stories.board.create(
+            draft, LOCAL, key=new_task_id(), repository=named, rigor=rigor, budget=given
+        )
     click.echo(card.story.id)
     say(f"in {card.stand.state}, {card.stand.points} points of the coach")
     for finding in score(draft).findings:
@@ -96,7 +131,10 @@ async def list_(settings: Settings, *, as_json: bool) -> None:
         return
     for state, column in by_state(cards).items():
         for card in column:
-            click.echo(f"{card.story.id}  {state:<8}  {card.stand.points:>3}  {plain(card.story.title, 80)}")
+            click.echo(
+                f"{card.story.id}  {state:<8}  {card.stand.points:>3}  "
+                f"{plain(card.story.title, 80)}"
+            )
     if not cards:
         say("no story yet; `moothall story new TITLE` makes one")
 
@@ -129,7 +167,9 @@ async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
         book = await stories.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
         made = rounds(history, await stories.tasks.views(task_ids(history)), card.stand.state)
     if as_json:
-        budget = {name: asdict(getattr(book, name)) for name in ("limit", "spent", "reserved", "left")}
+        budget = {
+            name: asdict(getattr(book, name)) for name in ("limit", "spent", "reserved", "left")
+        }
         print_json(_row(card) | {"budget": budget})
         return
     click.echo(f"{plain(card.story.title, 200)}\n{plain(card.story.brief, 4000)}".rstrip())
@@ -165,10 +205,14 @@ def _line(event: Event) -> str:
     tasks = data.get("tasks")
     return {
         EventType.STORY_CREATED: f"{words['actor']} put it on the board",
-        EventType.STORY_TRANSITIONED: f"{words['actor']}: {words['event']} → {words['to_state']}{tail}",
+        EventType.STORY_TRANSITIONED: (
+            f"{words['actor']}: {words['event']} → {words['to_state']}{tail}"
+        ),
         EventType.STORY_COMMENTED: f"{words['actor']} says{_of_line(event)}{tail}",
         EventType.STORY_DELIVERED: f"{words['status']}: {words['branch']} {words['why']}".rstrip(),
-        EventType.STORY_CHECKED: f"checked as a whole: {words['status']} {words['branch']} {words['why']}".rstrip(),
+        EventType.STORY_CHECKED: (
+            f"checked as a whole: {words['status']} {words['branch']} {words['why']}"
+        ).rstrip(),
         EventType.PLAN_DERIVED: f"tasks: {_tasks(tasks)}",
         EventType.PLAN_FINISHED: f"tasks {words['status']}",
     }.get(event.type, "")
@@ -183,7 +227,9 @@ def _of_line(event: Event) -> str:
 
 def _tasks(tasks: object) -> str:
     items = tasks if isinstance(tasks, list | tuple) else ()
-    return ", ".join(f"{item.get('role')} {item.get('task_id')}" for item in items if isinstance(item, dict))
+    return ", ".join(
+        f"{item.get('role')} {item.get('task_id')}" for item in items if isinstance(item, dict)
+    )
 
 
 @story.command(epilog=example("moothall story approve story-1a2b3c4d5e6f7a8b"))
@@ -191,11 +237,15 @@ def _tasks(tasks: object) -> str:
 @_COMMENT
 @with_settings(_BOARD)
 async def approve(settings: Settings, *, story_id: str, comment: str) -> int:
-    """Move STORY on: refine, submit, accept its design, its test, and it itself. What is missing is said, and nothing moves."""
+    """Move STORY on: refine, submit, accept its design, its test, and it itself. What is missing is
+    said, and nothing moves.
+    """
     return await _move(settings, story_id, comment, back=False)
 
 
-@story.command(epilog=example("moothall story reject story-1a2b3c4d5e6f7a8b --comment 'Say it in French.'"))
+@story.command(
+    epilog=example("moothall story reject story-1a2b3c4d5e6f7a8b --comment 'Say it in French.'")
+)
 @_STORY
 @_COMMENT
 @with_settings(_BOARD)
@@ -213,7 +263,8 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
         line = lifecycle().way(card.stand.state, back=back)
         if line is None:
             say(
-                f"{story_id} is in {card.stand.state}: nobody can {'send it back' if back else 'move it on'} there{_waits(card, stories)}"
+                f"{story_id} is in {card.stand.state}: nobody can "
+                f"{'send it back' if back else 'move it on'} there{_waits(card, stories)}"
             )
             return 2
         card = await stories.board.move(story_id, line.event, LOCAL, comment=comment)
@@ -241,18 +292,31 @@ def _waits(card: Card, stories: Stories) -> str:
 )
 @_STORY
 @click.argument("text")
-@click.option("--line", default="", metavar="FILE:N", help="Of a line in what was built; it goes into the next round.")
-@click.option("--removed", is_flag=True, help="A line that the diff removes: N counts in the file as it was.")
-@click.option("--task", default="", help="Whose diff; without it that of the last check of the whole.")
+@click.option(
+    "--line",
+    default="",
+    metavar="FILE:N",
+    help="Of a line in what was built; it goes into the next round.",
+)
+@click.option(
+    "--removed", is_flag=True, help="A line that the diff removes: N counts in the file as it was."
+)
+@click.option(
+    "--task", default="", help="Whose diff; without it that of the last check of the whole."
+)
 @with_settings(_BOARD)
-async def comment(settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str) -> None:
+async def comment(
+    settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str
+) -> None:
     """Say TEXT about STORY, or about a line of what was built for it."""
     from moothall.planning.saying import Spot, remark
     from moothall.wiring.tasks import open_stories
 
     path, _, number = line.rpartition(":")
     if line and not (path and number.isascii() and number.isdecimal() and len(number) < _DIGITS):
-        raise click.BadParameter(f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line")
+        raise click.BadParameter(
+            f"{line[:200]!r} is no FILE:N, such as src/greet.py:4", param_hint="--line"
+        )
     if (removed or task) and not line:
         raise click.UsageError("--removed and --task say more of --line FILE:N, which is missing")
     place = Spot(path, int(number), removed, task) if line else None
@@ -260,7 +324,15 @@ async def comment(settings: Settings, *, story_id: str, text: str, line: str, re
         if place is None:
             await stories.board.comment(story_id, text, LOCAL, key=new_task_id())
         else:
-            await remark(stories.board, stories.tasks.desk, story_id, text, LOCAL, place=place, key=new_task_id())
+            await remark(
+                stories.board,
+                stories.tasks.desk,
+                story_id,
+                text,
+                LOCAL,
+                place=place,
+                key=new_task_id(),
+            )
 
 
 @story.command(
@@ -270,13 +342,18 @@ async def comment(settings: Settings, *, story_id: str, text: str, line: str, re
     )
 )
 @_STORY
-@click.option("--change", type=click.File(encoding="utf-8"), help="The document that was printed, changed; - for stdin.")
+@click.option(
+    "--change",
+    type=click.File(encoding="utf-8"),
+    help="The document that was printed, changed; - for stdin.",
+)
 @with_settings(_BOARD)
 async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> int | None:
-    """Print the tasks of STORY as JSON, or put those of a document in their place, until its design is accepted.
+    """Print the tasks of STORY as JSON, or put those of a document in their place, until its design
+    is accepted.
 
-    A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of the story's that it fulfils) and `after` (ids of the
-    tasks that it builds on).
+    A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of
+    the story's that it fulfils) and `after` (ids of the tasks that it builds on).
     """
     from moothall.planning.outline import outlines_of, read_outlines
     from moothall.planning.planner import plan_of

@@ -27,11 +27,13 @@ _HELP = """A line is a question or a task; the next one goes on from its answer.
   /diff    the last change again
   /apply   put it into your files, with those before it as far as it needs them
   /new     begin another conversation
-  /quit    leave, as the end of input does; Ctrl-C stops an answer"""
+  /quit    leave, as the end of input does; Ctrl-C stops an answer"""  # noqa: E501 - a line of embedded text
 
 
 class _Lines:
-    """What is typed, line by line, while the event loop goes on. Lines that were pasted together are one."""
+    """What is typed, line by line, while the event loop goes on. Lines that were pasted together
+    are one.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[str] = deque()
@@ -71,7 +73,9 @@ class _Lines:
 
 async def talk(asking: AskOptions, *, asked: bool) -> int:
     """Answer questions until the end of input. Returns the exit code."""
-    async with open_door(asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked) as door:
+    async with open_door(
+        asking, teller(quiet=False), lambda words: say(plain(words)), asked=asked
+    ) as door:
         say(f"{f'going on from {door.follows}; ' if door.follows else ''}/help says what there is")
         await _Talk(asking, door).run()
     return 0
@@ -83,12 +87,18 @@ class _Talk:
         self._door = door
         self._out = Console(highlight=False)
         self._last: Outcome | None = None
-        self._commands: dict[str, Callable[[], object]] = {"/diff": self._diff, "/new": self._new, "/help": self._help}
+        self._commands: dict[str, Callable[[], object]] = {
+            "/diff": self._diff,
+            "/new": self._new,
+            "/help": self._help,
+        }
 
     async def run(self) -> None:
         """Take line after line."""
         lines = _Lines()
-        with on_interrupt(lambda: click.echo(f"\n/quit or Ctrl-D leaves\n{_PROMPT}", nl=False, err=True)):
+        with on_interrupt(
+            lambda: click.echo(f"\n/quit or Ctrl-D leaves\n{_PROMPT}", nl=False, err=True)
+        ):
             while (line := await lines.read()) not in {None, "/quit", "/exit"}:
                 try:
                     await self._do(line or "")
@@ -127,7 +137,11 @@ class _Talk:
     async def _apply(self) -> None:
         door = self._door
         if not door.changes or door.files is None:
-            said = "there is no change to apply" if not door.changes else "the repository's files are not on this machine"
+            said = (
+                "there is no change to apply"
+                if not door.changes
+                else "the repository's files are not on this machine"
+            )
             say(f"not applied: {said}")
             return
         paths = await take_over(self._asking.settings, door.files, *door.changes)

@@ -1,4 +1,6 @@
-"""`moothall list`, `show`, `diff`, `apply`, `cancel`, `steer`, `rm`: tasks from the log, without Ray or a model."""
+"""`moothall list`, `show`, `diff`, `apply`, `cancel`, `steer`, `rm`: tasks from the log, without
+Ray or a model.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,16 @@ _SEAT = click.argument("seat", default="")
 
 
 @click.command("list", epilog=example("moothall list", "moothall list --state failed --json"))
-@click.option("--state", type=click.Choice(["live", "ended", "failed"]), default=None, help="Only these.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many, the latest first.")
+@click.option(
+    "--state", type=click.Choice(["live", "ended", "failed"]), default=None, help="Only these."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="At most so many, the latest first.",
+)
 @json_option
 @with_settings(_LOG)
 async def list_(settings: Settings, *, state: str | None, limit: int, as_json: bool) -> None:
@@ -43,7 +53,10 @@ async def list_(settings: Settings, *, state: str | None, limit: int, as_json: b
     if not views:
         say("no task yet; `moothall deliberate` makes one")
     if not served and (waiting := sum(not view.status.ended for view in views)):
-        say(f"nothing is at work on {waiting} of them now; they go on with the next `moothall deliberate` or `moothall serve`")
+        say(
+            f"nothing is at work on {waiting} of them now; they go on with the next `moothall "
+            "deliberate` or `moothall serve`"
+        )
 
 
 def _row(view: TaskView, width: int) -> str:
@@ -51,12 +64,22 @@ def _row(view: TaskView, width: int) -> str:
     columns = _columns()
     task_id = view.task_id if len(view.task_id) <= width else view.task_id[: width - 1] + "…"
     end = f"{view.winner_id.removeprefix('agent-')} {view.level}" if view.winner_id else ""
-    status = view.status.value.lower() if view.status.ended else "paused" if view.paused else f"at {view.progress} %"
+    status = (
+        view.status.value.lower()
+        if view.status.ended
+        else "paused"
+        if view.paused
+        else f"at {view.progress} %"
+    )
     role = f"{view.role:<9}  " if columns >= _WIDE else ""
-    row = f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
+    row = (
+        f"{task_id:<{width}}  {status:<9}  {_age(view.ended or view.requested):>6}  {role}{end:<18}"
+    )
     words = " ".join(plain(view.description, 200).split())
     left = max(0, columns - len(row) - 2)
-    return f"{row}  {words if len(words) <= left else words[: left - 1] + '…' if left else ''}".rstrip()
+    if len(words) > left:
+        words = f"{words[: left - 1]}…" if left else ""
+    return f"{row}  {words}".rstrip()
 
 
 def _columns() -> int:
@@ -81,7 +104,9 @@ def _age(time: str) -> str:
 @json_option
 @with_settings(_LOG)
 async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
-    """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by default."""
+    """Show TASK as it was shown at its end: the ranking, its reasons, the winner. The latest one by
+    default.
+    """
     from rich.console import Console
 
     from moothall.cli.show import as_json as document
@@ -91,7 +116,9 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
     async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find_or_latest(task)
         outcome = await tasks.outcome(task_id)
-        live = next((view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None)
+        live = next(
+            (view for view in await tasks.latest("live", 1000) if view.task_id == task_id), None
+        )
         thread = await tasks.thread(task_id)
     if as_json:
         click.echo(document(outcome))
@@ -105,11 +132,18 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
     else:
         click.echo(_row(live, 40))
         for seat in live.seats:
-            click.echo(f"  {seat.seat:<16} {seat.status}" + (f": {plain(seat.error_message)}" if seat.error_message else ""))
+            click.echo(
+                f"  {seat.seat:<16} {seat.status}"
+                + (f": {plain(seat.error_message)}" if seat.error_message else "")
+            )
         say(f"follow it: moothall log tail --task {task_id} --follow")
 
 
-@click.command(epilog=example("moothall diff", "moothall diff 2", "moothall diff task-0123456789ab 2 | git apply"))
+@click.command(
+    epilog=example(
+        "moothall diff", "moothall diff 2", "moothall diff task-0123456789ab 2 | git apply"
+    )
+)
 @task_argument(required=False)
 @_SEAT
 @with_settings(_LOG)
@@ -130,7 +164,9 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
         from rich.console import Console
         from rich.syntax import Syntax
 
-        Console(highlight=False).print(Syntax(plain(text, len(text) + 1), "diff", background_color="default", word_wrap=True))
+        Console(highlight=False).print(
+            Syntax(plain(text, len(text) + 1), "diff", background_color="default", word_wrap=True)
+        )
     else:  # another program reads it: not a byte may differ
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
@@ -157,11 +193,18 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
         this = next(reversed(await tasks.thread(task_id)), None)
         before = await tasks.changes(this.follows) if this and this.follows else ()
     if not result.diff:
-        raise InvalidRequest(f"{result.seat} of {task_id} changed nothing: there is no diff to apply")
+        raise InvalidRequest(
+            f"{result.seat} of {task_id} changed nothing: there is no diff to apply"
+        )
     files = await files_for(settings, about)
     if files is None:
-        raise InvalidRequest("the repository's files are not on this machine; go to a clone of it, or use `moothall diff`")
-    paths = await take_over(settings, files, *before, Diff(result.diff, this.base_sha if this else ""))
+        raise InvalidRequest(
+            "the repository's files are not on this machine; go to a clone of it, or use "
+            "`moothall diff`"
+        )
+    paths = await take_over(
+        settings, files, *before, Diff(result.diff, this.base_sha if this else "")
+    )
     click.echo(f"{task_id}, {result.seat} ({result.level.words}): applied to {files}")
     for path in paths:
         click.echo(f"  {plain(path, 200)}")
@@ -194,7 +237,10 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
         task_id = await tasks.find(task)
         await saying.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
-            say("nothing is at work on it now; its seats hear it when `moothall serve` goes on with it")
+            say(
+                "nothing is at work on it now; its seats hear it when `moothall serve` goes on "
+                "with it"
+            )
     click.echo(f"{task_id}: told")
 
 
@@ -205,11 +251,14 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
 async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """Remove TASK, which has ended: its branch, if that is merged, its events and its status.
 
-    The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes patches that nothing tells of.
+    The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes
+    patches that nothing tells of.
     """
     from moothall.wiring.tasks import remove
 
     gone = await remove(settings, task, force=force, tell=say)
-    click.echo(f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else ""))
+    click.echo(
+        f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else "")
+    )
     if gone.left:
         say(f"left: {gone.left}")

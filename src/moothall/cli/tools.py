@@ -26,17 +26,24 @@ tools.add_command(requeue)
 tools.add_command(run_)
 
 
-@tools.command("list", epilog=example("moothall tools list --role dev", "moothall tools list --query search --json"))
+@tools.command(
+    "list",
+    epilog=example("moothall tools list --role dev", "moothall tools list --query search --json"),
+)
 @click.option("--query", default="", help="Words that stand in the name, the summary or a tag.")
 @click.option(
-    "--category", "categories", multiple=True, help="The first part of a name, such as files, git, http; may be repeated."
+    "--category",
+    "categories",
+    multiple=True,
+    help="The first part of a name, such as files, git, http; may be repeated.",
 )
 @click.option("--tag", "tags", multiple=True, help="May be repeated; one of them is enough.")
 @click.option(
     "--profile",
     "profiles",
     multiple=True,
-    help="core, coding, reading, remote, code, network, data, containers, wasm, mcp; may be repeated.",
+    help="core, coding, reading, remote, code, network, data, containers, wasm, mcp; may be "
+    "repeated.",
 )
 @click.option("--role", default="", help="Only what this role's agents are offered.")
 @click.option("--safe", is_flag=True, help="Nothing that runs code or acts beyond the workspace.")
@@ -55,7 +62,9 @@ async def list_(
     tenant: str,
     as_json: bool,
 ) -> None:
-    """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the agents."""
+    """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the
+    agents.
+    """
     from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import list_tools
     from moothall.tools.discovery import Filters, discover, entry
@@ -67,13 +76,18 @@ async def list_(
     unset = unset_tools(settings, tenant)
     without = {*off, *unset}
     specs = (
-        list_tools(read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools)
+        list_tools(
+            read_table(settings.guard, known_tools).of(role), without=without, catalogue=known_tools
+        )
         if role
         else tuple(known_tools.values())
     )
     found = discover(specs, Filters(query, categories, tags, profiles, exclude_dangerous=safe))
     if as_json:
-        told = [entry(spec, enabled=spec.name not in off) | {"unset": unset.get(spec.name, "")} for spec in found]
+        told = [
+            entry(spec, enabled=spec.name not in off) | {"unset": unset.get(spec.name, "")}
+            for spec in found
+        ]
         print_json(told)
         return
     for spec in found:
@@ -82,7 +96,9 @@ async def list_(
     if not found:
         there = dict.fromkeys(spec.category for spec in specs)
         sets = dict.fromkeys(profile for spec in specs for profile in spec.profiles)
-        say(f"no tool fits; there are the categories {', '.join(there)}; profiles {', '.join(sets)}")
+        say(
+            f"no tool fits; there are the categories {', '.join(there)}; profiles {', '.join(sets)}"
+        )
 
 
 @tools.command(epilog=example("moothall tools show files.edit"))
@@ -101,7 +117,9 @@ async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> 
     if spec is None:
         raise NotFound(f"there is no tool {name[:60]!r}; `moothall tools list` shows them")
     async with open_switches(settings) as known:
-        told = entry(spec, enabled=name not in known.off(tenant)) | {"unset": unset_tools(settings, tenant).get(name, "")}
+        told = entry(spec, enabled=name not in known.off(tenant)) | {
+            "unset": unset_tools(settings, tenant).get(name, "")
+        }
     if as_json:
         print_json(told)
         return
@@ -126,11 +144,15 @@ async def enable(settings: Settings, *, name: str, tenant: str) -> None:
 @_TENANT
 @with_settings()
 async def disable(settings: Settings, *, name: str, reason: str, tenant: str) -> None:
-    """Take a tool away from a tenant's agents, at once and without a restart. To them there is no such tool."""
+    """Take a tool away from a tenant's agents, at once and without a restart. To them there is no
+    such tool.
+    """
     await _switch(settings, name, tenant, reason, enabled=False)
 
 
-async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool) -> None:
+async def _switch(
+    settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool
+) -> None:
     from moothall.toolkits.families import unset_tools
     from moothall.wiring.rules import open_switches
 
@@ -146,12 +168,16 @@ async def _switch(settings: Settings, name: str, tenant: str, reason: str, *, en
 @click.option("--reason", default="", help="Why; kept with it.")
 @with_settings()
 async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) -> None:
-    """Call off a capability token by its id (jti), with all made from it, or all tokens of a workspace."""
+    """Call off a capability token by its id (jti), with all made from it, or all tokens of a
+    workspace.
+    """
     from moothall.guard.orders import REVOKED, Revocations
     from moothall.wiring.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus:
-        await Revocations(bus.bucket(REVOKED)).revoke(token_or_workspace, who=LOCAL.name, reason=reason)
+        await Revocations(bus.bucket(REVOKED)).revoke(
+            token_or_workspace, who=LOCAL.name, reason=reason
+        )
     click.echo(f"{token_or_workspace} is revoked")
 
 
@@ -160,9 +186,11 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
 @click.option("--look", is_flag=True, help="Show them only.")
 @with_settings()
 async def take(settings: Settings, *, server: str, look: bool) -> None:
-    """Ask an MCP server of the settings what it offers, and take its tools into the catalogue as they are now.
+    """Ask an MCP server of the settings what it offers, and take its tools into the catalogue as
+    they are now.
 
-    What is marked was not there before, or was described otherwise, or is gone. Processes that run take the list when they start anew.
+    What is marked was not there before, or was described otherwise, or is gone. Processes that run
+    take the list when they start anew.
     """
     from moothall.toolkits.mcp.family import McpFamily
     from moothall.toolkits.mcp.spec import keep, read_offers, taken_tools
@@ -171,11 +199,18 @@ async def take(settings: Settings, *, server: str, look: bool) -> None:
     own = family.own(settings)
     offers = await family.tools(settings).offers(server)
     found = read_offers(server, own, offers)
-    before = {one.spec.name: one.offer.digest for one in taken_tools(settings, own) if one.server == server}
+    before = {
+        one.spec.name: one.offer.digest
+        for one in taken_tools(settings, own)
+        if one.server == server
+    }
     for one in found.tools:
         was = before.pop(one.spec.name, "")
         mark = "new" if not was else "changed" if was != one.offer.digest else ""
-        click.echo(f"{one.spec.name:<32} {one.spec.danger.value:<8} {mark:<8} {one_line(one.offer.description)}")
+        click.echo(
+            f"{one.spec.name:<32} {one.spec.danger.value:<8} {mark:<8} "
+            f"{one_line(one.offer.description)}"
+        )
     for name in before:
         click.echo(f"{name:<32} {'':<8} gone")
     for why in found.refused:

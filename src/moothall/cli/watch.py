@@ -23,13 +23,18 @@ _VARIABLE = "MOOTHALL_FORGE__TOKEN"
 
 
 @click.command(epilog=example("moothall watch", "moothall watch --once"))
-@click.option("--once", is_flag=True, help="Do what there is to do now, and end: exit code 0 where all went well.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Do what there is to do now, and end: exit code 0 where all went well.",
+)
 @with_settings()
 async def watch(settings: Settings, *, once: bool) -> int:
     """Let councils work on the issues of a forge (settings [forge]), until Ctrl-C.
 
-    An open issue with the label becomes a task, its proven winner a pull request, and a review that requests changes a further commit. Works in the
-    process that serves this data directory, where one does, else in this one. Stopped, it goes on where it was.
+    An open issue with the label becomes a task, its proven winner a pull request, and a review that
+    requests changes a further commit. Works in the process that serves this data directory, where
+    one does, else in this one. Stopped, it goes on where it was.
     """
     async with open_watch(settings, lambda line: say(plain(line, 1000))) as watching:
         return 0 if await watching.run(once=once) else EXIT_WRONG
@@ -37,7 +42,9 @@ async def watch(settings: Settings, *, once: bool) -> int:
 
 @asynccontextmanager
 async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIterator[Watch]:
-    """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that name none, and what registering raises."""
+    """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that
+    name none, and what registering raises.
+    """
     from moothall.forge.client import forge_client
     from moothall.forge.watch import Watch
     from moothall.forge.webhooks import hearing
@@ -46,18 +53,32 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
 
     forge = settings.forge
     if not forge.repositories:
-        raise ConfigurationError("forge.repositories is empty: name those that are watched, as owner/name")
+        raise ConfigurationError(
+            "forge.repositories is empty: name those that are watched, as owner/name"
+        )
     if not (forge.label or forge.mention):
-        raise ConfigurationError("forge.label and forge.mention are both empty: no issue would ever be worked on")
+        raise ConfigurationError(
+            "forge.label and forge.mention are both empty: no issue would ever be worked on"
+        )
     async with forge_client(forge) as client:
         clones, named = trusted_repositories(settings), {}
         for name in forge.repositories:
             url = f"{forge.url.rstrip('/')}/{name}.git"
             known = clones.registry.of_origin(url, LOCAL.tenant)
             credential = known.credential if known else ""
-            named[name] = (await clones.register(url, credential=credential or _credential(forge))).id
+            named[name] = (
+                await clones.register(url, credential=credential or _credential(forge))
+            ).id
         async with open_house(settings, tell) as house:
-            watch = Watch(forge, client, house.desk, clones.offer, named, task_chars=settings.limits.task_chars, tell=tell)
+            watch = Watch(
+                forge,
+                client,
+                house.desk,
+                clones.offer,
+                named,
+                task_chars=settings.limits.task_chars,
+                tell=tell,
+            )
             async with hearing(forge, watch.wake) as port:
                 if port:
                     tell(f"webhooks are heard on {forge.webhook_host}:{port}")
@@ -66,9 +87,13 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
 
 
 def _credential(forge: ForgeSettings) -> str:
-    """Return how a repository's record names the token: it holds no secret itself. Raises `ConfigurationError`."""
+    """Return how a repository's record names the token: it holds no secret itself. Raises
+    `ConfigurationError`.
+    """
     if forge.token_file is not None:
         return f"file:{forge.token_file.absolute()}"
     if environment().get(_VARIABLE):
         return f"env:{_VARIABLE}"
-    raise ConfigurationError(f"git needs forge.token too, from where it is named: set forge.token_file, or {_VARIABLE}")
+    raise ConfigurationError(
+        f"git needs forge.token too, from where it is named: set forge.token_file, or {_VARIABLE}"
+    )

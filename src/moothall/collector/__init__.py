@@ -1,4 +1,6 @@
-"""Folds what happened into outcomes. The log is the truth; all that is kept here can be rebuilt from it."""
+"""Folds what happened into outcomes. The log is the truth; all that is kept here can be rebuilt
+from it.
+"""
 
 from moothall.collector.collector import Collector
 

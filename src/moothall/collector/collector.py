@@ -1,15 +1,18 @@
 """The collector: consumes what councils do, and decides each deliberation exactly once.
 
 How it survives being killed anywhere: an event that makes a deliberation ready is acked only after
-the decision is on the log, so it comes again; a decision is made from the first prefix of the log that
+the decision is on the log, so it comes again; a decision is made from the first prefix of the log
+that
 calls for one, so it comes out the same. Who has seen all of that prefix come, in order, knows it;
-who has not (after a restart, a redelivery, at a deadline) reads the log. Delivering the same diff on the same base
+who has not (after a restart, a redelivery, at a deadline) reads the log. Delivering the same diff
+on the same base
 gives the same commit; and the decision's event has an id that depends on the deliberation only.
 What waits for its deadline alone is found by its status document.
 
-How several work side by side: they share the consumer, so each is given some of a deliberation's events and reads the log where one of
-them may call for a decision; whoever had the last one sees them all there. A decision is recorded only where there is none,
-and a document never goes back, whoever is slow.
+How several work side by side: they share the consumer, so each is given some of a deliberation's
+events and reads the log where one of them may call for a decision; whoever had the last one sees
+them all there. A decision is recorded only where there is none, and a document never goes back,
+whoever is slow.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ _SETTLING = {
     EventType.DELIBERATION_CANCELLED,
     EventType.DELIBERATION_DECIDED,
 }
-"""What can call for a decision. Of an event of another type it follows that the one that did is not acked yet."""
+"""What can call for a decision. Of an event of another type it follows that the one that did is not
+acked yet.
+"""
 
 
 @dataclass(slots=True)
@@ -71,9 +76,13 @@ class _Case:
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while nobody is putting its status document."""
     due: float = 0.0
-    """When it gets its first document (monotonic seconds): one that has ended by then needs none of its way."""
+    """When it gets its first document (monotonic seconds): one that has ended by then needs none of
+    its way.
+    """
     told: asyncio.Future[None] | None = None
-    """Done once it has a document, or needs none: until then its request is not acked, for nothing else tells of its deadline."""
+    """Done once it has a document, or needs none: until then its request is not acked, for nothing
+    else tells of its deadline.
+    """
 
     def __post_init__(self) -> None:
         self.quiet.set()
@@ -84,7 +93,8 @@ class _Case:
 
 
 class Collector:
-    """`run` goes on until cancelled. `alone` keeps others on the same bus from what somebody is at, by its name; they wait.
+    """`run` goes on until cancelled. `alone` keeps others on the same bus from what somebody is at,
+    by its name; they wait.
 
     Memory: the facts of the deliberations that are under way, and the ids of the last decided ones.
     """
@@ -119,14 +129,20 @@ class Collector:
 
     def deliberations(self) -> tuple[Deliberation, ...]:
         """Return those in memory: asked for and not decided."""
-        return tuple(case.state.requested.value for case in self._cases.values() if case.state.requested is not None)
+        return tuple(
+            case.state.requested.value
+            for case in self._cases.values()
+            if case.state.requested is not None
+        )
 
     def states(self) -> tuple[DeliberationState, ...]:
         """Return what is known of those in memory."""
         return tuple(case.state for case in self._cases.values())
 
     async def run(self) -> None:
-        """Take up what an earlier run left, then consume, watch deadlines and what others do until cancelled."""
+        """Take up what an earlier run left, then consume, watch deadlines and what others do until
+        cancelled.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(
                 self._bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE, glance=self.glance),
@@ -137,7 +153,9 @@ class Collector:
             group.create_task(self._watch_deadlines(group), name="collector-deadlines")
 
     def glance(self, recorded: Recorded) -> bool | asyncio.Future[None]:
-        """Fold an event of a deliberation in memory; whether that was all, or when. What calls for more, `handle` does."""
+        """Fold an event of a deliberation in memory; whether that was all, or when. What calls for
+        more, `handle` does.
+        """
         first = self._in_order(recorded)
         event = recorded.event
         task_id = event.data.get("task_id")
@@ -154,15 +172,17 @@ class Collector:
         except InvalidRequest:
             return False
         case.latest = event.traceparent
-        if event.type in _SETTLING and (not case.whole or case.state.settled or case.state.decided is not None):
+        if event.type in _SETTLING and (
+            not case.whole or case.state.settled or case.state.decided is not None
+        ):
             if case.state.settled and case.whole and case.prefix is None:
                 case.prefix = case.state
             return False
         return (asked and case.told) or True  # a request may be delivered again
 
     def _open(self, recorded: Recorded) -> bool | asyncio.Future[None]:
-        """Keep a fresh deliberation in memory. Its document is put off; not where many wait for theirs already, for each is a
-        message in hand. Raises `InvalidRequest`.
+        """Keep a fresh deliberation in memory. Its document is put off; not where many wait for
+        theirs already, for each is a message in hand. Raises `InvalidRequest`.
         """
         state = fold(None, with_time(recorded))
         case = self._cases[check_key(state.task_id, "task_id")] = _Case(state, whole=True)
@@ -178,7 +198,9 @@ class Collector:
         self._untold -= 1
 
     def _in_order(self, recorded: Recorded) -> bool:
-        """Note whether this is the next delivery and the first of its event. Else no deliberation is whole any more."""
+        """Note whether this is the next delivery and the first of its event. Else no deliberation
+        is whole any more.
+        """
         place = int(recorded.extra.get("place", "0"))
         first = recorded.extra.get("deliveries") == "1"
         if place and place == self._place:
@@ -207,13 +229,17 @@ class Collector:
         case.state = fold(case.state, event)
         case.latest = event.traceparent
         if known and event.type in _SETTLING and not case.whole:
-            async with aclosing(read(self._bus, task_id)) as events:  # what is missing here came to others
+            async with aclosing(
+                read(self._bus, task_id)
+            ) as events:  # what is missing here came to others
                 async for other in events:
                     case.state = fold_known(case.state, other) or case.state
         await self._advance(case)
 
     async def _case(self, task_id: str) -> _Case | None:
-        """Return the deliberation in memory, read from the log if need be; None if nobody asked for it or it is decided."""
+        """Return the deliberation in memory, read from the log if need be; None if nobody asked for
+        it or it is decided.
+        """
         while task_id in self._loading:
             await self._loading[task_id].wait()
         if task_id in self._cases or task_id in self._decided:
@@ -240,7 +266,9 @@ class Collector:
             return  # whoever is at it looks again
         case.quiet.clear()
         try:
-            while (document := pending_outcome(case.state)) is not None and document.status is not case.shown:
+            while (
+                document := pending_outcome(case.state)
+            ) is not None and document.status is not case.shown:
                 await show(self._bus, document)
                 case.shown = document.status
             case.tell()
@@ -248,7 +276,9 @@ class Collector:
             case.quiet.set()
 
     async def _settle(self, case: _Case) -> None:
-        """Decide from the log, deliver, record. Whoever comes while another is at it waits, and finds it done."""
+        """Decide from the log, deliver, record. Whoever comes while another is at it waits, and
+        finds it done.
+        """
         asked = case.state.requested
         about = {"moothall.task_id": case.state.task_id}
         async with case.settling:
@@ -258,7 +288,9 @@ class Collector:
                 await self._close(case, case.state.decided.value)
                 return
             with (
-                telemetry.span("decide", about, parent=asked.traceparent if asked else "", links=[case.latest]) as span,
+                telemetry.span(
+                    "decide", about, parent=asked.traceparent if asked else "", links=[case.latest]
+                ) as span,
                 telemetry.bound(task_id=case.state.task_id),
                 telemetry.metrics.DECIDE_SECONDS.time(),
             ):
@@ -283,11 +315,21 @@ class Collector:
         if outcome.winner_id and outcome.final_state == "committed":
             outcome = await deliver(self._repositories, deliberation, outcome)
         if (
-            other := await record(self._bus, self._decision(deliberation, outcome, state.requested.event_id), state.task_id)
+            other := await record(
+                self._bus,
+                self._decision(deliberation, outcome, state.requested.event_id),
+                state.task_id,
+            )
         ) is not None:
             await self._close(case, other)
             return
-        log.info("decided", task_id=outcome.task_id, status=outcome.status, winner=outcome.winner_id, branch=outcome.branch)
+        log.info(
+            "decided",
+            task_id=outcome.task_id,
+            status=outcome.status,
+            winner=outcome.winner_id,
+            branch=outcome.branch,
+        )
         _count(outcome, span)
         await self._close(case, outcome)
 
@@ -311,10 +353,14 @@ class Collector:
 
     def _decision(self, deliberation: Deliberation, outcome: Outcome, cause: str) -> Event:
         time = self._clock().isoformat()
-        return write_of(deliberation, EventType.DELIBERATION_DECIDED, dump(outcome), cause=cause, time=time)
+        return write_of(
+            deliberation, EventType.DELIBERATION_DECIDED, dump(outcome), cause=cause, time=time
+        )
 
     async def _follow_documents(self) -> None:
-        """Load what is open, whoever was given its request: nothing else may come of it but its deadline. Forget what others decide."""
+        """Load what is open, whoever was given its request: nothing else may come of it but its
+        deadline. Forget what others decide.
+        """
         async with aclosing(self._bus.bucket(DOCUMENTS).follow()) as documents:
             async for key, document in documents:
                 if not _is_open(document.get("status")):
@@ -325,7 +371,12 @@ class Collector:
                         if await self._case(key) is None:
                             break
                     except MoothallError as error:
-                        log.warning("could not take up yet", task_id=key, code=error.code, reason=error.message)
+                        log.warning(
+                            "could not take up yet",
+                            task_id=key,
+                            code=error.code,
+                            reason=error.message,
+                        )
                         await asyncio.sleep(self._tick_seconds)
 
     async def _follow_words(self) -> None:
@@ -337,7 +388,9 @@ class Collector:
                     case.state = fold_known(case.state, recorded) or case.state
 
     async def _watch_deadlines(self, group: asyncio.TaskGroup) -> None:
-        """Decide what is due though no event comes. A decision that failed for now is tried again."""
+        """Decide what is due though no event comes. A decision that failed for now is tried
+        again.
+        """
         while True:
             await asyncio.sleep(self._tick_seconds)
             now, beat = self._clock(), time.monotonic()
@@ -345,27 +398,44 @@ class Collector:
                 document = pending_outcome(case.state) if beat >= case.due else None
                 if document is not None and document.status is not case.shown:
                     group.create_task(self._show_late(case), name=f"show-{task_id}")
-                # One that is decided and still here could not be closed, and its event was acked meanwhile.
-                if not case.settling.locked() and (case.state.decided is not None or ready(case.state, now, self._grace)):
+                # One that is decided and still here could not be closed, and its event was acked
+                # meanwhile.
+                if not case.settling.locked() and (
+                    case.state.decided is not None or ready(case.state, now, self._grace)
+                ):
                     group.create_task(self._settle_late(case), name=f"decide-{task_id}")
 
     async def _show_late(self, case: _Case) -> None:
-        """Show what was only glanced at: a deliberation that ends within a tick needs no document of its way."""
+        """Show what was only glanced at: a deliberation that ends within a tick needs no document
+        of its way.
+        """
         try:
             if self._cases.get(case.state.task_id) is case:
                 await self._show(case)
         except MoothallError as error:
-            log.warning("could not show yet", task_id=case.state.task_id, code=error.code, reason=error.message)
+            log.warning(
+                "could not show yet",
+                task_id=case.state.task_id,
+                code=error.code,
+                reason=error.message,
+            )
 
     async def _settle_late(self, case: _Case) -> None:
         try:
             await self._settle(case)
         except MoothallError as error:
-            log.warning("could not decide yet", task_id=case.state.task_id, code=error.code, reason=error.message)
+            log.warning(
+                "could not decide yet",
+                task_id=case.state.task_id,
+                code=error.code,
+                reason=error.message,
+            )
 
 
 def _count(outcome: Outcome, span: telemetry.Span) -> None:
-    """Say how a deliberation ended, to the span and the figures. A crash before may have it counted again."""
+    """Say how a deliberation ended, to the span and the figures. A crash before may have it counted
+    again.
+    """
     span.set({"moothall.status": outcome.status, "moothall.final_state": outcome.final_state})
     span.set({"moothall.winner": outcome.winner_id or "", "moothall.proven": outcome.proven})
     telemetry.metrics.DELIBERATIONS_DECIDED.add(outcome.status, outcome.final_state, outcome.role)

@@ -1,4 +1,5 @@
-"""From facts to an outcome. No clock is read: what happened after the last moment does not count, so a
+"""From facts to an outcome. No clock is read: what happened after the last moment does not count,
+so a
 decision that is made again later, after a crash, is the same one.
 """
 
@@ -14,7 +15,15 @@ from moothall.collector.fold import UNDATED, DeliberationState, Fact
 from moothall.domain.budget import Usage
 from moothall.domain.evidence import Report
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.proposal import OUT_OF_PATIENCE, Assessment, Candidate, Proposal, RankedCandidate, SeatOutcome, SeatStatus
+from moothall.domain.proposal import (
+    OUT_OF_PATIENCE,
+    Assessment,
+    Candidate,
+    Proposal,
+    RankedCandidate,
+    SeatOutcome,
+    SeatStatus,
+)
 from moothall.domain.task import Deliberation
 from moothall.domain.text import as_sentence
 from moothall.ranking import rank
@@ -31,12 +40,20 @@ _UNNEEDED = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED}
 
 
 def last_moment(state: DeliberationState, grace: timedelta) -> datetime | None:
-    """Return when the deliberation is decided with what there is: never while it is paused; None while nobody asked for it."""
-    return None if state.requested is None else state.pauses.later(state.requested.value.deadline) + grace
+    """Return when the deliberation is decided with what there is: never while it is paused; None
+    while nobody asked for it.
+    """
+    return (
+        None
+        if state.requested is None
+        else state.pauses.later(state.requested.value.deadline) + grace
+    )
 
 
 def ready(state: DeliberationState, now: datetime, grace: timedelta = GRACE) -> bool:
-    """Whether to decide: all seats finished, or it was cancelled, or its time is up. Never twice."""
+    """Whether to decide: all seats finished, or it was cancelled, or its time is up. Never
+    twice.
+    """
     last = last_moment(state, grace)
     return last is not None and state.decided is None and (state.settled or now >= last)
 
@@ -49,10 +66,13 @@ def pending_outcome(state: DeliberationState) -> Outcome | None:
     return _outcome(state.requested.value, status)
 
 
-def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta = GRACE) -> Outcome:
+def decide(
+    state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta = GRACE
+) -> Outcome:
     """Return how a deliberation that is `ready` ends. Its winner is not delivered yet.
 
-    `quorum` is the share of needed seats that must have proposed and been checked when others are late.
+    `quorum` is the share of needed seats that must have proposed and been checked when others are
+    late.
     """
     last = last_moment(state, grace)
     if state.requested is None or last is None:
@@ -71,13 +91,24 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
     )
     if state.cancelled is not None:
         reason = state.cancelled.value.strip()
-        return _end_as(outcome, DeliberationStatus.CANCELLED, f"Cancelled: {reason}" if reason else "Cancelled.")
-    missed = [seat for seat in seats if seat.status not in _UNNEEDED and seat.error_code != OUT_OF_PATIENCE]
+        return _end_as(
+            outcome,
+            DeliberationStatus.CANCELLED,
+            f"Cancelled: {reason}" if reason else "Cancelled.",
+        )
+    missed = [
+        seat
+        for seat in seats
+        if seat.status not in _UNNEEDED and seat.error_code != OUT_OF_PATIENCE
+    ]
     late = any(seat.status is SeatStatus.LATE for seat in missed)
     evaluated = _seats_evaluated(state, candidates)
     needed = max(1, len(missed))
     if late and len(evaluated) / needed < quorum:
-        said = f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; {quorum:.0%} were needed."
+        said = (
+            f"The time was up with {len(evaluated)} of {needed} seats proposed and checked; "
+            f"{quorum:.0%} were needed."
+        )
         return _end_as(outcome, DeliberationStatus.TIMEOUT, said)
     if not candidates:
         said = f"No seat proposed anything: {_codes(seats)}."
@@ -86,7 +117,11 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
         return _end_as(outcome, DeliberationStatus.FAILED, said)
     if not places[0].passed_gates:
         best = f"{places[0].candidate}, the nearest, does not: {places[0].reasons[0]}"
-        return replace(outcome, final_state="no_winner", error_message=f"No candidate passes every gate; {best}")
+        return replace(
+            outcome,
+            final_state="no_winner",
+            error_message=f"No candidate passes every gate; {best}",
+        )
     return replace(
         outcome,
         winner_id=places[0].seat,
@@ -97,10 +132,14 @@ def decide(state: DeliberationState, *, quorum: float = QUORUM, grace: timedelta
     )
 
 
-def _final_state(deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: RankedCandidate) -> str:
+def _final_state(
+    deliberation: Deliberation, diff: str, candidates: Sequence[Candidate], winner: RankedCandidate
+) -> str:
     if deliberation.is_answer(diff):
         return "answered"
-    claim = any(item.proposal.candidate == winner.candidate and item.already_done for item in candidates)
+    claim = any(
+        item.proposal.candidate == winner.candidate and item.already_done for item in candidates
+    )
     return "already_done" if claim and not winner.level.independent else "committed"
 
 
@@ -119,12 +158,18 @@ def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
         cross = [(key, fact.value) for key, fact in sorted(state.cross.items()) if key[:2] in of]
         # A candidate that nobody re-checked lacks evidence, and missing evidence never passes.
         assessment = facts.value if facts else Assessment(applies=True, required=(RECHECK,))
-        evidence = tuple(fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of)
+        evidence = tuple(
+            fact.value for key, fact in sorted(state.evidence.items()) if key[:2] in of
+        )
         candidate = Candidate(
             proposal=proposal,
             assessment=replace(assessment, evidence=evidence),
-            cross=tuple(run for (*_, author, made), run in cross if made in {"", tests.get(author)}),
-            reviews=tuple(fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of),
+            cross=tuple(
+                run for (*_, author, made), run in cross if made in {"", tests.get(author)}
+            ),
+            reviews=tuple(
+                fact.value for key, fact in sorted(state.reviews.items()) if key[:2] in of
+            ),
             about_text=asked.is_answer(proposal.diff),
             missing=_missing(state, proposal.candidate),
         )
@@ -133,7 +178,9 @@ def candidates_of(state: DeliberationState) -> tuple[Candidate, ...]:
 
 
 def _pick_proposals(state: DeliberationState) -> list[Proposal]:
-    """Return one proposal a name. Where two hosts made two, the one that was judged stands, of equals the earlier."""
+    """Return one proposal a name. Where two hosts made two, the one that was judged stands, of
+    equals the earlier.
+    """
     names: dict[str, list[Fact[Proposal]]] = {}
     for (name, _), fact in state.proposals.items():
         names.setdefault(name, []).append(fact)
@@ -150,9 +197,14 @@ def _assessment(state: DeliberationState, proposal: Proposal) -> Fact[Assessment
 
 
 def _latest_tests(proposals: Iterable[Proposal]) -> dict[str, str]:
-    """Say by author which of its proposals its tests are taken from: the latest that brought any."""
+    """Say by author which of its proposals its tests are taken from: the latest that brought
+    any.
+    """
     bringing = (proposal for proposal in proposals if proposal.own_tests)
-    return {proposal.seat: proposal.fingerprint for proposal in sorted(bringing, key=lambda item: item.revision)}
+    return {
+        proposal.seat: proposal.fingerprint
+        for proposal in sorted(bringing, key=lambda item: item.revision)
+    }
 
 
 def _until(state: DeliberationState, last: datetime) -> DeliberationState:
@@ -181,13 +233,17 @@ def _seat(state: DeliberationState, seat: str) -> SeatOutcome:
     if seat in state.finished:
         ended = state.finished[seat]
         return replace(
-            ended.value, usage=usage if usage.calls else ended.value.usage, duration_ms=_since_request(state, ended.time)
+            ended.value,
+            usage=usage if usage.calls else ended.value.usage,
+            duration_ms=_since_request(state, ended.time),
         )
     if state.cancelled is not None:
         return SeatOutcome(seat, SeatStatus.CANCELLED, usage=usage)
     if seat in state.failures:
         return replace(state.failures[seat].value, usage=usage)
-    said = "no answer before the deadline" + ("; what it had proposed is ranked" if _has_proposed(state, seat) else "")
+    said = "no answer before the deadline" + (
+        "; what it had proposed is ranked" if _has_proposed(state, seat) else ""
+    )
     return SeatOutcome(seat, SeatStatus.LATE, "DEADLINE_EXCEEDED", said, usage)
 
 
@@ -196,7 +252,11 @@ def _has_proposed(state: DeliberationState, seat: str) -> bool:
 
 
 def _seats_evaluated(state: DeliberationState, candidates: Sequence[Candidate]) -> set[str]:
-    return {item.proposal.seat for item in candidates if item.about_text or _assessment(state, item.proposal) is not None}
+    return {
+        item.proposal.seat
+        for item in candidates
+        if item.about_text or _assessment(state, item.proposal) is not None
+    }
 
 
 def _reports(state: DeliberationState) -> tuple[Report, ...]:
@@ -207,7 +267,11 @@ def _reports(state: DeliberationState) -> tuple[Report, ...]:
 def _missing(state: DeliberationState, candidate: str) -> tuple[str, ...]:
     """Return a message for each review of a candidate that was requested and is missing."""
     given = {reviewer for (name, _, reviewer, _) in state.reviews if name == candidate}
-    reports = {item.agent: item.message for item in _reports(state) if item.missing and item.candidate == candidate}
+    reports = {
+        item.agent: item.message
+        for item in _reports(state)
+        if item.missing and item.candidate == candidate
+    }
     return tuple(message for agent, message in sorted(reports.items()) if agent not in given)
 
 
@@ -215,11 +279,17 @@ def _reason(report: Report) -> str:
     """Return a report as a reason, with the tokens of its agent."""
     message = plain(report.message, _REPORT)
     spent = report.usage.prompt_tokens + report.usage.completion_tokens
-    return as_sentence(f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else ""))
+    return as_sentence(
+        f"{message[:1].upper()}{message[1:]}" + (f" ({spent} tokens)" if spent else "")
+    )
 
 
-def _results(places: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]) -> tuple[Result, ...]:
-    """Return the places with their evidence. Reports about no single answer are reasons of the first."""
+def _results(
+    places: Sequence[RankedCandidate], candidates: Sequence[Candidate], reports: Sequence[Report]
+) -> tuple[Result, ...]:
+    """Return the places with their evidence. Reports about no single answer are reasons of the
+    first.
+    """
     general = tuple(_reason(item) for item in reports if not item.candidate)
     by_name = {item.proposal.candidate: item for item in candidates}
     results = []
@@ -269,7 +339,9 @@ def _end_as(outcome: Outcome, status: DeliberationStatus, message: str) -> Outco
 
 
 def _duration(state: DeliberationState, deliberation: Deliberation) -> int:
-    """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or the deadline."""
+    """Milliseconds from the request to what brought the decision about: a cancel, the last seat, or
+    the deadline.
+    """
     if state.requested is None:
         return 0
     if state.cancelled is not None:
@@ -290,7 +362,8 @@ def _since_request(state: DeliberationState, end: datetime) -> int:
 
 def _codes(seats: Sequence[SeatOutcome]) -> str:
     return ", ".join(
-        f"{count} x {code}" for code, count in sorted(Counter(s.error_code or s.status.value for s in seats).items())
+        f"{count} x {code}"
+        for code, count in sorted(Counter(s.error_code or s.status.value for s in seats).items())
     )
 
 

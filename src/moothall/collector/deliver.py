@@ -20,33 +20,53 @@ _MESSAGE = 4_000
 _TITLE = 72  # characters of the first line of a commit message
 _TRAILER = re.compile(r"\s*(?:[\w-]+-by|deliberation|winner|skip-checks)\s*:", re.IGNORECASE)
 _SKIP = re.compile(
-    r"\[(?:skip|no|ci)[ -](?:ci|skip|actions|checks)\]|\[(?:actions|azurepipelines)[ -]skip\]|\*\*\*NO_CI\*\*\*", re.IGNORECASE
+    r"\[(?:skip|no|ci)[ -](?:ci|skip|actions|checks)\]|\[(?:actions|azurepipelines)[ "
+    r"-]skip\]|\*\*\*NO_CI\*\*\*",
+    re.IGNORECASE,
 )
 
 
-async def deliver(repositories: Repositories, deliberation: Deliberation, outcome: Outcome) -> Outcome:
-    """Make the winner a branch. That it could not be made does not undo the decision; it is told."""
+async def deliver(
+    repositories: Repositories, deliberation: Deliberation, outcome: Outcome
+) -> Outcome:
+    """Make the winner a branch. That it could not be made does not undo the decision; it is
+    told.
+    """
     winner = outcome.results[0]
     branch = f"moothall/{deliberation.task_id}"
     asked = deliberation.repository or RepositoryRef()
     # The registry's id where it has one: a URL would be fetched and checked again.
-    ref = RepositoryRef(id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or "")
+    ref = RepositoryRef(
+        id=asked.id, url="" if asked.id else asked.url, ref=deliberation.base_sha or ""
+    )
     try:
-        with telemetry.span("deliver", {"moothall.branch": branch}), telemetry.metrics.DELIVER_SECONDS.time():
+        with (
+            telemetry.span("deliver", {"moothall.branch": branch}),
+            telemetry.metrics.DELIVER_SECONDS.time(),
+        ):
             base = await repositories.resolve(ref, tenant=deliberation.tenant)
             diff = await _exact(repositories, base, winner)
-            sha = await repositories.deliver(base, diff, branch, _message(deliberation, outcome), deliberation.merge)
+            sha = await repositories.deliver(
+                base, diff, branch, _message(deliberation, outcome), deliberation.merge
+            )
     except MoothallError as error:
-        log.warning("delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message)
-        said = f"{winner.seat} won, but branch {branch} could not be made: {error.message} [{error.code}]"
+        log.warning(
+            "delivery failed", task_id=deliberation.task_id, code=error.code, reason=error.message
+        )
+        said = (
+            f"{winner.seat} won, but branch {branch} could not be made: {error.message} "
+            f"[{error.code}]"
+        )
         return replace(outcome, final_state="failed", error_message=said)
     return replace(outcome, branch=branch, commit_sha=sha)
 
 
 async def _exact(repositories: Repositories, base: Base, winner: Result) -> str:
-    """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a secret, and the commit has it.
+    """Return the winner's diff as it was run: the log's may lack what stood in it and looked like a
+    secret, and the commit has it.
 
-    Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing is delivered that was not run.
+    Raises `PatchRefused` where that is gone and something is missing in what the diff adds: nothing
+    is delivered that was not run.
     """
     if HOLE not in winner.diff or not winner.commit_sha:
         return winner.diff
@@ -63,11 +83,16 @@ def _message(deliberation: Deliberation, outcome: Outcome) -> str:
     title = title_of(deliberation.description)
     # On a forge, words in a commit message have effects: they close issues and notify people.
     own = "" if deliberation.origin == FORGE else own_message(outcome.results[0].message)
-    return f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} ({outcome.level.words})\n"
+    return (
+        f"{own or title}\n\nDeliberation: {deliberation.task_id}\nWinner: {outcome.winner_id} "
+        f"({outcome.level.words})\n"
+    )
 
 
 def title_of(description: str) -> str:
-    """Return the first line of a commit message for a task: its first sentence if that is short enough, else whole words."""
+    """Return the first line of a commit message for a task: its first sentence if that is short
+    enough, else whole words.
+    """
     text = " ".join(description.strip().partition("\n\n")[0].split())
     sentence = text.partition(". ")[0]
     if len(text) <= _TITLE:
@@ -80,7 +105,10 @@ def title_of(description: str) -> str:
 
 def own_message(message: str) -> str:
     """Clean a seat's own commit message: printable lines, no trailers, no words that skip CI."""
-    text = "\n".join("".join(sign if sign.isprintable() else " " for sign in line) for line in message.splitlines())
+    text = "\n".join(
+        "".join(sign if sign.isprintable() else " " for sign in line)
+        for line in message.splitlines()
+    )
     while _SKIP.search(text):  # what is left may be another: "[skip[skip ci] ci]"
         text = _SKIP.sub("", text)
     kept = [line.rstrip() for line in text.split("\n") if not _TRAILER.match(line)]

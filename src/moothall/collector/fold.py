@@ -31,7 +31,9 @@ UNDATED = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T]):
-    """What one event said, when, and which event. An event without a time counts as always in time."""
+    """What one event said, when, and which event. An event without a time counts as always in
+    time.
+    """
 
     time: datetime
     event_id: str
@@ -46,10 +48,14 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 class DeliberationState(NamedTuple):
     """All facts of one deliberation that its outcome depends on.
 
-    Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may have made
-    different proposals of one name, and what was found of one says nothing of the other; the digest is empty where
-    the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer and event id.
-    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays small. A
+    Keys begin with (candidate, digest of its diff), for two hosts that worked at the same time may
+    have made
+    different proposals of one name, and what was found of one says nothing of the other; the digest
+    is empty where
+    the event doesn't tell. Then follow check; author and the digest of the author's diff; reviewer
+    and event id.
+    The others: seat; call id; event id. Answers and prompts are not kept, so that a state stays
+    small. A
     tuple, for a new one is made with each event, at a third of what a dataclass takes.
     """
 
@@ -83,7 +89,9 @@ class DeliberationState(NamedTuple):
 
 
 def task_of(event: Event) -> str:
-    """Return the deliberation that an event belongs to; raises `InvalidRequest` if it names none."""
+    """Return the deliberation that an event belongs to; raises `InvalidRequest` if it names
+    none.
+    """
     return _text(event.data, "task_id")
 
 
@@ -96,7 +104,9 @@ def fold(state: DeliberationState | None, event: Event) -> DeliberationState:
     if state is None:
         state = DeliberationState(task_id)
     if state.task_id != task_id:
-        raise InvalidRequest(f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}")
+        raise InvalidRequest(
+            f"event {event.id} is of deliberation {task_id[:80]!r}, not of {state.task_id!r}"
+        )
     reader = _READERS.get(event.type)
     return state if reader is None else reader(state, event, _time(event))
 
@@ -127,7 +137,9 @@ def _time(event: Event) -> datetime:
         time = datetime.fromisoformat(event.time)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"event {event.id} has the time {event.time[:40]!r}: expected RFC 3339") from error
+        raise InvalidRequest(
+            f"event {event.id} has the time {event.time[:40]!r}: expected RFC 3339"
+        ) from error
 
 
 def _earlier(known: Fact[T] | None, new: Fact[T]) -> Fact[T]:
@@ -145,7 +157,9 @@ def _on_requested(state: DeliberationState, event: Event, time: datetime) -> Del
     deadline = deliberation.deadline
     deadline = min(deadline if deadline.tzinfo else deadline.replace(tzinfo=UTC), NEVER)
     deliberation = replace(deliberation, deadline=deadline)
-    return state._replace(requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent)))
+    return state._replace(
+        requested=_earlier(state.requested, Fact(time, event.id, deliberation, event.traceparent))
+    )
 
 
 def _on_started(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
@@ -153,7 +167,11 @@ def _on_started(state: DeliberationState, event: Event, time: datetime) -> Delib
 
 
 def _on_cancelled(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    return state._replace(cancelled=_earlier(state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))))
+    return state._replace(
+        cancelled=_earlier(
+            state.cancelled, Fact(time, event.id, str(event.data.get("reason") or ""))
+        )
+    )
 
 
 def _on_turned(state: DeliberationState, event: Event, _: datetime) -> DeliberationState:
@@ -161,7 +179,9 @@ def _on_turned(state: DeliberationState, event: Event, _: datetime) -> Deliberat
 
 
 def _on_decided(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
-    return state._replace(decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data))))
+    return state._replace(
+        decided=_earlier(state.decided, Fact(time, event.id, load(Outcome, event.data)))
+    )
 
 
 def _on_proposed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
@@ -182,11 +202,17 @@ def _on_checked(state: DeliberationState, event: Event, time: datetime) -> Delib
             failed=evidence.red,
         )
         tests = _text_or_empty(event.data, "cross_fingerprint")
-        return state._replace(cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run)))
+        return state._replace(
+            cross=_with(state.cross, (*key, run.author, tests), Fact(time, event.id, run))
+        )
     if event.data.get("assessment") is not None:
         assessment = load(Assessment, _object(event.data, "assessment"))
-        state = state._replace(assessments=_with(state.assessments, key, Fact(time, event.id, assessment)))
-    return state._replace(evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence)))
+        state = state._replace(
+            assessments=_with(state.assessments, key, Fact(time, event.id, assessment))
+        )
+    return state._replace(
+        evidence=_with(state.evidence, (*key, evidence.check), Fact(time, event.id, evidence))
+    )
 
 
 def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
@@ -194,12 +220,16 @@ def _on_reviewed(state: DeliberationState, event: Event, time: datetime) -> Deli
     reviewer, candidate = _text(event.data, "seat"), _text(event.data, "candidate")
     given = {**_object(event.data, "review"), "reviewer": reviewer, "candidate": candidate}
     key = (candidate, _text_or_empty(event.data, "fingerprint"), reviewer, event.id)
-    return state._replace(reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given))))
+    return state._replace(
+        reviews=_with(state.reviews, key, Fact(time, event.id, load(Review, given)))
+    )
 
 
 def _on_failed(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     seat, error = _text(event.data, "seat"), _object(event.data, "error")
-    outcome = SeatOutcome(seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or ""))
+    outcome = SeatOutcome(
+        seat, SeatStatus.FAILED, _text(error, "code"), str(error.get("message") or "")
+    )
     return state._replace(failures=_with(state.failures, seat, Fact(time, event.id, outcome)))
 
 
@@ -217,7 +247,9 @@ def _on_reported(state: DeliberationState, event: Event, time: datetime) -> Deli
 def _on_called(state: DeliberationState, event: Event, time: datetime) -> DeliberationState:
     usage = load(Usage, _object(event.data, "usage"))
     seat = str(event.data.get("seat") or "")
-    return state._replace(calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage))))
+    return state._replace(
+        calls=_with(state.calls, _text(event.data, "call_id"), Fact(time, event.id, (seat, usage)))
+    )
 
 
 _READERS: Mapping[EventType, Callable[[DeliberationState, Event, datetime], DeliberationState]] = {

@@ -1,4 +1,6 @@
-"""What each seat of a deliberation is at: its turns, tools, checks and last words, event by event. Text is as a model wrote it, bounded."""
+"""What each seat of a deliberation is at: its turns, tools, checks and last words, event by event.
+Text is as a model wrote it, bounded.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,22 @@ _WAITS: Mapping[EventType, str] = {
     EventType.SEAT_FAILED: ENDED,
     EventType.SEAT_FINISHED: ENDED,
 }
-_WAITS_ABOUT_TEXT = {**_WAITS, EventType.SEAT_PROPOSED: "waits for the reviews", EventType.SEAT_REVISED: "waits for the reviews"}
+_WAITS_ABOUT_TEXT = {
+    **_WAITS,
+    EventType.SEAT_PROPOSED: "waits for the reviews",
+    EventType.SEAT_REVISED: "waits for the reviews",
+}
 AWAITED = frozenset({*_WAITS.values(), *_WAITS_ABOUT_TEXT.values()}) - {ENDED}
 """What a seat at work may wait for, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What one seat did so far. `waits` says for what it waits, or that it has ended; `said` is what the model said last, `tools` are its last tool
-    calls with how each ended, the latest last, of `called`; `checks` are those of its last turn that ran any, `told` the ids of what was said to it, as far as it heard that. `began` and `ended` are RFC 3339 in UTC,
-    empty where they are not known. `about_text`: there is no repository, so nothing is re-checked.
+    """What one seat did so far. `waits` says for what it waits, or that it has ended; `said` is
+    what the model said last, `tools` are its last tool calls with how each ended, the latest last,
+    of `called`; `checks` are those of its last turn that ran any, `told` the ids of what was said
+    to it, as far as it heard that. `began` and `ended` are RFC 3339 in UTC, empty where they are
+    not known. `about_text`: there is no repository, so nothing is re-checked.
     """
 
     seat: str
@@ -48,13 +56,17 @@ Lanes = Mapping[str, Lane]
 
 
 def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
-    """Return the lanes with what one event says; each is given once. What is malformed says nothing."""
+    """Return the lanes with what one event says; each is given once. What is malformed says
+    nothing.
+    """
     event = recorded.event
     if event.type is EventType.DELIBERATION_REQUESTED:
         seats = event.data.get("seats")
         about_text = not event.data.get("base_sha")
         named = seats if isinstance(seats, list | tuple) else ()
-        return {seat: Lane(seat, about_text=about_text) for seat in named if isinstance(seat, str)} or lanes
+        return {
+            seat: Lane(seat, about_text=about_text) for seat in named if isinstance(seat, str)
+        } or lanes
     seat = event.data.get("seat")
     if not isinstance(seat, str) or (lane := lanes.get(seat)) is None:
         return lanes
@@ -91,7 +103,11 @@ def _turn(lane: Lane, data: Data) -> Lane:
         if isinstance(item, Mapping)
     )
     checks = data.get("checks")
-    found = {_text(name, _NAME): _text(verdict, _NAME) for name, verdict in checks.items()} if isinstance(checks, Mapping) else {}
+    found = (
+        {_text(name, _NAME): _text(verdict, _NAME) for name, verdict in checks.items()}
+        if isinstance(checks, Mapping)
+        else {}
+    )
     return replace(
         lane,
         turns=lane.turns + 1,

@@ -26,7 +26,9 @@ _AGAIN_SECONDS = 1.0
 
 
 class Onlooker:
-    """Memory: the facts of the deliberations that are under way, and the ids of the last decided ones."""
+    """Memory: the facts of the deliberations that are under way, and the ids of the last decided
+    ones.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -44,15 +46,21 @@ class Onlooker:
 
     def deliberations(self) -> tuple[Deliberation, ...]:
         """Return those in memory: asked for and not decided."""
-        return tuple(state.requested.value for state in self._states.values() if state.requested is not None)
+        return tuple(
+            state.requested.value for state in self._states.values() if state.requested is not None
+        )
 
     async def run(self, last_seq: int) -> None:
-        """Take up what is open, then follow what comes after `last_seq`, the log's end as it was before, until cancelled."""
+        """Take up what is open, then follow what comes after `last_seq`, the log's end as it was
+        before, until cancelled.
+        """
         for key in await self._bus.keys():
             document = await self._bus.get(key)
             if document is not None and document.get("status") in _OPEN:
                 await self._load(key)
-        async with aclosing(self._bus.follow([channel.all for channel in _CHANNELS], last_seq)) as records:
+        async with aclosing(
+            self._bus.follow([channel.all for channel in _CHANNELS], last_seq)
+        ) as records:
             async for recorded in records:
                 await self._see(recorded.event)
 
@@ -76,7 +84,9 @@ class Onlooker:
             try:
                 return await self._read(key)
             except Temporary as error:
-                log.warning("could not look yet", task_id=key, code=error.code, reason=error.message)
+                log.warning(
+                    "could not look yet", task_id=key, code=error.code, reason=error.message
+                )
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _read(self, key: str) -> None:

@@ -1,4 +1,5 @@
-"""Tasks at a glance: what is under way from memory, what ended from the log, read when somebody asks.
+"""Tasks at a glance: what is under way from memory, what ended from the log, read when somebody
+asks.
 
 Nothing is counted on the way of a deliberation. What ended before the log was pruned is not in it.
 """
@@ -35,7 +36,9 @@ _FAILED = {DeliberationStatus.FAILED, DeliberationStatus.TIMEOUT}
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a deliberation's events were read, and what they said. Two hosts at once record the same fact twice: it counts once."""
+    """How far a deliberation's events were read, and what they said. Two hosts at once record the
+    same fact twice: it counts once.
+    """
 
     seq: int = 0
     known: set[str] = field(default_factory=set)
@@ -43,9 +46,11 @@ class _Reading:
 
 
 class Overview:
-    """Deliberations at a glance. `under_way` gives what is known of the deliberations that are not decided yet.
+    """Deliberations at a glance. `under_way` gives what is known of the deliberations that are not
+    decided yet.
 
-    Memory: a few lines of each tenant's last thousand tasks, and the facts of the hundred that were looked at last.
+    Memory: a few lines of each tenant's last thousand tasks, and the facts of the hundred that were
+    looked at last.
     """
 
     def __init__(self, log: Log, under_way: Callable[[], Iterable[DeliberationState]]) -> None:
@@ -58,7 +63,9 @@ class Overview:
         self._following = asyncio.Lock()
 
     async def latest(self, who: Principal, state: str = "", limit: int = 50) -> Sequence[TaskView]:
-        """Return the tenant's tasks: those under way, then those that ended, the latest first. `state` narrows: live, ended, failed."""
+        """Return the tenant's tasks: those under way, then those that ended, the latest first.
+        `state` narrows: live, ended, failed.
+        """
         ended = await self._read(who.tenant)
         live = [] if state in {"ended", "failed"} else self._live(who.tenant, ended)
         over = [] if state == "live" else [*ended.values()][::-1]
@@ -71,7 +78,9 @@ class Overview:
         """Return one. Raises `NotFound`, also for another tenant's."""
         ended = await self._read(who.tenant)
         key = key_of(task_id, who.tenant)
-        found = ended.get(key) or next((view for view in self._live(who.tenant, ended) if view.task_id == key), None)
+        found = ended.get(key) or next(
+            (view for view in self._live(who.tenant, ended) if view.task_id == key), None
+        )
         if found is None:
             raise NotFound(f"no task {task_id!r}")
         return await self._for_tenant(found, who)
@@ -83,7 +92,9 @@ class Overview:
         return {name: known[key] for name in task_ids if (key := key_of(name, who.tenant)) in known}
 
     async def thread(self, task_id: str, who: Principal) -> Sequence[TaskView]:
-        """Return the tasks of a conversation up to one, the first first, as far as they are known. Raises `NotFound`, also for another tenant's."""
+        """Return the tasks of a conversation up to one, the first first, as far as they are known.
+        Raises `NotFound`, also for another tenant's.
+        """
         found = [await self.get(task_id, who)]
         while (before := found[0].follows) and len(found) < _FOLLOWED:
             try:
@@ -93,8 +104,8 @@ class Overview:
         return found
 
     async def progress(self, task_id: str, who: Principal) -> Progress:
-        """Return how far a deliberation is, seat by seat. Read from the log since it was last asked for. Raises `NotFound`, also for
-        another tenant's.
+        """Return how far a deliberation is, seat by seat. Read from the log since it was last asked
+        for. Raises `NotFound`, also for another tenant's.
         """
         key = key_of(check_id(task_id, "task_id"), who.tenant)
         async with self._following:
@@ -111,7 +122,11 @@ class Overview:
             return reading.progress
 
     def _live(self, tenant: str, ended: Mapping[str, TaskView]) -> Sequence[TaskView]:
-        found = (live_view(state) for state in self._under_way() if state.requested and state.requested.value.tenant == tenant)
+        found = (
+            live_view(state)
+            for state in self._under_way()
+            if state.requested and state.requested.value.tenant == tenant
+        )
         return [view for view in found if view.task_id not in ended]
 
     async def _read(self, tenant: str) -> Mapping[str, TaskView]:
@@ -131,7 +146,9 @@ class Overview:
         except InvalidRequest:
             return  # the collector's own; of a version that this one cannot read
         of = self._ended.setdefault(event.tenant, FIFOCache(_KEPT))
-        of.setdefault(outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", "")))
+        of.setdefault(
+            outcome.task_id, ended_view(outcome, event.time or recorded.extra.get("time", ""))
+        )
 
     async def _for_tenant(self, view: TaskView, who: Principal) -> TaskView:
         """As its tenant knows it."""
@@ -157,7 +174,13 @@ def live_view(state: DeliberationState) -> TaskView:
         raise ValueError(f"deliberation {state.task_id!r} was never requested")
     asked = state.requested
     seats = tuple(seat_of(state, seat) for seat in asked.value.seats)
-    view = TaskView(state.task_id, status_of(state), seats=seats, progress=percent_of(state), paused=state.pauses.held)
+    view = TaskView(
+        state.task_id,
+        status_of(state),
+        seats=seats,
+        progress=percent_of(state),
+        paused=state.pauses.held,
+    )
     return _with_request(view, asked.value, _stamp(asked.time))
 
 
@@ -168,7 +191,8 @@ def ended_view(outcome: Outcome, time: str) -> TaskView:
         outcome.status,
         role=outcome.role,
         seats=tuple(
-            TaskSeat(seat.seat, seat.status.value, seat.error_code, seat.error_message[:_TEXT]) for seat in outcome.seats
+            TaskSeat(seat.seat, seat.status.value, seat.error_code, seat.error_message[:_TEXT])
+            for seat in outcome.seats
         ),
         progress=100,
         error=outcome.error_message[:_TEXT],

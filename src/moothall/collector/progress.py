@@ -1,7 +1,9 @@
-"""How far a deliberation is: a percentage of its facts, and for who watches a sentence for each event.
+"""How far a deliberation is: a percentage of its facts, and for who watches a sentence for each
+event.
 
-A seat's share grows with its facts (calls, proposal, re-check, review, end); all seats' shares make 5 to 95 percent, the
-decision 100. Whoever asks gets the same: of the events so far, in whatever order and however often they came.
+A seat's share grows with its facts (calls, proposal, re-check, review, end); all seats' shares make
+5 to 95 percent, the decision 100. Whoever asks gets the same: of the events so far, in whatever
+order and however often they came.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ _PREPARING = "Preparing"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by event id; `metrics` is what its agent told last of itself, `said` is the last step in words, `seq` its place in the log."""
+    """What was seen so far; `percent` never falls. `words` is what was said to it, and by whom, by
+    event id; `metrics` is what its agent told last of itself, `said` is the last step in words,
+    `seq` its place in the log.
+    """
 
     state: DeliberationState | None = None
     status: DeliberationStatus = DeliberationStatus.PENDING
@@ -85,7 +90,9 @@ def percent_of(state: DeliberationState) -> int:
         return 100
     if state.started is None:
         return 0
-    shares = [_share(state, seat) for seat in state.requested.value.seats] if state.requested else []
+    shares = (
+        [_share(state, seat) for seat in state.requested.value.seats] if state.requested else []
+    )
     return min(_MOST, _BEGUN + int(90 * sum(shares) / max(1, len(shares))))
 
 
@@ -109,10 +116,19 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Progress
     said = _plain(_sentence(event.type, agent, event.data))
     words = progress.words
     if event.type is EventType.DELIBERATION_STEERED:
-        words = {**words, event.id: (str(event.data.get("by", "")), str(event.data.get("message", "")))}
+        words = {
+            **words,
+            event.id: (str(event.data.get("by", "")), str(event.data.get("message", ""))),
+        }
     metrics = progress.metrics
-    if event.type is EventType.AGENT_PROGRESS and isinstance(told := event.data.get("metrics"), Mapping) and told:
-        metrics = {str(name): value for name, value in told.items() if isinstance(value, int | float)}
+    if (
+        event.type is EventType.AGENT_PROGRESS
+        and isinstance(told := event.data.get("metrics"), Mapping)
+        and told
+    ):
+        metrics = {
+            str(name): value for name, value in told.items() if isinstance(value, int | float)
+        }
     after = replace(
         _advance(progress, recorded),
         metrics=metrics,
@@ -135,7 +151,9 @@ def describe(progress: Progress, recorded: Recorded) -> tuple[Progress, Progress
 
 def _advance(progress: Progress, recorded: Recorded) -> Progress:
     event = recorded.event
-    if event.type is EventType.DELIBERATION_DECIDED:  # also one of a version that the fold cannot read
+    if (
+        event.type is EventType.DELIBERATION_DECIDED
+    ):  # also one of a version that the fold cannot read
         return Progress(progress.state, _status(event.data.get("status")), 100)
     try:
         state = fold(progress.state, event)
@@ -162,7 +180,8 @@ def _tell_progress(agent: str, data: Data) -> str:
 def _tell_turn(agent: str, data: Data) -> str:
     operations = data.get("operations")
     return (
-        f"{agent} finished turn {data.get('turn', '')} with {len(operations) if isinstance(operations, list) else 0} tool calls."
+        f"{agent} finished turn {data.get('turn', '')} with "
+        f"{len(operations) if isinstance(operations, list) else 0} tool calls."
     )
 
 
@@ -175,11 +194,16 @@ def _tell_call(agent: str, data: Data) -> str:
 def _tell_check(agent: str, data: Data) -> str:
     evidence, author = mapping_of(data.get("evidence")), data.get("cross_author")
     what = f"tests of {author}" if author else evidence.get("check", "")
-    return f"Clean re-check of {data.get('candidate') or agent}: {what} {evidence.get('verdict', '')}."
+    return (
+        f"Clean re-check of {data.get('candidate') or agent}: {what} {evidence.get('verdict', '')}."
+    )
 
 
 def _tell_review(agent: str, data: Data) -> str:
-    return f"{agent} reviewed {data.get('candidate', '')}: {mapping_of(data.get('review')).get('score', '')}."
+    return (
+        f"{agent} reviewed {data.get('candidate', '')}: "
+        f"{mapping_of(data.get('review')).get('score', '')}."
+    )
 
 
 def _tell_report(_: str, data: Data) -> str:
@@ -193,7 +217,9 @@ def _tell_failure(agent: str, data: Data) -> str:
 
 def _level(data: Data) -> str:
     """The winner's level of evidence; records of earlier versions have `proven` alone."""
-    return str(data.get("evidence_level") or ("proven" if data.get("proven") else "unproven")).replace("_", "-")
+    return str(
+        data.get("evidence_level") or ("proven" if data.get("proven") else "unproven")
+    ).replace("_", "-")
 
 
 def _tell_decision(_: str, data: Data) -> str:
@@ -208,7 +234,9 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     ),
     EventType.AGENT_PROGRESS: _tell_progress,
     EventType.DELIBERATION_STARTED: lambda *_: "The council has begun.",
-    EventType.SEAT_STARTED: lambda agent, data: f"{agent} begins: {data.get('approach') or 'no particular approach'}.",
+    EventType.SEAT_STARTED: lambda agent, data: (
+        f"{agent} begins: {data.get('approach') or 'no particular approach'}."
+    ),
     EventType.SEAT_TURN: _tell_turn,
     EventType.MODEL_CALLED: _tell_call,
     EventType.SEAT_PROPOSED: lambda agent, _: f"{agent} proposes an answer.",
@@ -217,9 +245,15 @@ _SENTENCES: Mapping[EventType, Callable[[str, Data], str]] = {
     EventType.SEAT_REVIEWED: _tell_review,
     EventType.EVIDENCE_REPORTED: _tell_report,
     EventType.SEAT_FAILED: _tell_failure,
-    EventType.SEAT_FINISHED: lambda agent, data: f"{agent} is done: {mapping_of(data.get('outcome')).get('status', '')}.",
-    EventType.DELIBERATION_CANCELLED: lambda _, data: f"Cancelled: {data.get('reason') or 'no reason given'}.",
-    EventType.DELIBERATION_STEERED: lambda _, data: f"{data.get('by', '')} says: {data.get('message', '')}",
+    EventType.SEAT_FINISHED: lambda agent, data: (
+        f"{agent} is done: {mapping_of(data.get('outcome')).get('status', '')}."
+    ),
+    EventType.DELIBERATION_CANCELLED: lambda _, data: (
+        f"Cancelled: {data.get('reason') or 'no reason given'}."
+    ),
+    EventType.DELIBERATION_STEERED: lambda _, data: (
+        f"{data.get('by', '')} says: {data.get('message', '')}"
+    ),
     EventType.DELIBERATION_PAUSED: lambda _, data: f"Paused by {data.get('by', '')}.",
     EventType.DELIBERATION_RESUMED: lambda _, data: f"{data.get('by', '')} lets it go on.",
     EventType.DELIBERATION_DECIDED: _tell_decision,

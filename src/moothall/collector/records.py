@@ -1,4 +1,6 @@
-"""What the log and the documents say of one deliberation, and saying it there: each once, whoever else is at it."""
+"""What the log and the documents say of one deliberation, and saying it there: each once, whoever
+else is at it.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,17 @@ DOCUMENTS = "deliberations"
 def with_time(recorded: Recorded) -> Event:
     """An event without a time of its own has the log's, where the bus tells it."""
     event = recorded.event
-    return event if event.time or "time" not in recorded.extra else replace(event, time=recorded.extra["time"])
+    return (
+        event
+        if event.time or "time" not in recorded.extra
+        else replace(event, time=recorded.extra["time"])
+    )
 
 
 def fold_known(state: DeliberationState | None, recorded: Recorded) -> DeliberationState | None:
-    """Fold what was recorded. A malformed event is skipped: its own delivery puts it among the dead letters."""
+    """Fold what was recorded. A malformed event is skipped: its own delivery puts it among the dead
+    letters.
+    """
     try:
         return fold(state, with_time(recorded))
     except InvalidRequest as error:
@@ -36,11 +44,17 @@ def fold_known(state: DeliberationState | None, recorded: Recorded) -> Deliberat
 
 def read(bus: Bus, task_id: str) -> AsyncGenerator[Recorded, None]:
     """Yield what the log has of one deliberation."""
-    return bus.replay((Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id)))
+    return bus.replay(
+        (Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
+    )
 
 
-async def replay(bus: Bus, task_id: str, *, until_settled: bool = False) -> DeliberationState | None:
-    """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a decision."""
+async def replay(
+    bus: Bus, task_id: str, *, until_settled: bool = False
+) -> DeliberationState | None:
+    """Fold the log of one deliberation; `until_settled` stops at the first event that calls for a
+    decision.
+    """
     state: DeliberationState | None = None
     async for recorded in read(bus, task_id):
         settled = state is not None and state.settled
@@ -55,7 +69,9 @@ async def show(bus: Bus, document: Outcome) -> None:
     bucket = bus.bucket(DOCUMENTS)
     while True:
         known, revision = await bucket.get_with_revision(document.task_id)
-        if known is not None and known.get("status") not in {DeliberationStatus.PENDING} - {document.status}:
+        if known is not None and known.get("status") not in {DeliberationStatus.PENDING} - {
+            document.status
+        }:
             return
         try:
             await bucket.replace(document.task_id, dump(document), revision)
@@ -73,7 +89,9 @@ async def record(bus: Bus, decision: Event, task_id: str) -> Outcome | None:
         try:
             await bus.create(decision, after)
         except AlreadyExists:
-            async for recorded in bus.replay((Channel.RESPONSES.of(task_id),)):  # a cancel may stand before it
+            async for recorded in bus.replay(
+                (Channel.RESPONSES.of(task_id),)
+            ):  # a cancel may stand before it
                 seq = recorded.message or recorded.seq
                 if recorded.event.type is EventType.DELIBERATION_DECIDED:
                     return load(Outcome, recorded.event.data)

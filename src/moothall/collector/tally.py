@@ -1,7 +1,9 @@
 """The tally: figures of what was decided, read from the log when somebody asks.
 
-Nothing is counted on the way of a deliberation. Each question reads the decisions that came since the last one,
-so the figures are those of the log, right after a restart too; what the log was pruned of is not in them.
+Nothing is counted on the way of a deliberation. Each question reads the decisions that came since
+the last one,
+so the figures are those of the log, right after a restart too; what the log was pruned of is not in
+them.
 """
 
 from __future__ import annotations
@@ -70,14 +72,17 @@ class Tally:
         roles = Counter([item.role for item in ended]) + Counter([item.role for item in running])
         return Totals(
             deliberations=len(ended) + len(running),
-            orchestrations=sum(i.orchestrated for i in ended) + sum(d.origin == ORCHESTRATE for d in running),
+            orchestrations=sum(i.orchestrated for i in ended)
+            + sum(d.origin == ORCHESTRATE for d in running),
             average_ms=_mean([item.took for item in ended if not item.cancelled]),
             active_councils=len({item.role for item in running}),
             by_role=dict(sorted(roles.items())),
         )
 
     async def metrics(self, who: Principal, range_ms: int = 0) -> Metrics:
-        """Return the figures of what ended within the last `range_ms` (0: ever), and of what is under way now."""
+        """Return the figures of what ended within the last `range_ms` (0: ever), and of what is
+        under way now.
+        """
         ended, running = await self._of(who)
         since = self._clock().timestamp() * 1000 - range_ms if range_ms else -math.inf
         recent = [item for item in ended if item.at >= since]
@@ -115,7 +120,9 @@ class Tally:
                 self._note(recorded.event, recorded.extra.get("time", ""))
         ended = [item for (tenant, _), item in self._ended.items() if tenant == who.tenant]
         running = [
-            item for item in self._under_way() if item.tenant == who.tenant and (item.tenant, item.task_id) not in self._ended
+            item
+            for item in self._under_way()
+            if item.tenant == who.tenant and (item.tenant, item.task_id) not in self._ended
         ]
         return ended, running
 
@@ -131,7 +138,11 @@ def _read(event: Event, recorded_at: str) -> _Ended:
     """What is malformed counts as nothing: a decision is a decision."""
     data = event.data
     seats = data.get("seats")
-    took = [_whole(seat.get("duration_ms")) for seat in seats if isinstance(seat, Mapping)] if isinstance(seats, list) else []
+    took = (
+        [_whole(seat.get("duration_ms")) for seat in seats if isinstance(seat, Mapping)]
+        if isinstance(seats, list)
+        else []
+    )
     status = data.get("status")
     return _Ended(
         at=_at(event.time or recorded_at),
@@ -186,7 +197,9 @@ def _percentile(ordered: Sequence[int], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of a tenant, as far as the log reaches. Times in milliseconds. `by_role` counts deliberations."""
+    """Of a tenant, as far as the log reaches. Times in milliseconds. `by_role` counts
+    deliberations.
+    """
 
     deliberations: int = 0
     orchestrations: int = 0
@@ -197,7 +210,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Milliseconds from a request to its decision; percentiles by nearest rank. 0 where nothing ended."""
+    """Milliseconds from a request to its decision; percentiles by nearest rank. 0 where nothing
+    ended.
+    """
 
     deliberation_ms: float = 0.0
     orchestration_ms: float = 0.0
@@ -208,7 +223,9 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class CouncilHealth:
-    """A council now. `status` is busy, idle, or empty where nobody sits; `success_rate` is winners among what ended, 0..1."""
+    """A council now. `status` is busy, idle, or empty where nobody sits; `success_rate` is winners
+    among what ended, 0..1.
+    """
 
     status: str
     available: int
@@ -218,7 +235,9 @@ class CouncilHealth:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Of a tenant, within a time range. `councils` by council id; an agent is active while it has a seat."""
+    """Of a tenant, within a time range. `councils` by council id; an agent is active while it has a
+    seat.
+    """
 
     latencies: Latencies
     agents_by_role: Mapping[str, int]

@@ -1,7 +1,8 @@
 """Every setting, with a default that works on a laptop and protects.
 
-`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`, or the user's own config.toml), which
-overrides the defaults. An unset URL means the embedded part. A secret may name a file that holds
+`MOOTHALL_` environment variables (`__` between levels) override a TOML file (`--config`, or the
+user's own config.toml), which overrides the defaults. An unset URL means the embedded part. A
+secret may name a file that holds
 it, with `_file` after its name: `MOOTHALL_LLM__API_KEY_FILE`. No other room reads the environment.
 """
 

@@ -1,4 +1,6 @@
-"""Where settings come from: the file of them, which one is read and which line of it is wrong; and the process's environment."""
+"""Where settings come from: the file of them, which one is read and which line of it is wrong; and
+the process's environment.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def place_of(path: Path, said: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return `FILE, line N: ` of a setting that the file says; '' of one that it does not (it came of the environment)."""
+    """Return `FILE, line N: ` of a setting that the file says; '' of one that it does not (it came
+    of the environment).
+    """
     at: Any = said
     for key in keys:
         if not isinstance(at, Mapping) or key not in at:
@@ -68,21 +72,28 @@ def unknown(settings: type[BaseModel], keys: Sequence[str]) -> str:
         if get_origin(kind) is Mapping:  # a section for each name
             kind = get_args(kind)[1]
         else:
-            kind = model.model_fields[key].annotation if model and key in model.model_fields else None
+            kind = (
+                model.model_fields[key].annotation if model and key in model.model_fields else None
+            )
         model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
     near = get_close_matches(keys[-1], model.model_fields, n=1) if model else []
-    return "is no setting; " + (f"did you mean {near[0]}?" if near else "`moothall config` lists all")
+    return "is no setting; " + (
+        f"did you mean {near[0]}?" if near else "`moothall config` lists all"
+    )
 
 
 def _parts(dotted: str) -> list[str]:
     return [part.strip().strip("\"'") for part in dotted.split(".")]
 
 
-# uvloop starts programs by fork(), in which gRPC's handlers of a fork run: while gRPC is busy, every tenth program or so died of
-# them before it began (a failed assertion in its pollers). Nothing of ours uses gRPC in a child.
+# uvloop starts programs by fork(), in which gRPC's handlers of a fork run: while gRPC is busy,
+# every tenth program or so died of them before it began (a failed assertion in its pollers).
+# Nothing of ours uses gRPC in a child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def environment() -> Mapping[str, str]:
-    """Return the process's environment, for credentials that a registered repository names by variable."""
+    """Return the process's environment, for credentials that a registered repository names by
+    variable.
+    """
     return dict(os.environ)

@@ -14,7 +14,17 @@ DEFAULT = "default"
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _OWN = frozenset({"tier", "fallback", "roles"})
 _OF_SERVER = frozenset(
-    {"replicas", "model", "api_key", "api_key_file", "api", "price_in", "price_out", "price_cached", "price_reasoning"}
+    {
+        "replicas",
+        "model",
+        "api_key",
+        "api_key_file",
+        "api",
+        "price_in",
+        "price_out",
+        "price_cached",
+        "price_reasoning",
+    }
 )
 
 
@@ -37,14 +47,17 @@ class Models:
         return (DEFAULT, self.default), *self.named.items()
 
     def get(self, name: str) -> LlmSettings:
-        """Return the settings of a model that `choose` named. Raises `InvalidRequest` where it is gone from the settings."""
+        """Return the settings of a model that `choose` named. Raises `InvalidRequest` where it is
+        gone from the settings.
+        """
         found = self.default if name in {"", DEFAULT} else self.named.get(name)
         if found is None:
             raise self._unknown(name)
         return found
 
     def choose(self, wanted: str) -> str:
-        """Return the name of the model that a caller means: by its name, its tier, or what its server calls it. '' is the default.
+        """Return the name of the model that a caller means: by its name, its tier, or what its
+        server calls it. '' is the default.
 
         Raises `InvalidRequest` that lists the known ones.
         """
@@ -67,13 +80,16 @@ class Models:
         return (name or DEFAULT, *self.get(name).fallback)
 
     def _unknown(self, wanted: str) -> InvalidRequest:
-        names = ", ".join(name + (f" ({one.tier})" if one.tier else "") for name, one in self.items())
+        names = ", ".join(
+            name + (f" ({one.tier})" if one.tier else "") for name, one in self.items()
+        )
         return InvalidRequest(f"unknown model_profile {wanted[:80]!r}; the settings have: {names}")
 
     def _check(self) -> None:
         if wrong := [name for name in self.named if name == DEFAULT or not _NAME.fullmatch(name)]:
             raise ValueError(
-                f"models: {wrong[0]!r} is no name for a model: small letters, digits, dots and dashes, and not {DEFAULT}"
+                f"models: {wrong[0]!r} is no name for a model: small letters, digits, dots and "
+                f"dashes, and not {DEFAULT}"
             )
         taken: dict[str, str] = {}
         for name, one in self.items():
@@ -81,14 +97,18 @@ class Models:
             for other in one.fallback:
                 if other == name or (other != DEFAULT and other not in self.named):
                     raise ValueError(
-                        f"{where}.fallback names {other!r}; there are {', '.join(n for n, _ in self.items() if n != name)}"
+                        f"{where}.fallback names {other!r}; there are "
+                        f"{', '.join(n for n, _ in self.items() if n != name)}"
                     )
                 if 0 < self.get(other).context_tokens < one.context_tokens:
                     raise ValueError(
-                        f"{where}.fallback: {other} has a smaller window (context_tokens), so that prompts would not fit"
+                        f"{where}.fallback: {other} has a smaller window (context_tokens), so "
+                        "that prompts would not fit"
                     )
             if name == DEFAULT and one.roles:
-                raise ValueError("llm.roles: the default model serves every role that no other names")
+                raise ValueError(
+                    "llm.roles: the default model serves every role that no other names"
+                )
             for role in one.roles:
                 if role in taken:
                     raise ValueError(f"{where}.roles: {role} is {taken[role]}'s already")
@@ -96,6 +116,12 @@ class Models:
 
 
 def _overlay(default: LlmSettings, one: LlmSettings) -> LlmSettings:
-    """Return what `one` says over `default`. With a server of its own also what belongs to a server, its key above all, is its own."""
-    own = one.model_fields_set | _OWN | (_OF_SERVER if "base_url" in one.model_fields_set else frozenset())
+    """Return what `one` says over `default`. With a server of its own also what belongs to a
+    server, its key above all, is its own.
+    """
+    own = (
+        one.model_fields_set
+        | _OWN
+        | (_OF_SERVER if "base_url" in one.model_fields_set else frozenset())
+    )
     return default.model_copy(update={name: getattr(one, name) for name in own})

@@ -1,7 +1,8 @@
-"""The operator's package indexes, as their own configuration of pip, uv, npm, Go and Cargo names them.
+"""The operator's package indexes, as their own configuration of pip, uv, npm, Go and Cargo names
+them.
 
-What a set-up may know of it, and what it may not, are kept apart here: URLs lose user and password, tokens are left out, and only
-settings that are named here are handed on at all.
+What a set-up may know of it, and what it may not, are kept apart here: URLs lose user and password,
+tokens are left out, and only settings that are named here are handed on at all.
 """
 
 from __future__ import annotations
@@ -44,8 +45,16 @@ _UV = (
     "HTTP_TIMEOUT",
 )
 _GO = ("GOPROXY", "GOSUMDB", "GONOSUMDB", "GOPRIVATE", "GONOPROXY", "GOINSECURE")
-_HANDED_ON = frozenset((*(f"PIP_{name}" for name in (*_PIP, *_PIP_ALSO)), *(f"UV_{name}" for name in _UV), *_GO))
-_CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS")
+_HANDED_ON = frozenset(
+    (*(f"PIP_{name}" for name in (*_PIP, *_PIP_ALSO)), *(f"UV_{name}" for name in _UV), *_GO)
+)
+_CERTIFICATES = (
+    "PIP_CERT",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+)
 _PIP_FILES = ("/etc/xdg/pip/pip.conf", "/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf")
 _UV_FILES = ("/etc/uv/uv.toml", "~/.config/uv/uv.toml")
 _NPM_FILES = ("/usr/etc/npmrc", "/usr/local/etc/npmrc", "/etc/npmrc")
@@ -54,8 +63,9 @@ _URL = re.compile(r"(?:sparse\+)?(https?://[^\s,|;\"']+)")
 
 @dataclass(slots=True)
 class Indexes:
-    """`variables` and `files` (by the variable that names one) are for the set-up to see and hold no secret; `urls` are where it may
-    go; `credentials` (URL, what to say as Authorization) are for our side of the wall alone. `paths` and `certificates` are files.
+    """`variables` and `files` (by the variable that names one) are for the set-up to see and hold
+    no secret; `urls` are where it may go; `credentials` (URL, what to say as Authorization) are for
+    our side of the wall alone. `paths` and `certificates` are files.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
@@ -67,18 +77,29 @@ class Indexes:
 
     def take(self, name: str, value: str) -> None:
         """Hand a setting on, less the credentials of its URLs."""
-        self.variables[name] = _URL.sub(lambda found: found[0].replace(found[1], self.open(found[1])), value)
+        self.variables[name] = _URL.sub(
+            lambda found: found[0].replace(found[1], self.open(found[1])), value
+        )
         self.paths += [
-            Path(word) for word in value.replace("file://", "").split() if word.startswith("/") and Path(word).exists()
+            Path(word)
+            for word in value.replace("file://", "").split()
+            if word.startswith("/") and Path(word).exists()
         ]
 
     def open(self, url: str) -> str:
         """Note a URL as one where set-ups may go, keep its credentials, and return it without."""
         parts = urlsplit(url)
-        bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, parts.fragment))
+        bare = urlunsplit(
+            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, parts.query, parts.fragment)
+        )
         self.urls.append(bare)
         if "@" in parts.netloc:
-            self.credentials.append((f"{_origin(bare)}/", basic(unquote(parts.username or ""), unquote(parts.password or ""))))
+            self.credentials.append(
+                (
+                    f"{_origin(bare)}/",
+                    basic(unquote(parts.username or ""), unquote(parts.password or "")),
+                )
+            )
         return bare
 
 
@@ -87,8 +108,12 @@ def basic(user: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 
-def read_indexes(environ: Mapping[str, str] | None = None, home: Path | None = None, root: Path = Path("/")) -> Indexes:
-    """Read the configuration of whom this process runs as, and of the machine whose files lie below `root`. Raises `ConfigurationError` naming a file that cannot be read."""
+def read_indexes(
+    environ: Mapping[str, str] | None = None, home: Path | None = None, root: Path = Path("/")
+) -> Indexes:
+    """Read the configuration of whom this process runs as, and of the machine whose files lie below
+    `root`. Raises `ConfigurationError` naming a file that cannot be read.
+    """
     environ, home = os.environ if environ is None else environ, home or Path.home()
     found = Indexes()
     settings = {**_pip(environ, home, root), **_uv(environ, home, root), **_go(environ, home)}
@@ -144,7 +169,10 @@ def _pip(environ: Mapping[str, str], home: Path, root: Path) -> dict[str, str]:
             raise ConfigurationError(f"{path} is no configuration of pip: {error}") from error
         for section in ("global", "install"):
             if parser.has_section(section):
-                values = ((f"PIP_{key.upper().replace('-', '_')}", value) for key, value in parser.items(section))
+                values = (
+                    (f"PIP_{key.upper().replace('-', '_')}", value)
+                    for key, value in parser.items(section)
+                )
                 settings |= {name: " ".join(value.split()) for name, value in values}
     return settings
 
@@ -157,7 +185,11 @@ def _uv(environ: Mapping[str, str], home: Path, root: Path) -> dict[str, str]:
             words = value if isinstance(value, list) else [value]
             if all(isinstance(word, str) for word in words):
                 settings[f"UV_{key.upper().replace('-', '_')}"] = " ".join(words)
-        entries = [entry for entry in table.get("index", []) if isinstance(entry, dict) and isinstance(entry.get("url"), str)]
+        entries = [
+            entry
+            for entry in table.get("index", [])
+            if isinstance(entry, dict) and isinstance(entry.get("url"), str)
+        ]
         more = [
             f"{entry['name']}={entry['url']}" if entry.get("name") else entry["url"]
             for entry in entries
@@ -170,30 +202,49 @@ def _uv(environ: Mapping[str, str], home: Path, root: Path) -> dict[str, str]:
 
 
 def _name_indexes(settings: Mapping[str, str], found: Indexes) -> None:
-    """Read what uv calls UV_INDEX_<NAME>_USERNAME and _PASSWORD, of indexes that the operator's settings name."""
+    """Read what uv calls UV_INDEX_<NAME>_USERNAME and _PASSWORD, of indexes that the operator's
+    settings name.
+    """
     for word in (*settings.get("UV_INDEX", "").split(), settings.get("UV_DEFAULT_INDEX", "")):
         name, named, url = word.partition("=")
         variable = f"UV_INDEX_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
-        user, password = settings.get(f"{variable}_USERNAME", ""), settings.get(f"{variable}_PASSWORD", "")
+        user, password = (
+            settings.get(f"{variable}_USERNAME", ""),
+            settings.get(f"{variable}_PASSWORD", ""),
+        )
         if named and "/" not in name and (user or password):
             found.credentials.append((f"{_origin(url)}/", basic(user, password)))
 
 
 def _go(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     text = _text(Path(environ.get("GOENV") or home / ".config/go/env"))
-    return {name: value for name, _, value in (line.partition("=") for line in text.splitlines()) if name in _GO and value}
+    return {
+        name: value
+        for name, _, value in (line.partition("=") for line in text.splitlines())
+        if name in _GO and value
+    }
 
 
 def _npm(environ: Mapping[str, str], home: Path, root: Path, found: Indexes) -> None:
-    lower = {name.lower(): value for name, value in environ.items() if name.lower().startswith("npm_config_")}
+    lower = {
+        name.lower(): value
+        for name, value in environ.items()
+        if name.lower().startswith("npm_config_")
+    }
     user = lower.get("npm_config_userconfig") or str(home / ".npmrc")
     settings: dict[str, str] = {}
-    files = (*(root / name[1:] for name in _NPM_FILES), Path(lower.get("npm_config_globalconfig") or os.devnull), Path(user))
+    files = (
+        *(root / name[1:] for name in _NPM_FILES),
+        Path(lower.get("npm_config_globalconfig") or os.devnull),
+        Path(user),
+    )
     for path in files:
         for line in _text(path).splitlines():
             key, _, value = (part.strip().strip("\"'") for part in line.partition("="))
             if key and not key.startswith((";", "#")):
-                settings[key] = re.sub(r"\$\{([^}]+)\}", lambda match: environ.get(match[1], ""), value)
+                settings[key] = re.sub(
+                    r"\$\{([^}]+)\}", lambda match: environ.get(match[1], ""), value
+                )
     settings |= {name.removeprefix("npm_config_"): value for name, value in lower.items()}
     lines = []
     for key, value in settings.items():
@@ -241,7 +292,10 @@ def _cargo(environ: Mapping[str, str], home: Path, found: Indexes) -> None:
         if text := _text(folder / name):
             for registry, entry in _toml(folder / name, text).get("registries", {}).items():
                 if isinstance(entry, dict) and isinstance(entry.get("index"), str):
-                    found.take(f"CARGO_REGISTRIES_{registry.upper().replace('-', '_')}_INDEX", entry["index"])
+                    found.take(
+                        f"CARGO_REGISTRIES_{registry.upper().replace('-', '_')}_INDEX",
+                        entry["index"],
+                    )
 
 
 def _netrc(path: Path, found: Indexes) -> None:

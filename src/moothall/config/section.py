@@ -16,13 +16,17 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_secret_files(cls, data: Any) -> Any:
-        """A secret that is not given itself is what its `<name>_file` holds. A secret without such a field is a bug."""
+        """A secret that is not given itself is what its `<name>_file` holds. A secret without such
+        a field is a bug.
+        """
         if not isinstance(data, dict):
             return data
         return data | {
             name: _read_secret(f"{name}_file", Path(data[f"{name}_file"]))
             for name in cls.model_fields
-            if data.get(f"{name}_file") and f"{name}_file" in cls.model_fields and not data.get(name)
+            if data.get(f"{name}_file")
+            and f"{name}_file" in cls.model_fields
+            and not data.get(name)
         }
 
 

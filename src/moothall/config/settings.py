@@ -52,12 +52,19 @@ _PREFIX = "MOOTHALL_"
 
 
 class Secrets(Section):
-    """The operator's own values that are taken out of prompts, events, logs, diffs and all else that is recorded."""
+    """The operator's own values that are taken out of prompts, events, logs, diffs and all else
+    that is recorded.
+    """
 
     variables: tuple[str, ...] = Field(
-        (), description="environment variables whose values are secrets wherever they stand; those that are not set are left out"
+        (),
+        description="environment variables whose values are secrets wherever they stand; those "
+        "that are "
+        "not set are left out",
     )
-    values: SecretStr | None = Field(None, description="more of them, one a line; those of the variables are added")
+    values: SecretStr | None = Field(
+        None, description="more of them, one a line; those of the variables are added"
+    )
     values_file: Path | None = None
 
     @model_validator(mode="after")
@@ -66,15 +73,23 @@ class Secrets(Section):
         found = [os.environ[name] for name in self.variables if os.environ.get(name)]
         own = [self.values.get_secret_value()] if self.values else []
         if found:
-            object.__setattr__(self, "values", SecretStr("\n".join((*own, *found))))  # frozen from now on
+            object.__setattr__(
+                self, "values", SecretStr("\n".join((*own, *found)))
+            )  # frozen from now on
         return self
 
 
 class Settings(WorkspaceSections, BaseSettings):
-    """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen; made once and handed down."""
+    """All of it but the sections of the families of tools, which `moothall.settings` adds. Frozen;
+    made once and handed down.
+    """
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+        env_prefix=_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
     )
 
     repository: str = Field("", description="default repository of a deliberation that names none")
@@ -105,7 +120,9 @@ class Settings(WorkspaceSections, BaseSettings):
     @model_validator(mode="after")
     def _models_are_whole(self) -> Self:
         """Each says what `llm` says, but for its own words."""
-        object.__setattr__(self, "models", Models.of(self.llm, self.models).named)  # frozen from now on
+        object.__setattr__(
+            self, "models", Models.of(self.llm, self.models).named
+        )  # frozen from now on
         return self
 
     @property
@@ -117,14 +134,22 @@ class Settings(WorkspaceSections, BaseSettings):
     def _jobs_are_whole(self) -> Self:
         """A workspace elsewhere needs an image, and a bus that its pod reaches."""
         if self.workspace.kind == "kubernetes":
-            wanted = {"jobs.image": self.jobs.image, "jobs.link_image": self.jobs.link_image, "bus.url": self.bus.url}
+            wanted = {
+                "jobs.image": self.jobs.image,
+                "jobs.link_image": self.jobs.link_image,
+                "bus.url": self.bus.url,
+            }
             if missing := [name for name, value in wanted.items() if not value]:
-                raise ValueError(f"workspace.kind is kubernetes, so {', '.join(missing)} must be set")
+                raise ValueError(
+                    f"workspace.kind is kubernetes, so {', '.join(missing)} must be set"
+                )
         return self
 
 
 def secret_values(settings: BaseModel) -> tuple[str, ...]:
-    """Return the operator's own secrets: nothing that leaves may carry them. Of a URL its password is one, too."""
+    """Return the operator's own secrets: nothing that leaves may carry them. Of a URL its password
+    is one, too.
+    """
     found: list[str] = []
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -139,7 +164,11 @@ def secret_values(settings: BaseModel) -> tuple[str, ...]:
 def _forms(secret: str) -> Iterator[str]:
     yield secret
     if "\n" in secret:
-        yield from (line.strip() for line in secret.splitlines() if line.strip() and not line.startswith("-----"))
+        yield from (
+            line.strip()
+            for line in secret.splitlines()
+            if line.strip() and not line.startswith("-----")
+        )
     _, mark, rest = secret.partition("://")
     place, at, _ = rest.rpartition("@")
     if mark and at:
@@ -147,7 +176,9 @@ def _forms(secret: str) -> Iterator[str]:
         yield from dict.fromkeys(form for form in (password, unquote(password)) if form)
 
 
-def _wrong(kind: type[Settings], error: ValidationError, config: Path | None, from_file: Mapping[str, Any]) -> Iterator[str]:
+def _wrong(
+    kind: type[Settings], error: ValidationError, config: Path | None, from_file: Mapping[str, Any]
+) -> Iterator[str]:
     """Say of each wrong setting where it stands, and what is wrong."""
     for item in wrong_fields(error):
         keys = list(map(str, item.place))
@@ -157,7 +188,9 @@ def _wrong(kind: type[Settings], error: ValidationError, config: Path | None, fr
 
 
 def read_settings(kind: type[Settings], config: Path | None = None, **overrides: Any) -> Settings:
-    """Return the effective settings, a `kind`; raises `ConfigurationError` naming each wrong one."""
+    """Return the effective settings, a `kind`; raises `ConfigurationError` naming each wrong
+    one.
+    """
     if wrong_names := wrong_variables(kind, os.environ):
         raise ConfigurationError("; ".join(wrong_names))
     from_file = read_toml(config) if config else {}
@@ -165,15 +198,24 @@ def read_settings(kind: type[Settings], config: Path | None = None, **overrides:
     class Loaded(kind):  # type: ignore[misc, valid-type]  # a class that is handed in
         @classmethod
         def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
+            cls,
+            settings_cls: type[BaseSettings],
+            *sources: PydanticBaseSettingsSource,
+            **named: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             del sources
-            return named["init_settings"], named["env_settings"], InitSettingsSource(settings_cls, from_file)
+            return (
+                named["init_settings"],
+                named["env_settings"],
+                InitSettingsSource(settings_cls, from_file),
+            )
 
     try:
         loaded = Loaded(**overrides)
     except ValidationError as error:
-        raise ConfigurationError(f"settings are wrong: {'; '.join(_wrong(kind, error, config, from_file))}") from error
+        raise ConfigurationError(
+            f"settings are wrong: {'; '.join(_wrong(kind, error, config, from_file))}"
+        ) from error
     except (OSError, SettingsError) as error:
         raise ConfigurationError(f"settings cannot be read: {error}") from error
     return kind.model_construct(**{name: getattr(loaded, name) for name in kind.model_fields})
@@ -187,7 +229,9 @@ _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp")
 
 
 def known_variables(settings: type[BaseModel], prefix: str) -> Iterator[str]:
-    """Yield the name of every variable that sets something; a whole section may be given as JSON."""
+    """Yield the name of every variable that sets something; a whole section may be given as
+    JSON.
+    """
     for name, field in settings.model_fields.items():
         variable = f"{prefix}{name}".upper()
         yield variable
@@ -204,20 +248,35 @@ def wrong_variables(settings: type[BaseModel], environment: Mapping[str, str]) -
     wrong = []
     for variable, value in sorted(environment.items()):
         name = variable.upper()
-        if not name.startswith(_PREFIX) or name in known or name in _REMOVED or _foreign(name, value):
+        if (
+            not name.startswith(_PREFIX)
+            or name in known
+            or name in _REMOVED
+            or _foreign(name, value)
+        ):
             continue
-        near = get_close_matches(name.removeprefix(_PREFIX), [known_name.removeprefix(_PREFIX) for known_name in known], n=1)
+        near = get_close_matches(
+            name.removeprefix(_PREFIX),
+            [known_name.removeprefix(_PREFIX) for known_name in known],
+            n=1,
+        )
         hint = f"did you mean {_PREFIX}{near[0]}?" if near else "`moothall config` lists all"
         wrong.append(f"{variable[:100]} is no setting; {hint}")
     return wrong
 
 
 def _foreign(name: str, value: str) -> bool:
-    return _OF_KUBERNETES.fullmatch(name) is not None and _ADDRESS.fullmatch(value) is not None and not _looks_ours(name, value)
+    return (
+        _OF_KUBERNETES.fullmatch(name) is not None
+        and _ADDRESS.fullmatch(value) is not None
+        and not _looks_ours(name, value)
+    )
 
 
 def _looks_ours(name: str, value: str) -> bool:
-    """`MOOTHALL_GRPC_PORT=50055` is a mistyped setting of ours; Kubernetes writes an address with a scheme there."""
+    """`MOOTHALL_GRPC_PORT=50055` is a mistyped setting of ours; Kubernetes writes an address with a
+    scheme there.
+    """
     return (
         name.endswith("_PORT")
         and not name.endswith("_SERVICE_PORT")

@@ -1,7 +1,9 @@
-"""The one loop of agents: turn → gate → checks → repair, until the work is proven, finished, out of turns, or goes in circles.
+"""The one loop of agents: turn → gate → checks → repair, until the work is proven, finished, out of
+turns, or goes in circles.
 
-A seat's turns are held and recorded, and what they changed is checked. About text there is nothing to do but to answer. A sub-agent's turns are part of
-one of its seat's: neither recorded nor checked.
+A seat's turns are held and recorded, and what they changed is checked. About text there is nothing
+to do but to answer. A sub-agent's turns are part of one of its seat's: neither recorded nor
+checked.
 """
 
 from __future__ import annotations
@@ -32,7 +34,18 @@ from moothall.council.measuring import check_bounds, sum_usage
 from moothall.council.prompting.reply import Turn
 from moothall.council.prompting.report import check_text, ignored_text, verdict_text
 from moothall.council.prompting.text import CHARS_PER_TOKEN, fence
-from moothall.council.turns import DOUBTED, FINISH, NOT_GREEN, Did, TurnStep, digest_turn, do, is_again, record_calls, stuck
+from moothall.council.turns import (
+    DOUBTED,
+    FINISH,
+    NOT_GREEN,
+    Did,
+    TurnStep,
+    digest_turn,
+    do,
+    is_again,
+    record_calls,
+    stuck,
+)
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun
@@ -43,7 +56,8 @@ from moothall.errors import BudgetExceeded, DeadlineExceeded
 
 _LOOKING = 2  # turns without a change after which a seat may also give up
 _COPIED = (
-    "That is the example from the instructions, and it was not run: it has nothing to do with this task. Read the task again, and "
+    "That is the example from the instructions, and it was not run: it has nothing to do with "
+    "this task. Read the task again, and "
     "reply with actions on the files that it is about."
 )
 _NO_TOOLS = "There are no tools here: reply with finish, which is the whole answer."
@@ -52,8 +66,9 @@ _AGAIN = "You did just that before, and nothing changed. Reply with actions that
 
 
 class AgentLoop:
-    """One agent. Its conversation and operations go on from the proposal into the revisions. `facts`: where its turns are recorded, None of a
-    sub-agent. `asked`: it may end with an answer and no change. `example`: the actions of the worked example, which are no answer. `resumes`: the
+    """One agent. Its conversation and operations go on from the proposal into the revisions.
+    `facts`: where its turns are recorded, None of a sub-agent. `asked`: it may end with an answer
+    and no change. `example`: the actions of the worked example, which are no answer. `resumes`: the
     recorded turn, as <phase>/<round>.<turn>, after which it goes on, however that one ended.
     """
 
@@ -94,25 +109,34 @@ class AgentLoop:
         return restore
 
     def begin(self, attempt: int) -> None:
-        """Begin an attempt, from 1: from the second on with fresh context, another seed, and a little warmer."""
+        """Begin an attempt, from 1: from the second on with fresh context, another seed, and a
+        little warmer.
+        """
         self._attempt = attempt
         self.talk.begin(attempt)
 
     async def answer(self, where: str, until: datetime) -> Draft:
-        """Return an answer in text to a round, <phase>/<round>; raises `MalformedReplies` and what the model raises."""
+        """Return an answer in text to a round, <phase>/<round>; raises `MalformedReplies` and what
+        the model raises.
+        """
         course = Course(where, until, begun=self._resume_after(where))
         await self.run(course, range(1, course.begun + self._limits.malformed_replies + 2))
         return Draft(course.summary)
 
-    async def work(self, place: Workplace, where: str, turns: range, start: Draft | None = None) -> Attempt:
-        """Change the workspace until the work is proven, finished, out of turns or going in circles. `start` is what it holds
-        already.
+    async def work(
+        self, place: Workplace, where: str, turns: range, start: Draft | None = None
+    ) -> Attempt:
+        """Change the workspace until the work is proven, finished, out of turns or going in
+        circles. `start` is what it holds already.
 
-        Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget and
+        Raises `NoChanges`, `OutOfTurns`, `MalformedReplies`, `PatchRefused`, and what model, budget
+        and
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
         state = Standing(start.patch, green=start.green) if start else Standing()
-        course = Course(where, place.turn.context.deadline, place, state, begun=self._resume_after(where))
+        course = Course(
+            where, place.turn.context.deadline, place, state, begun=self._resume_after(where)
+        )
         turn = await self.run(course, turns)
         return Attempt(self._end(course, len(turns)), turn, course.circle, course.state.refused)
 
@@ -122,7 +146,9 @@ class AgentLoop:
         return int(turn) if resumed == where else 0
 
     async def run(self, course: Course, turns: range) -> int:
-        """Take turns, and return the number of the last. Raises `MalformedReplies`, `NoChanges`, and what model, budget, gate and workspace raise."""
+        """Take turns, and return the number of the last. Raises `MalformedReplies`, `NoChanges`,
+        and what model, budget, gate and workspace raise.
+        """
         turn = turns.start
         for turn in turns:
             at = course.at(turn)
@@ -139,7 +165,9 @@ class AgentLoop:
 
     @asynccontextmanager
     async def _hold(self, at: TurnReply) -> AsyncIterator[None]:
-        """One turn: it begins where the deliberation is not paused. A sub-agent's is within one that is held."""
+        """One turn: it begins where the deliberation is not paused. A sub-agent's is within one
+        that is held.
+        """
         if self._facts is None:
             yield
             return
@@ -154,17 +182,28 @@ class AgentLoop:
                 yield
 
     def _ending(self, course: Course, turn: int, turns: range) -> Ending:
-        """Say whether a turn is the end: a sub-agent's last one is, and a seat that has something to change looks round first."""
+        """Say whether a turn is the end: a sub-agent's last one is, and a seat that has something
+        to change looks round first.
+        """
         if self._facts is None and turn == turns[-1]:
             return "must"
-        may = self._asked or course.place is None or course.state.changed or turn - turns.start >= _LOOKING
+        may = (
+            self._asked
+            or course.place is None
+            or course.state.changed
+            or turn - turns.start >= _LOOKING
+        )
         return "may" if may else "not"
 
     async def _take(self, course: Course, at: TurnReply, ending: Ending) -> None:
         """Ask, and do what the model replies."""
         try:
             said, text = await self.talk.ask(
-                at.step, course.until, ending=ending, without=course.stale, runs_python=self._coding is not None
+                at.step,
+                course.until,
+                ending=ending,
+                without=course.stale,
+                runs_python=self._coding is not None,
             )
         except (DeadlineExceeded, BudgetExceeded):
             if not (course.state.changed or course.best):
@@ -192,8 +231,12 @@ class AgentLoop:
         self.talk.add(at.text, wrong, "malformed")
         if course.malformed > self._limits.malformed_replies:
             if course.best is None:
-                problem = f"{course.malformed} replies were no turn; the last: {wrong[:300].rstrip('.')}"
-                raise malformed_replies(problem, self.unusable, self._facts.d.task_id if self._facts else "")
+                problem = (
+                    f"{course.malformed} replies were no turn; the last: {wrong[:300].rstrip('.')}"
+                )
+                raise malformed_replies(
+                    problem, self.unusable, self._facts.d.task_id if self._facts else ""
+                )
             course.over = True
 
     async def _finish(self, course: Course, at: TurnReply, summary: str, thought: str) -> None:
@@ -214,7 +257,11 @@ class AgentLoop:
 
     async def _do(self, course: Course, place: Workplace, at: TurnReply, said: Turn) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
-        did = await do(said, self._coding, replace(place.turn, step=at.step, caller=replace(place.turn.caller, turn=at.turn)))
+        did = await do(
+            said,
+            self._coding,
+            replace(place.turn, step=at.step, caller=replace(place.turn.caller, turn=at.turn)),
+        )
         self.operations += did.operations
         self.results += did.results
         changed = await self._look(course, place, at, did, said.thought)
@@ -228,10 +275,18 @@ class AgentLoop:
         again = is_again(course.steps)
         # Small models get stuck in such turns: what they repeat is not offered in the next.
         course.stale = frozenset(action.tool for action in said.actions) if again else frozenset()
-        self.talk.add(at.text, self._report(course, place, did, changed=changed, again=again), course.brief(did))
+        self.talk.add(
+            at.text,
+            self._report(course, place, did, changed=changed, again=again),
+            course.brief(did),
+        )
 
-    async def _look(self, course: Course, place: Workplace, at: TurnReply, did: Did, thought: str) -> bool:
-        """Look at what a turn did, and return whether it changed anything. A sub-agent's changes are its seat's to look at."""
+    async def _look(
+        self, course: Course, place: Workplace, at: TurnReply, did: Did, thought: str
+    ) -> bool:
+        """Look at what a turn did, and return whether it changed anything. A sub-agent's changes
+        are its seat's to look at.
+        """
         if not did.may_have_changed:
             return False
         if place.prepared is None:
@@ -239,13 +294,19 @@ class AgentLoop:
             return True
         state, function, seconds = course.state, self.talk.function, self._limits.own_check_seconds
         message = f"turn {at.round}.{at.turn}"
-        course.state, ran = await stand(place, place.prepared, state, message, clean=self.talk.model.clean, seconds=seconds)
+        course.state, ran = await stand(
+            place, place.prepared, state, message, clean=self.talk.model.clean, seconds=seconds
+        )
         course.note_ignored(did, state.patch, course.state.patch)
         if not ran:
             return False
         state = course.state
         # A function that is green is all that was asked for; with tools there may be more to do.
-        course.over = state.green and (state.proven or (function is not None and not state.partly)) and not course.untold
+        course.over = (
+            state.green
+            and (state.proven or (function is not None and not state.partly))
+            and not course.untold
+        )
         if course.over and function is not None:
             wrong = await find_broken(function.examples, function.path, place.turn.context, seconds)
             course.state = state = replace(state, doubts=tuple(call for call, _ in wrong))
@@ -256,7 +317,9 @@ class AgentLoop:
             course.summary = thought
         return True
 
-    def _report(self, course: Course, place: Workplace, did: Did, *, changed: bool, again: bool) -> str:
+    def _report(
+        self, course: Course, place: Workplace, did: Did, *, changed: bool, again: bool
+    ) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         state, function = course.state, self.talk.function
         share = int(self.talk.llm.context_tokens * CHARS_PER_TOKEN / 5) // (len(did.texts) + 1)
@@ -267,9 +330,16 @@ class AgentLoop:
         if course.untold:
             parts.append(ignored_text(course.untold))
         if changed and place.prepared is not None:
-            parts += [check_text(run, place.prepared.runs.get(name), share) for name, run in state.runs.items()]
+            parts += [
+                check_text(run, place.prepared.runs.get(name), share)
+                for name, run in state.runs.items()
+            ]
             parts.append(verdict_text(state))
-            parts += [fence("what the docstring shows, and what does not hold", "\n".join(state.doubts))] if state.doubts else []
+            parts += (
+                [fence("what the docstring shows, and what does not hold", "\n".join(state.doubts))]
+                if state.doubts
+                else []
+            )
         if function is not None:
             parts.append(function.again if changed or not did.succeeded else function.unchanged)
         elif again:
@@ -286,12 +356,17 @@ class AgentLoop:
         runs: Mapping[str, CheckRun] | None = None,
     ) -> str:
         """Record the turn, and return why it shows that the agent goes in circles, or nothing."""
-        # About text it is asked again a few times, whatever it replies; and what is over goes nowhere any more.
+        # About text it is asked again a few times, whatever it replies; and what is over goes
+        # nowhere any more.
         steps = () if course.over or course.place is None else course.steps
         circle = stuck(steps, self._limits.stuck_turns)
         if self._facts is None:
             return circle
-        if not circle and self.talk.function is not None and len(steps) >= self.talk.llm.function_turns:
+        if (
+            not circle
+            and self.talk.function is not None
+            and len(steps) >= self.talk.llm.function_turns
+        ):
             circle = DOUBTED if did and did.operations and course.state.doubts else NOT_GREEN
         step = f"{self.talk.seat}/{at.step}"
         circle = self.talk.model.circle(step, circle)
@@ -316,11 +391,17 @@ class AgentLoop:
         return circle
 
     def _end(self, course: Course, turns: int) -> Draft | None:
-        """Return what an attempt came to: its last state where that is good, or was meant to be the end; else its best."""
+        """Return what an attempt came to: its last state where that is good, or was meant to be the
+        end; else its best.
+        """
         state, best, summary = course.state, course.best, course.summary
         if state.refused is not None and not (best and best.green) and not course.circle:
             raise state.refused
-        if state.changed and state.refused is None and (best is None or self._asked or (summary and state.green)):
+        if (
+            state.changed
+            and state.refused is None
+            and (best is None or self._asked or (summary and state.green))
+        ):
             return Draft(course.words(summary), state.patch, state.green, state.worth)
         if self._asked and summary and not state.changed:
             return Draft(summary)

@@ -25,7 +25,14 @@ from moothall.council.seat_setup import SeatSetup, grant_of, set_up
 from moothall.council.tool_loop import ToolLoop
 from moothall.council.turnstile import Turnstile
 from moothall.domain.budget import Ledger
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, ReplySchema
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    ReplyMode,
+    ReplySchema,
+)
 from moothall.domain.identity import Principal
 from moothall.domain.ids import seed_of
 from moothall.domain.proposal import Review, SeatStatus
@@ -46,8 +53,10 @@ _CHECKS_AT_ONCE = 2  # re-checks of one deliberation
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What councils work with; one a process. `clean` takes the operator's secrets out of prompts. `runner` runs blocks of Python, by the settings `python`.
-    `model` and `llm` are the default model and its settings, `named` the others of the settings. `surveyor` says what of a repository bears on a task; without one, prompts show whole files only. `merge` brings commits together.
+    """What councils work with; one a process. `clean` takes the operator's secrets out of prompts.
+    `runner` runs blocks of Python, by the settings `python`. `model` and `llm` are the default
+    model and its settings, `named` the others of the settings. `surveyor` says what of a repository
+    bears on a task; without one, prompts show whole files only. `merge` brings commits together.
     """
 
     model: ChatModel
@@ -81,8 +90,8 @@ class Parts:
 
 @dataclass(slots=True)
 class Sitting:
-    """A seat while the council sits: its proposals (the original first) and, once it ended otherwise, how. `circles`: how its last
-    attempt went in circles.
+    """A seat while the council sits: its proposals (the original first) and, once it ended
+    otherwise, how. `circles`: how its last attempt went in circles.
     """
 
     seat: str
@@ -108,8 +117,9 @@ class Sitting:
 
 @dataclass(slots=True)
 class Assembly:
-    """One running deliberation. `work_until` is when seats must be done, `until` when all must be. `seats` has the model of each
-    seat, `setups` what the seats of each model work with, by the model's name; `parts` has the model that is asked for all.
+    """One running deliberation. `work_until` is when seats must be done, `until` when all must be.
+    `seats` has the model of each seat, `setups` what the seats of each model work with, by the
+    model's name; `parts` has the model that is asked for all.
     """
 
     d: Deliberation
@@ -148,7 +158,9 @@ class Assembly:
 
     @property
     def task_text(self) -> str:
-        """The task alone, for readers that compare tests with it and need nothing of the repository."""
+        """The task alone, for readers that compare tests with it and need nothing of the
+        repository.
+        """
         return "\n\n".join(task_parts(self.d))
 
     def setup_of(self, seat: str) -> SeatSetup:
@@ -166,11 +178,18 @@ class Assembly:
         """What bounds each seat and the whole council, for the start event."""
         seconds = round((self.until - datetime.now(UTC)).total_seconds())
         turns = max(self.setup_of(seat).max_turns for seat in self.d.seats)
-        return {"turns": turns, "tokens": self.d.budget.tokens, "calls": self.d.budget.calls, "seconds": seconds}
+        return {
+            "turns": turns,
+            "tokens": self.d.budget.tokens,
+            "calls": self.d.budget.calls,
+            "seconds": seconds,
+        }
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """The models of the seats and how they are used, each once, for the start event. Windows and replies are in tokens."""
+        """The models of the seats and how they are used, each once, for the start event. Windows
+        and replies are in tokens.
+        """
         used = {self.d.model_of(seat): one for seat, one in self.seats.items()}
         return [
             {
@@ -209,14 +228,20 @@ class Assembly:
         return gate.with_token(context)
 
     def approach(self, sitting: Sitting) -> str:
-        """Return the way in which a seat goes about it; '' for its own. That of a fork is the one it has from where it comes."""
+        """Return the way in which a seat goes about it; '' for its own. That of a fork is the one
+        it has from where it comes.
+        """
         if self.d.fork is not None:
             return self.d.fork.approach
-        in_text = self.setup_of(sitting.seat).tools is None  # seats with native tools differ by how they begin
+        in_text = (
+            self.setup_of(sitting.seat).tools is None
+        )  # seats with native tools differ by how they begin
         return self.approaches[sitting.number] if self.approaches and in_text else ""
 
     def warmth(self, seat: str) -> float:
-        """Return a seat's own temperature: the first is the surest (a quarter of the setting), the last the boldest."""
+        """Return a seat's own temperature: the first is the surest (a quarter of the setting), the
+        last the boldest.
+        """
         if self.d.fork is not None:
             return self.d.fork.temperature
         last = len(self.d.seats) - 1
@@ -224,9 +249,16 @@ class Assembly:
         return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     async def ask(
-        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+        self,
+        step: str,
+        messages: Sequence[Message],
+        schema: ReplySchema | None,
+        most: int,
+        **how: Any,
     ) -> ChatReply | None:
-        """Ask as `ask_or_raise` does; return None if there is no answer. Raises `BusUnavailable`."""
+        """Ask as `ask_or_raise` does; return None if there is no answer. Raises
+        `BusUnavailable`.
+        """
         try:
             return await self.ask_or_raise(step, messages, schema, most, **how)
         except BusUnavailable:
@@ -235,16 +267,23 @@ class Assembly:
             return None
 
     async def ask_or_raise(
-        self, step: str, messages: Sequence[Message], schema: ReplySchema | None, most: int, **how: Any
+        self,
+        step: str,
+        messages: Sequence[Message],
+        schema: ReplySchema | None,
+        most: int,
+        **how: Any,
     ) -> ChatReply:
-        """Ask beside the conversations of the seats. `step` is the end of the call id, which begins with who is asked, and its seed where
-        `how` names no other. Raises what the model raises.
+        """Ask beside the conversations of the seats. `step` is the end of the call id, which begins
+        with who is asked, and its seed where `how` names no other. Raises what the model raises.
         """
         setup = self.setup_of(step.partition("/")[0])
         request = ChatRequest(
             call_id=f"{self.d.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(most, setup.llm.max_tokens) if setup.native else most,  # a strong model thinks before it answers
+            max_tokens=max(most, setup.llm.max_tokens)
+            if setup.native
+            else most,  # a strong model thinks before it answers
             schema=schema if setup.mode == "json" else None,
             **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
         )
@@ -267,12 +306,18 @@ def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, NamedModel]:
     names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
     if missing := [name for name in names if name not in known]:
         there = ", ".join(name or DEFAULT for name in known)
-        raise ConfigurationError(f"the settings here have no model {missing[0]!r} any more; they have: {there}")
+        raise ConfigurationError(
+            f"the settings here have no model {missing[0]!r} any more; they have: {there}"
+        )
     return {name: known[name] for name in names}
 
 
-def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
-    """Return who answers for seats whose agents are remote: for their proposals alone, by `<seat>/elsewhere`."""
+def _remote(
+    d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]
+) -> Mapping[str, NamedModel]:
+    """Return who answers for seats whose agents are remote: for their proposals alone, by
+    `<seat>/elsewhere`.
+    """
     return {
         f"{seat}/{REMOTE}": NamedModel(seats[seat].llm, parts.remote_agents[endpoint])
         for seat, endpoint in d.elsewhere.items()
@@ -281,22 +326,32 @@ def _remote(d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]) -> M
 
 
 async def _find_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
-    """Return how each model replies. One that does not answer is taken to reply as the others do; in blocks, which every model
-    can write, where these differ. Raises what the first raised where none answers.
+    """Return how each model replies. One that does not answer is taken to reply as the others do;
+    in blocks, which every model can write, where these differ. Raises what the first raised where
+    none answers.
     """
-    found = await asyncio.gather(*(one.model.reply_mode() for one in models.values()), return_exceptions=True)
+    found = await asyncio.gather(
+        *(one.model.reply_mode() for one in models.values()), return_exceptions=True
+    )
     wrong = [one for one in found if isinstance(one, BaseException)]
     for error in wrong:
         if len(wrong) == len(found) or not isinstance(error, ModelUnavailable):
             raise error
     modes = {one for one in found if not isinstance(one, BaseException)}
     unknown: ReplyMode = next(iter(modes)) if len(modes) == 1 else "blocks"
-    return {name: unknown if isinstance(one, BaseException) else one for name, one in zip(models, found, strict=True)}
+    return {
+        name: unknown if isinstance(one, BaseException) else one
+        for name, one in zip(models, found, strict=True)
+    }
 
 
 async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
-    """Return the models with the windows and lengths of replies that their servers tell; one that does not answer is taken for unknown."""
-    found = await asyncio.gather(*(one.model.describe() for one in models.values()), return_exceptions=True)
+    """Return the models with the windows and lengths of replies that their servers tell; one that
+    does not answer is taken for unknown.
+    """
+    found = await asyncio.gather(
+        *(one.model.describe() for one in models.values()), return_exceptions=True
+    )
     fitted = {}
     for (name, one), about in zip(models.items(), found, strict=True):
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
@@ -309,15 +364,33 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
     return fitted
 
 
-async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> Assembly:
-    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise; where commits are merged, neither is asked."""
-    facts = Facts(parts.log, d, parts.source, recording.known, Advance(d, recording.progress) if d.agent else None)
+async def convene(
+    d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording
+) -> Assembly:
+    """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise;
+    where commits are merged, neither is asked.
+    """
+    facts = Facts(
+        parts.log,
+        d,
+        parts.source,
+        recording.known,
+        Advance(d, recording.progress) if d.agent else None,
+    )
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
-    modes: Mapping[str, ReplyMode] = dict.fromkeys(used, "blocks") if d.merge else await _find_modes(used)
-    used = {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()} if d.merge else await _fit(used)
+    modes: Mapping[str, ReplyMode] = (
+        dict.fromkeys(used, "blocks") if d.merge else await _find_modes(used)
+    )
+    used = (
+        {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()}
+        if d.merge
+        else await _fit(used)
+    )
     parts = replace(parts, model=used[d.model].model, llm=used[d.model].llm)
-    setups = {name: await set_up(d, prepared, parts, one, modes[name]) for name, one in used.items()}
+    setups = {
+        name: await set_up(d, prepared, parts, one, modes[name]) for name, one in used.items()
+    }
     seats = {seat: used[d.model_of(seat)] for seat in d.seats}
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
@@ -344,7 +417,10 @@ async def convene(d: Deliberation, prepared: Prepared | None, parts: Parts, reco
         ledger=ledger,
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
-        sittings=tuple(Sitting(seat, number) for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)),
+        sittings=tuple(
+            Sitting(seat, number)
+            for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)
+        ),
         seats=seats,
         setups=setups,
         bench=_bench(d, prepared, parts, facts) if prepared else None,

@@ -39,26 +39,37 @@ def case_files(cases: Iterable[str], files: Sequence[str], folder: str = "") -> 
 
 
 def files_to_run(cases: Iterable[str], files: Sequence[str], folder: str = "") -> tuple[str, ...]:
-    """Return the files by which cases can be run: those of ids that begin with a path, and those of ava."""
+    """Return the files by which cases can be run: those of ids that begin with a path, and those of
+    ava.
+    """
     found = case_files(cases, files, folder)
     return tuple(
         dict.fromkeys(
-            file for case, file in found.items() if file and (_SEPARATOR in case or file.endswith(case.partition("::")[0]))
+            file
+            for case, file in found.items()
+            if file and (_SEPARATOR in case or file.endswith(case.partition("::")[0]))
         )
     )
 
 
 def _ava_titles(files: Sequence[str]) -> dict[str, str]:
-    """Return what ids of ava may begin with, each with its file, and '' where two files have one."""
+    """Return what ids of ava may begin with, each with its file, and '' where two files have
+    one.
+    """
     found: dict[str, str] = {}
     for path in files:
-        if not path.endswith(_SCRIPTS) or not (looks_like_test(path) or re.search(r"(?:^|/)(?:tests?|__tests__|specs?)/", path)):
+        if not path.endswith(_SCRIPTS) or not (
+            looks_like_test(path) or re.search(r"(?:^|/)(?:tests?|__tests__|specs?)/", path)
+        ):
             continue
         *folders, name = path.split("/")
         name = name.rpartition(".")[0]
         for ending in (".spec", ".test"):
             name = name.removesuffix(ending)
-        parts = [*(folder for folder in folders if folder != "__tests__"), name.removeprefix("test-")]
+        parts = [
+            *(folder for folder in folders if folder != "__tests__"),
+            name.removeprefix("test-"),
+        ]
         for at in range(len(parts)):
             title = _SEPARATOR.join(parts[at:])
             found[title] = path if title not in found else ""
@@ -66,8 +77,8 @@ def _ava_titles(files: Sequence[str]) -> dict[str, str]:
 
 
 def is_about(file: str, path: str) -> bool:
-    """Whether a test file is about `path` by its name: tests/test_a.py (of _a.py too), a.test.ts, a_test.go; or lies in a package's
-    folder.
+    """Whether a test file is about `path` by its name: tests/test_a.py (of _a.py too), a.test.ts,
+    a_test.go; or lies in a package's folder.
     """
     if not file:
         return False
@@ -82,8 +93,9 @@ def _subject(path: str) -> str:
 
 
 def near_cases(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
-    """Return the cases, of those whose ids name no file, that are about the changed files: of Go those of the package; of Rust those of
-    the module, its documentation and the integration tests of its name, and then those of its crate.
+    """Return the cases, of those whose ids name no file, that are about the changed files: of Go
+    those of the package; of Rust those of the module, its documentation and the integration tests
+    of its name, and then those of its crate.
     """
     cases = [*cases]
     go = [path for path in paths if path.endswith(".go")]
@@ -93,13 +105,22 @@ def near_cases(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
         packages = {case.partition("::")[0] for case in cases if "::" in case}
         shortest = min(packages, key=len, default="")
         folders = {posixpath.dirname(path) for path in go}
-        near = {package for package in packages if any(_is_package(package, folder, shortest) for folder in folders)}
+        near = {
+            package
+            for package in packages
+            if any(_is_package(package, folder, shortest) for folder in folders)
+        }
         found |= dict.fromkeys(case for case in cases if case.partition("::")[0] in near)
     if rust:
         split = {case: parts for case in cases if (parts := _libtest(case))}
         binaries = {binary for binary, _, _ in split.values()}
-        ranks = {case: min(_rust_rank(parts, path, binaries) for path in rust) for case, parts in split.items()}
-        found |= dict.fromkeys(sorted((case for case in ranks if ranks[case] < _FAR), key=ranks.__getitem__))
+        ranks = {
+            case: min(_rust_rank(parts, path, binaries) for path in rust)
+            for case, parts in split.items()
+        }
+        found |= dict.fromkeys(
+            sorted((case for case in ranks if ranks[case] < _FAR), key=ranks.__getitem__)
+        )
     return [*found]
 
 
@@ -117,7 +138,9 @@ def _libtest(case: str) -> tuple[str, str, str] | None:
         return None
     if found := _LIBTEST.match(head):
         return found["binary"].replace("-", "_"), found["source"], name
-    if re.fullmatch(r"[\w-]+(?:::[\w-]+)?", head):  # nextest: `crate::name`, or `crate::binary name`
+    if re.fullmatch(
+        r"[\w-]+(?:::[\w-]+)?", head
+    ):  # nextest: `crate::name`, or `crate::binary name`
         return head.replace("-", "_"), "src/lib.rs", name
     return None
 
@@ -127,7 +150,15 @@ def _rust_rank(parts: tuple[str, str, str], path: str, binaries: AbstractSet[str
     binary, source, name = parts
     folder, _, inner = f"/{path}".rpartition("/src/")
     crate = posixpath.basename(folder).replace("-", "_")
-    modules = [part for part in inner.removesuffix(".rs").split("/") if part not in {"lib", "main", "mod"}] if inner else []
+    modules = (
+        [
+            part
+            for part in inner.removesuffix(".rs").split("/")
+            if part not in {"lib", "main", "mod"}
+        ]
+        if inner
+        else []
+    )
     if source == "doc":
         if binary in binaries and crate in binaries and binary != crate:
             return _FAR
@@ -142,13 +173,18 @@ def _rust_rank(parts: tuple[str, str, str], path: str, binaries: AbstractSet[str
 def import_pattern(paths: Sequence[str]) -> str:
     """Return a regular expression of the lines by which test files may import one of the files."""
     names = "|".join(sorted({re.escape(_subject(path)) for path in paths if _subject(path)}))
-    barrel = r"""["']\.{1,2}(?:/[^"']*)?["']""" if any(path.endswith(_SCRIPTS) for path in paths) else ""
+    barrel = (
+        r"""["']\.{1,2}(?:/[^"']*)?["']""" if any(path.endswith(_SCRIPTS) for path in paths) else ""
+    )
     return rf"{_STATEMENT}.*(?:\b(?:{names})\b{'|' + barrel if barrel else ''})"
 
 
-def importing(lines: Iterable[tuple[str, str]], paths: Sequence[str], text: str = "") -> Iterator[str]:
-    """Yield the test files that import one of the files, those that name it first, then those that import a folder's index which may
-    export it; of each those named after a word of `text` first. `lines` are (path of the test file, line that imports).
+def importing(
+    lines: Iterable[tuple[str, str]], paths: Sequence[str], text: str = ""
+) -> Iterator[str]:
+    """Yield the test files that import one of the files, those that name it first, then those that
+    import a folder's index which may export it; of each those named after a word of `text` first.
+    `lines` are (path of the test file, line that imports).
     """
     lines = [*lines]
     wanted = {path.rpartition(".")[0] for path in paths}
@@ -175,8 +211,9 @@ def by_words(files: Iterable[str], text: str) -> list[str]:
 
 
 def in_names_of(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """Return the names in the base of cases that have another one in a narrower run: ava leaves out what the paths of all files of a
-    run share, so that a case of retry.ts is named by its title alone where no other file runs.
+    """Return the names in the base of cases that have another one in a narrower run: ava leaves out
+    what the paths of all files of a run share, so that a case of retry.ts is named by its title
+    alone where no other file runs.
     """
     known = [*known]
     ends: dict[str, set[str]] = {}
@@ -185,4 +222,8 @@ def in_names_of(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str
         for at in range(1, len(parts)):
             ends.setdefault(_SEPARATOR.join(parts[at:]), set()).add(case)
     there = {*known}
-    return {case: next(iter(ends[case])) for case in cases if case not in there and len(ends.get(case, ())) == 1}
+    return {
+        case: next(iter(ends[case]))
+        for case in cases
+        if case not in there and len(ends.get(case, ())) == 1
+    }

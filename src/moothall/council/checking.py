@@ -1,7 +1,8 @@
-"""A seat's own checks, after each change: all of a quick suite; of a slow one the cases near the change.
+"""A seat's own checks, after each change: all of a quick suite; of a slow one the cases near the
+change.
 
-What is red on the base comes first, then the tests of what was changed, as far as they fit into a time that follows from the
-base's own. The whole suite is the business of the clean re-check.
+What is red on the base comes first, then the tests of what was changed, as far as they fit into a
+time that follows from the base's own. The whole suite is the business of the clean re-check.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from moothall.ranking.joined_secrets import joined_secrets
 Clean = Callable[[str], str]
 T = TypeVar("T")
 _NOT_TAKEN_OVER = (
-    "the change writes what looks like a key or password into a file; take it out again: read it from the environment, or in a "
+    "the change writes what looks like a key or password into a file; take it out again: read it "
+    "from the environment, or in a "
     "test make it of parts."
 )
 _MOST_IDS = 200  # on a command line; more are run by their files
@@ -52,7 +54,9 @@ _UNPICKED = re.compile(r"(?:^|[/ ])(?:cargo|npm|npx|pnpm|yarn|bun|node)\b")
 
 @dataclass(frozen=True, slots=True)
 class CheckScope:
-    """What is run of a check: everything, or these cases (ids as on the base) and these new or changed test files."""
+    """What is run of a check: everything, or these cases (ids as on the base) and these new or
+    changed test files.
+    """
 
     check: str
     whole: bool = True
@@ -62,7 +66,9 @@ class CheckScope:
 
 @dataclass(slots=True)
 class Standing:
-    """The workspace after its last change: its patch and what the checks said of it. `whole`: all that there is was run."""
+    """The workspace after its last change: its patch and what the checks said of it. `whole`: all
+    that there is was run.
+    """
 
     patch: Patch | None = None
     runs: dict[str, CheckRun] = field(default_factory=dict)
@@ -97,18 +103,34 @@ class Standing:
     def red(self) -> frozenset[str]:
         """The red cases, and the checks that are red without naming a case."""
         found = {case for run in self.runs.values() for case in red_ids(run)}
-        return frozenset(found | {name for name, run in self.runs.items() if run.verdict != "passed" and not red_ids(run)})
+        return frozenset(
+            found
+            | {
+                name
+                for name, run in self.runs.items()
+                if run.verdict != "passed" and not red_ids(run)
+            }
+        )
 
     @property
     def worth(self) -> tuple[int, int, int, int, int]:
-        """How good it looks from here; more is better: proven, green, fewer cases lost, more cases mended, fewer doubts."""
-        return int(self.green and self.proven), int(self.green), -len(self.lost), len(self.fixed), -len(self.doubts)
+        """How good it looks from here; more is better: proven, green, fewer cases lost, more cases
+        mended, fewer doubts.
+        """
+        return (
+            int(self.green and self.proven),
+            int(self.green),
+            -len(self.lost),
+            len(self.fixed),
+            -len(self.doubts),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where an agent works, and on what base: None of a sub-agent, whose changes its seat looks at. `also` are cases that are run after each
-    change, whatever it touches; `task` is what was asked for.
+    """Where an agent works, and on what base: None of a sub-agent, whose changes its seat looks at.
+    `also` are cases that are run after each change, whatever it touches; `task` is what was asked
+    for.
     """
 
     turn: TurnContext
@@ -123,40 +145,79 @@ def red_ids(run: CheckRun) -> list[str]:
 
 
 def near(
-    prepared: Prepared, patch: Patch, also: AbstractSet[str], seconds: float, importers: Sequence[str] = ()
+    prepared: Prepared,
+    patch: Patch,
+    also: AbstractSet[str],
+    seconds: float,
+    importers: Sequence[str] = (),
 ) -> Iterator[CheckScope]:
-    """Yield what is run of each check after this change. A check that took at most `seconds` on the base is run whole;
-    of a slower one as many cases as take so long, red ones and `also` first. A slow check without cases that was green on the base
-    is left to the clean re-check, and so is a green one of a project that the change is not near. `importers` are test files that import
-    what was changed, the nearest first: they are near where no test file is named after it.
+    """Yield what is run of each check after this change. A check that took at most `seconds` on the
+    base is run whole;
+    of a slower one as many cases as take so long, red ones and `also` first. A slow check without
+    cases that was green on the base is left to the clean re-check, and so is a green one of a
+    project that the change is not near. `importers` are test files that import what was changed,
+    the nearest first: they are near where no test file is named after it.
     """
     holding = checks_near(prepared.base.profile, patch.paths)
     for name in prepared.base.profile.checks:
         base = prepared.runs.get(name)
-        if name not in holding and base is not None and base.verdict == "passed" and also.isdisjoint(base.cases):
+        if (
+            name not in holding
+            and base is not None
+            and base.verdict == "passed"
+            and also.isdisjoint(base.cases)
+        ):
             continue
-        if base is None or base.duration_ms <= seconds * 1000 or not (base.cases or base.verdict == "passed"):
+        if (
+            base is None
+            or base.duration_ms <= seconds * 1000
+            or not (base.cases or base.verdict == "passed")
+        ):
             yield CheckScope(name)
         elif base.cases:
             yield CheckScope(
-                name, False, _choose_cases(prepared, base, patch, also, most_ms=seconds * 1000, importers=importers), patch.tests
+                name,
+                False,
+                _choose_cases(
+                    prepared, base, patch, also, most_ms=seconds * 1000, importers=importers
+                ),
+                patch.tests,
             )
 
 
 def _choose_cases(
-    prepared: Prepared, base: CheckRun, patch: Patch, also: AbstractSet[str], *, most_ms: float, importers: Sequence[str]
+    prepared: Prepared,
+    base: CheckRun,
+    patch: Patch,
+    also: AbstractSet[str],
+    *,
+    most_ms: float,
+    importers: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the cases that failed on the base and those in `also`, then those near the change, as many as take `most_ms`."""
-    files = case_files(base.cases, prepared.files, prepared.base.profile.folders.get(base.check, ""))
+    """Return the cases that failed on the base and those in `also`, then those near the change, as
+    many as take `most_ms`.
+    """
+    files = case_files(
+        base.cases, prepared.files, prepared.base.profile.folders.get(base.check, "")
+    )
     first = [case for case, outcome in base.cases.items() if outcome in RED or case in also]
-    first = [case for case in first if files[case] not in patch.paths]  # its test file is run as it is now, or gone
+    first = [
+        case for case in first if files[case] not in patch.paths
+    ]  # its test file is run as it is now, or gone
     subjects = [path for path in patch.paths if path not in patch.tests]
     by_file: dict[str, list[str]] = {}
     for case, file in files.items():
         by_file.setdefault(file, []).append(case)
     named = [file for file in by_file if any(is_about(file, path) for path in subjects)]
-    related = [file for file in dict.fromkeys(named or importers) if file in by_file and file not in patch.paths]
-    nearest = [*(case for file in related for case in by_file[file]), *near_cases(by_file.get("", ()), subjects)]
+    related = [
+        file
+        for file in dict.fromkeys(named or importers)
+        if file in by_file and file not in patch.paths
+    ]
+    nearest = [
+        *(case for file in related for case in by_file[file]),
+        *near_cases(by_file.get("", ()), subjects),
+    ]
     used: float = sum(base.durations.get(case, 0) for case in first)
     taken = dict.fromkeys(first)
     share = (
@@ -170,10 +231,16 @@ def _choose_cases(
 
 
 async def stand(
-    place: Workplace, prepared: Prepared, state: Standing, message: str, *, clean: Clean, seconds: float
+    place: Workplace,
+    prepared: Prepared,
+    state: Standing,
+    message: str,
+    *,
+    clean: Clean,
+    seconds: float,
 ) -> tuple[Standing, bool]:
-    """Commit what a turn may have changed, and run the checks near it. Return how it stands now, and whether checks were run. Raises what the
-    workspace raises.
+    """Commit what a turn may have changed, and run the checks near it. Return how it stands now,
+    and whether checks were run. Raises what the workspace raises.
     """
     try:
         patch = await commit_changes(place.turn.context, message, clean)
@@ -185,7 +252,8 @@ async def stand(
 
 
 async def commit_changes(context: SeatContext, message: str, clean: Clean) -> Patch:
-    """Return what the workspace holds as a commit. Raise `PatchRefused` for what may not be changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
+    """Return what the workspace holds as a commit. Raise `PatchRefused` for what may not be
+    changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
     it is judged.
     """
     patch = await context.workspace.patch(message)
@@ -201,13 +269,19 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     """Run what is near the change and return the workspace's state."""
     context, also, task = place.turn.context, place.also, place.task
     profile = prepared.base.profile
-    chosen = list(near(prepared, patch, also, seconds, await _find_importers(place, prepared, patch, seconds)))
+    chosen = list(
+        near(prepared, patch, also, seconds, await _find_importers(place, prepared, patch, seconds))
+    )
     runs: dict[str, CheckRun] = {}
     with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
         for item in chosen:
             if item.whole or item.cases or item.paths:
                 runs[item.check] = await _run(context, prepared, item)
-    before = {item.check: _base_of(prepared, item, runs) for item in chosen if item.check in runs and item.check in prepared.runs}
+    before = {
+        item.check: _base_of(prepared, item, runs)
+        for item in chosen
+        if item.check in runs and item.check in prepared.runs
+    }
     seen = replace(profile, checks={name: profile.checks[name] for name in runs})
     found = assess(
         before,
@@ -233,8 +307,12 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
     )
 
 
-async def _find_importers(place: Workplace, prepared: Prepared, patch: Patch, seconds: float) -> tuple[str, ...]:
-    """Return the test files that import what was changed, those named after a word of the task first; none where every check is quick."""
+async def _find_importers(
+    place: Workplace, prepared: Prepared, patch: Patch, seconds: float
+) -> tuple[str, ...]:
+    """Return the test files that import what was changed, those named after a word of the task
+    first; none where every check is quick.
+    """
     context = place.turn.context
     subjects = [path for path in patch.paths if path not in patch.tests]
     if not subjects or all(run.duration_ms <= seconds * 1000 for run in prepared.runs.values()):
@@ -242,10 +320,19 @@ async def _find_importers(place: Workplace, prepared: Prepared, patch: Patch, se
     deadline = min(context.deadline, datetime.now(UTC) + timedelta(seconds=_SEARCH_SECONDS))
     lines: list[tuple[str, str]] = []
     for glob in ("**/*test*/**", "**/*test*", "**/*spec*"):
-        call = ToolCall("importers", "files.search", {"pattern": import_pattern(subjects), "glob": glob}, deadline)
+        call = ToolCall(
+            "importers",
+            "files.search",
+            {"pattern": import_pattern(subjects), "glob": glob},
+            deadline,
+        )
         found = (await context.workspace.call(call)).output.get("matches")
         if isinstance(found, list):
-            lines += [(str(one.get("path")), str(one.get("text"))) for one in found if isinstance(one, Mapping)]
+            lines += [
+                (str(one.get("path")), str(one.get("text")))
+                for one in found
+                if isinstance(one, Mapping)
+            ]
     return tuple(importing(lines, subjects, f"{place.task} {' '.join(patch.paths)}"))
 
 
@@ -284,19 +371,34 @@ async def _run_scope(context: SeatContext, prepared: Prepared, item: CheckScope)
         ids = item.cases if len(item.cases) <= _MOST_IDS else named or item.cases[:_MOST_IDS]
         if not _runs_one_kind(prepared, item.check):
             ids = (*ids, *item.paths)
-        ids = tuple(one.removeprefix(f"{folder}/") if one in paths and folder else one for one in ids)
-    run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline)
+        ids = tuple(
+            one.removeprefix(f"{folder}/") if one in paths and folder else one for one in ids
+        )
+    run = await context.workspace.check(
+        item.check, paths=paths, cases=ids, deadline=context.deadline
+    )
     if hit_limit_under_load(run, base):
-        run = await context.workspace.check(item.check, paths=paths, cases=ids, deadline=context.deadline, alone=True)
-    if base is not None and paths and (other := in_names_of(run.cases, _cases_in(prepared, base, paths))):
+        run = await context.workspace.check(
+            item.check, paths=paths, cases=ids, deadline=context.deadline, alone=True
+        )
+    if (
+        base is not None
+        and paths
+        and (other := in_names_of(run.cases, _cases_in(prepared, base, paths)))
+    ):
         run = replace(
-            run, cases=_renamed(run.cases, other), details=_renamed(run.details, other), durations=_renamed(run.durations, other)
+            run,
+            cases=_renamed(run.cases, other),
+            details=_renamed(run.details, other),
+            durations=_renamed(run.durations, other),
         )
     return as_errored(run, base) if hit_limit_under_load(run, base) else run
 
 
 def _cases_in(prepared: Prepared, base: CheckRun, paths: Sequence[str]) -> Iterator[str]:
-    files = case_files(base.cases, prepared.files, prepared.base.profile.folders.get(base.check, ""))
+    files = case_files(
+        base.cases, prepared.files, prepared.base.profile.folders.get(base.check, "")
+    )
     return (case for case, file in files.items() if file in paths)
 
 
@@ -305,9 +407,13 @@ def _renamed(by_case: Mapping[str, T], names: Mapping[str, str]) -> dict[str, T]
 
 
 def _base_of(prepared: Prepared, item: CheckScope, runs: Mapping[str, CheckRun]) -> CheckRun:
-    """Return what the base said of the cases that were asked for: one that was not run is not lost."""
+    """Return what the base said of the cases that were asked for: one that was not run is not
+    lost.
+    """
     base = prepared.runs[item.check]
     if item.whole:
         return base
     asked = {*item.cases, *runs[item.check].cases}
-    return replace(base, cases={case: outcome for case, outcome in base.cases.items() if case in asked})
+    return replace(
+        base, cases={case: outcome for case, outcome in base.cases.items() if case in asked}
+    )

@@ -24,28 +24,35 @@ _READS = "files.read"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own turn."""
+    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own
+    turn.
+    """
 
     depth: int = 0
     number: int = 0
     turn: int = 1
 
     def child(self, index: int, settings: RunnerSettings) -> Caller:
-        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn done again gives the same."""
+        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn
+        done again gives the same.
+        """
         below = settings.agents_fan_out
         if self.depth:
             index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
         return Caller(self.depth + 1, index)
 
     def turns_before(self, settings: RunnerSettings) -> int:
-        """Return how many turns the sub-agents before it may take: call ids of its own go on from there."""
+        """Return how many turns the sub-agents before it may take: call ids of its own go on from
+        there.
+        """
         return (self.number - 1) * settings.agents_turns
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are `<task>/<seat>/<step>.<n>`. `allowance` is
-    what is left to the block that `caller` works for; None: a seat's own turn.
+    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are
+    `<task>/<seat>/<step>.<n>`. `allowance` is what is left to the block that `caller` works for;
+    None: a seat's own turn.
     """
 
     context: SeatContext
@@ -58,12 +65,16 @@ class TurnContext:
         """Return the turn's way to the gate."""
         context, gate = self.context, self.gate
         prefix = f"{context.task_id}/{context.seat}/{self.step}"
-        return BlockCalls(lambda call: gate.call(context, call), prefix, context.deadline, allowance)
+        return BlockCalls(
+            lambda call: gate.call(context, call), prefix, context.deadline, allowance
+        )
 
 
 @dataclass(slots=True)
 class Block:
-    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their tools, agent by agent."""
+    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their
+    tools, agent by agent.
+    """
 
     at: TurnContext
     allowance: Allowance
@@ -85,20 +96,30 @@ class Coded:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with its arguments in a block."""
+    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with
+    its arguments in a block.
+    """
 
     run_code: RunCode
     settings: RunnerSettings
     agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
     async def run(self, code: str, at: TurnContext) -> Coded:
-        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the model raise."""
+        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
+        model raise.
+        """
         context = at.context
-        allowance = at.allowance or Allowance(self.settings.tool_calls, self.settings.agents_fan_out)
+        allowance = at.allowance or Allowance(
+            self.settings.tool_calls, self.settings.agents_fan_out
+        )
         calls, block = at.calls(allowance), Block(at, allowance)
 
         async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-            return await (self.agents(self, block, arguments) if name == AGENTS_RUN else calls(name, arguments))
+            return await (
+                self.agents(self, block, arguments)
+                if name == AGENTS_RUN
+                else calls(name, arguments)
+            )
 
         asked = CodeBlock(
             code=code,

@@ -1,4 +1,6 @@
-"""A seat's conversation with the model: what it is told, what it says, and how it is asked again."""
+"""A seat's conversation with the model: what it is told, what it says, and how it is asked
+again.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,13 @@ class Exchange:
         return (Message("assistant", self.said or "(nothing)"), Message("user", self.came))
 
 
-def window(head: tuple[Message, ...], exchanges: Sequence[Exchange], budget: int) -> tuple[Message, ...]:
+def window(
+    head: tuple[Message, ...], exchanges: Sequence[Exchange], budget: int
+) -> tuple[Message, ...]:
     """Return the conversation within about `budget` tokens.
 
-    `head` (the task) always stays, and so do the last two turns. The oldest results shrink to a line first,
+    `head` (the task) always stays, and so do the last two turns. The oldest results shrink to a
+    line first,
     then the oldest turns go; where even that is too much, long messages of the last turns are cut.
     """
     kept = list(exchanges)
@@ -66,7 +71,10 @@ def window(head: tuple[Message, ...], exchanges: Sequence[Exchange], budget: int
         kept.pop(0)
     if kept and _size(head, kept) > budget:
         room = max(budget - _size(head, ()), 200) / (2 * len(kept)) * CHARS_PER_TOKEN
-        kept = [replace(item, said=clip(item.said, int(room)), came=clip(item.came, int(room))) for item in kept]
+        kept = [
+            replace(item, said=clip(item.said, int(room)), came=clip(item.came, int(room)))
+            for item in kept
+        ]
     return (*head, *(message for item in kept for message in item.messages))
 
 
@@ -75,12 +83,17 @@ def _size(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:
     return sum(tokens(message.content) + _MESSAGE_TOKENS for message in messages)
 
 
-_WARMER, _WARMEST = 0.4, 1.0  # an attempt's temperature over the one before, and the highest that this comes to
+_WARMER, _WARMEST = (
+    0.4,
+    1.0,
+)  # an attempt's temperature over the one before, and the highest that this comes to
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way in which it asks for a function."""
+    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way
+    in which it asks for a function.
+    """
 
     mode: ReplyMode
     temperature: float
@@ -88,16 +101,21 @@ class Voice:
     way: int = 0
 
     def anew(self, attempt: int) -> Voice:
-        """Return the voice of an attempt: from the second on another seed and way, and a little warmer."""
+        """Return the voice of an attempt: from the second on another seed and way, and a little
+        warmer.
+        """
         if attempt == 1:
             return self
         warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
         seed = seed_of(self.seed, attempt)
-        return replace(self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1)
+        return replace(
+            self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1
+        )
 
 
 class Conversation:
-    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for. `function`: it is
+    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for.
+    `function`: it is
     about this one function, without tools. `document`: its answer is such a document.
     """
 
@@ -147,7 +165,9 @@ class Conversation:
 
     @property
     def _max_string(self) -> int | None:
-        """The most characters of a string in a schema: few for the local model and small windows, no limit for others."""
+        """The most characters of a string in a schema: few for the local model and small windows,
+        no limit for others.
+        """
         small = self.llm.base_url is None or self._window < _ROOMY_WINDOW
         return MAX_STRING if small else None
 
@@ -160,8 +180,9 @@ class Conversation:
         without: frozenset[str] = frozenset(),
         runs_python: bool = False,
     ) -> tuple[Turn | str, str]:
-        """Return the turn, or what to tell the model about a reply that is none; and the reply's text. `step` is
-        <phase>/<round>.<turn>; tools in `without` are not offered this time, and none where it must be the last.
+        """Return the turn, or what to tell the model about a reply that is none; and the reply's
+        text. `step` is <phase>/<round>.<turn>; tools in `without` are not offered this time, and
+        none where it must be the last.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
@@ -200,30 +221,44 @@ class Conversation:
                 said = function.read(reply, way)
             else:
                 last = ending == "must" or not self._specs
-                said = read_document(reply) if is_document else read_turn(reply, voice.mode, self._specs, last=last)
+                said = (
+                    read_document(reply)
+                    if is_document
+                    else read_turn(reply, voice.mode, self._specs, last=last)
+                )
         except MalformedReplyError as error:
             return str(error), reply.text
         if said.python is not None and not runs_python:
             return "Python is not available here: use actions, or finish.", reply.text
         return said, reply.text
 
-    async def _ask_within(self, request: ChatRequest, head: tuple[Message, ...], told: str) -> ChatReply:
-        """Ask with as much of the conversation as fits. A server whose window is smaller than assumed refuses it: then less is sent.
+    async def _ask_within(
+        self, request: ChatRequest, head: tuple[Message, ...], told: str
+    ) -> ChatReply:
+        """Ask with as much of the conversation as fits. A server whose window is smaller than
+        assumed refuses it: then less is sent.
 
         Raises `ContextOverflow` if even the shortest form is refused, and what the model raises.
         """
         budget = self._window - request.max_tokens - (tokens(told) if told else 0)
         while True:
             messages = window(head, self.exchanges, budget)
-            if told:  # at the end of what it hears, each time: what comes before stays as the server has cached it
-                messages = (*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()))
+            # at the end of what it hears, each time: what comes before stays as the server has
+            # cached it
+            if told:
+                messages = (
+                    *messages[:-1],
+                    replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()),
+                )
             try:
                 return await self.model.ask(replace(request, messages=messages))
             except ContextOverflow as overflow:
                 sent = _size(messages, ())
                 if overflow.window:
                     self._window = min(self._window, overflow.window)
-                    request = replace(request, max_tokens=min(request.max_tokens, max(self._window // 4, 256)))
+                    request = replace(
+                        request, max_tokens=min(request.max_tokens, max(self._window // 4, 256))
+                    )
                 budget = min(self._window - request.max_tokens, int(sent * _SHRINK))
                 if window(head, self.exchanges, budget) == window(head, self.exchanges, sent):
                     raise

@@ -1,4 +1,6 @@
-"""An attempt of an agent: where it works, how far it came, why it may not end yet, and what it came to."""
+"""An attempt of an agent: where it works, how far it came, why it may not end yet, and what it came
+to.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define
 
 @dataclass(slots=True)
 class Course:
-    """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act, None about text. `begun`: the turn after which
-    it goes on, of those of an earlier run. `before`: how many turns of others are numbered before its own. `changed`: the last turn that changed
+    """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act,
+    None about text. `begun`: the turn after which it goes on, of those of an earlier run. `before`:
+    how many turns of others are numbered before its own. `changed`: the last turn that changed
     something, of those that are not looked at. `over`: it ends with this turn; `circle`: because it
     goes in circles. `ignored`: files that the seat wrote and that its answer leaves out, since
     .gitignore names them; `untold`: those not reported to the seat yet.
@@ -56,7 +59,9 @@ class Course:
     def words(self, summary: str) -> str:
         """Return a draft's summary, with a note about written files that it leaves out."""
         patch = self.state.patch
-        return with_left_out(summary, [path for path in self.ignored if patch and patch.rule_for(path)])
+        return with_left_out(
+            summary, [path for path in self.ignored if patch and patch.rule_for(path)]
+        )
 
     def at(self, turn: int) -> TurnReply:
         """Return where a turn of it is."""
@@ -81,13 +86,23 @@ class Course:
         if prepared is None:
             return ""
         if state.refused is not None:
-            return f"Your changes cannot be taken over, so this is not done. {fence('reason', state.refused.message)}"
+            return (
+                "Your changes cannot be taken over, so this is not done. "
+                f"{fence('reason', state.refused.message)}"
+            )
         if not state.changed:
-            wanted = "Nothing is changed yet, so the task is not done. Reply with the actions that make the change."
+            wanted = (
+                "Nothing is changed yet, so the task is not done. Reply with the actions that "
+                "make the change."
+            )
             return "" if answered else wanted
         if not state.green:
-            red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(prepared.base.profile.checks)
-            return f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
+            red = [name for name, run in state.runs.items() if run.verdict != "passed"] or list(
+                prepared.base.profile.checks
+            )
+            return (
+                f"This is not done: not green is {', '.join(red)}. Repair it with further actions."
+            )
         return ""
 
     def brief(self, did: Did) -> str:
@@ -101,10 +116,14 @@ def with_left_out(summary: str, ignored: Sequence[str]) -> str:
     if not ignored:
         return summary or NO_SUMMARY
     names = ", ".join(sorted(ignored))[:_NAMES_CHARS]
-    return f"{summary or NO_SUMMARY}\n\nLeft out of this answer, since .gitignore names them: {names}"
+    return (
+        f"{summary or NO_SUMMARY}\n\nLeft out of this answer, since .gitignore names them: {names}"
+    )
 
 
-def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, patch: Patch | None) -> dict[str, str]:
+def written_and_ignored(
+    results: Sequence[ToolResult], before: Patch | None, patch: Patch | None
+) -> dict[str, str]:
     """Return the ignored files that these tools wrote: path → rule.
 
     A file left by a command counts only if it is new and looks like source code.
@@ -126,7 +145,9 @@ def written_and_ignored(results: Sequence[ToolResult], before: Patch | None, pat
 
 @dataclass(frozen=True, slots=True)
 class TurnReply:
-    """A reply: what its turn is called in call ids, the turn's phase, round and number, and the text."""
+    """A reply: what its turn is called in call ids, the turn's phase, round and number, and the
+    text.
+    """
 
     step: str
     phase: str
@@ -152,7 +173,11 @@ class MalformedReplies(Permanent):
 
 def malformed_replies(problem: str, reply: str, task_id: str) -> MalformedReplies:
     """Return an error that quotes the beginning of `reply` and names the command to see all."""
-    shown = f'; it replied "{one_line(reply, _REPLY_CHARS)}"' if reply.strip() else "; it replied nothing"
+    shown = (
+        f'; it replied "{one_line(reply, _REPLY_CHARS)}"'
+        if reply.strip()
+        else "; it replied nothing"
+    )
     command = f". All replies: moothall log tail --task {task_id} --json" if task_id else ""
     return MalformedReplies(f"{problem}{shown}{command}")
 
@@ -171,8 +196,8 @@ class InCircles(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth` (more is better) as the
-    seat's own workspace saw it. `message`: of the seat's own commits.
+    """What a seat's work came to. `patch` is None about text and for an answer. `green` and `worth`
+    (more is better) as the seat's own workspace saw it. `message`: of the seat's own commits.
     """
 
     content: str
@@ -184,8 +209,8 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How an attempt ended: the best that came of it, if anything; its last turn; where it went in circles, how; and why its last
-    change could not be taken over, if it could not.
+    """How an attempt ended: the best that came of it, if anything; its last turn; where it went in
+    circles, how; and why its last change could not be taken over, if it could not.
     """
 
     draft: Draft | None

@@ -1,7 +1,9 @@
-"""What the docstring of a function says that it returns: evidence beside the tests, where these are green and few.
+"""What the docstring of a function says that it returns: evidence beside the tests, where these are
+green and few.
 
-Only calls with literal arguments and literal values are read, and they are run in a box of the seat's own workspace. An author's
-examples may be wrong, so a function that breaks them is kept where no better one comes.
+Only calls with literal arguments and literal values are read, and they are run in a box of the
+seat's own workspace. An author's examples may be wrong, so a function that breaks them is kept
+where no better one comes.
 """
 
 from __future__ import annotations
@@ -39,13 +41,23 @@ def holds(call, said):
 
 
 def examples_of(text: str, name: str) -> tuple[Example, ...]:
-    """Return what the docstring of `name` in a Python file shows of it, at most 20; nothing where the file cannot be read."""
+    """Return what the docstring of `name` in a Python file shows of it, at most 20; nothing where
+    the file cannot be read.
+    """
     try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef) and node.name == name]
+        nodes = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef) and node.name == name
+        ]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ()
     said = (ast.get_docstring(nodes[0]) or "") if len(nodes) == 1 else ""
-    found = dict.fromkeys(example for example in _pairs(said, name) if _is_call(example[0], name) and _is_literal(example[1]))
+    found = dict.fromkeys(
+        example
+        for example in _pairs(said, name)
+        if _is_call(example[0], name) and _is_literal(example[1])
+    )
     return tuple(found)[:_MOST]
 
 
@@ -65,9 +77,14 @@ def _pairs(said: str, name: str) -> Iterator[Example]:
 def _is_call(text: str, name: str) -> bool:
     try:
         call = ast.parse(text, mode="eval").body
-        if len(text) > _LONG or not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name):
+        if len(text) > _LONG or not (
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
+        ):
             return False
-        return all(_is_literal(ast.unparse(item)) for item in (*call.args, *(keyword.value for keyword in call.keywords)))
+        return all(
+            _is_literal(ast.unparse(item))
+            for item in (*call.args, *(keyword.value for keyword in call.keywords))
+        )
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
@@ -80,8 +97,11 @@ def _is_literal(text: str) -> bool:
     return len(text) <= _LONG
 
 
-async def find_broken(examples: Sequence[Example], path: str, context: SeatContext, seconds: float) -> tuple[Example, ...]:
-    """Return the examples that do not hold of the function in `path`, as the workspace has it; none where they cannot be run.
+async def find_broken(
+    examples: Sequence[Example], path: str, context: SeatContext, seconds: float
+) -> tuple[Example, ...]:
+    """Return the examples that do not hold of the function in `path`, as the workspace has it; none
+    where they cannot be run.
 
     Raises what the workspace raises.
     """

@@ -20,8 +20,10 @@ from moothall.telemetry.events import write_of
 class Facts:
     """The log of one deliberation.
 
-    Nobody waits for a fact to be recorded but who asks for `recorded`: the acks come while the work goes on. A crash
-    loses the last ones as it loses the last steps; what is recorded is always a beginning of what was said.
+    Nobody waits for a fact to be recorded but who asks for `recorded`: the acks come while the work
+    goes on. A crash
+    loses the last ones as it loses the last steps; what is recorded is always a beginning of what
+    was said.
     """
 
     log: Log
@@ -34,7 +36,8 @@ class Facts:
     _sent: deque[Receipt] = field(default_factory=deque)
 
     async def say(self, kind: EventType, ordinal: str, **data: Any) -> None:
-        """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across restarts too.
+        """Publish `data` and the task's id. `ordinal` tells facts of one kind apart, across
+        restarts too.
 
         Raises `BusUnavailable` where an earlier fact could not be recorded.
         """
@@ -43,10 +46,16 @@ class Facts:
         event = write_of(self.d, kind, data, ordinal=ordinal, source=self.source)
         await self._post(event)
         if self.advance is not None and (told := self.advance.after(kind, data)) is not None:
-            await self._post(write_of(self.d, EventType.AGENT_PROGRESS, told, ordinal=event.id, source=self.source))
+            await self._post(
+                write_of(
+                    self.d, EventType.AGENT_PROGRESS, told, ordinal=event.id, source=self.source
+                )
+            )
 
     async def show(self, proposal: Proposal, evidence: Evidence, at: str = "", **data: Any) -> None:
-        """Publish what was found of a proposal, once each `at`: by default the check that the evidence is of."""
+        """Publish what was found of a proposal, once each `at`: by default the check that the
+        evidence is of.
+        """
         await self.say(
             EventType.CHECK_FINISHED,
             f"{proposal.candidate}/{proposal.fingerprint}/{at or f'check/{evidence.check}'}",
@@ -62,6 +71,8 @@ class Facts:
             self._sent.append(await self.log.post(event))
 
     async def flush(self) -> None:
-        """Return once all that was said is durable. Raises `BusUnavailable` where it could not be recorded."""
+        """Return once all that was said is durable. Raises `BusUnavailable` where it could not be
+        recorded.
+        """
         while self._sent:
             await self._sent.popleft()

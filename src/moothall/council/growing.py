@@ -22,11 +22,14 @@ _KEY = "-----BEGIN "
 
 
 class Growing:
-    """The answer of one call as it grows. What is told of it ends with a whole word, so that no beginning of a secret is shown whose end would have been
-    known; a key in lines of its own is held back until all of it is there.
+    """The answer of one call as it grows. What is told of it ends with a whole word, so that no
+    beginning of a secret is shown whose end would have been known; a key in lines of its own is
+    held back until all of it is there.
     """
 
-    def __init__(self, seat: str, hint: Hint, clean: Callable[[str], str], every: float = _EVERY) -> None:
+    def __init__(
+        self, seat: str, hint: Hint, clean: Callable[[str], str], every: float = _EVERY
+    ) -> None:
         self._seat = seat
         self._hint = hint
         self._clean = clean
@@ -39,13 +42,17 @@ class Growing:
         self._pieces.append(piece)
 
     async def tell(self) -> None:
-        """Tell it every so often until cancelled; where nobody can be told, the work goes on without."""
+        """Tell it every so often until cancelled; where nobody can be told, the work goes on
+        without.
+        """
         idle = 0
         try:
             while True:
                 await asyncio.sleep(self._every)
                 idle += 1
-                if len(self._pieces) > self._told or (self._told and idle >= _AGAIN):  # who begins to look hears it too
+                if len(self._pieces) > self._told or (
+                    self._told and idle >= _AGAIN
+                ):  # who begins to look hears it too
                     self._told, idle = len(self._pieces), 0
                     await self._hint(self.writing)
         except Temporary as error:
@@ -57,7 +64,9 @@ class Growing:
             try:
                 await self._hint(Writing(self._seat, ""))
             except Temporary as error:
-                log.debug("what a seat wrote is not taken back", seat=self._seat, reason=error.message)
+                log.debug(
+                    "what a seat wrote is not taken back", seat=self._seat, reason=error.message
+                )
 
     @property
     def writing(self) -> Writing:

@@ -19,24 +19,37 @@ _MB = 10**6
 
 def sum_usage(results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> ToolUsage:
     """Return what tools and checks used, as the kernel measured it."""
-    return sum((*(one.usage for one in results), *(run.usage for run in runs.values())), ToolUsage())
+    return sum(
+        (*(one.usage for one in results), *(run.usage for run in runs.values())), ToolUsage()
+    )
 
 
-def check_bounds(bounds: Bounds, results: Iterable[ToolResult], runs: Mapping[str, CheckRun]) -> None:
+def check_bounds(
+    bounds: Bounds, results: Iterable[ToolResult], runs: Mapping[str, CheckRun]
+) -> None:
     """Raise `LimitExceeded` where something was stopped at a limit of the agent's own."""
     said: dict[str, str] = {}
     if bounds.memory_bytes:
         said[ToolStatus.MEMORY] = f"max_memory, {bounds.memory_bytes / _MB:g} MB"
     if bounds.cpu_share:
-        said[ToolStatus.CPU] = f"max_cpu, {bounds.cpu_share:.0%} of a processor over the time that it may take"
-    for name, status in (*((one.tool, one.status) for one in results), *((name, run.status) for name, run in runs.items())):
+        said[ToolStatus.CPU] = (
+            f"max_cpu, {bounds.cpu_share:.0%} of a processor over the time that it may take"
+        )
+    for name, status in (
+        *((one.tool, one.status) for one in results),
+        *((name, run.status) for name, run in runs.items()),
+    ):
         if limit := said.get(status):
-            raise LimitExceeded(f"{name} hit the agent's own limit ({limit}), and the agent was stopped")
+            raise LimitExceeded(
+                f"{name} hit the agent's own limit ({limit}), and the agent was stopped"
+            )
 
 
 @dataclass(slots=True)
 class Advance:
-    """How far the agent of a deliberation is, fact by fact. `progress` never falls, over a restart either: it begins with what is on record."""
+    """How far the agent of a deliberation is, fact by fact. `progress` never falls, over a restart
+    either: it begins with what is on record.
+    """
 
     d: Deliberation
     progress: float = 0.0
@@ -54,7 +67,12 @@ class Advance:
             return None
         if kind is EventType.SEAT_TURN:
             self._take_turn(seat, data)
-        done = way(self._turns.get(seat, 0), self.d.max_turns, proposed=kind in _PROPOSED, ended=kind is EventType.SEAT_FINISHED)
+        done = way(
+            self._turns.get(seat, 0),
+            self.d.max_turns,
+            proposed=kind in _PROPOSED,
+            ended=kind is EventType.SEAT_FINISHED,
+        )
         self._ways[seat] = max(done, self._ways.get(seat, 0.0))
         self.progress = max(self.progress, round(sum(self._ways.values()) / len(self.d.seats), 3))
         return {

@@ -21,8 +21,12 @@ _NO_MODEL = "unknown"
 
 
 @contextmanager
-def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callable[[str], str]) -> Iterator[Noted]:
-    """Watch one call; give its reply to what is yielded. `messages` is what is really sent, without secrets."""
+def model_call(
+    request: ChatRequest, messages: Sequence[Message], clean: Callable[[str], str]
+) -> Iterator[Noted]:
+    """Watch one call; give its reply to what is yielded. `messages` is what is really sent, without
+    secrets.
+    """
     started = perf_counter()
     model, outcome = _NO_MODEL, "INTERNAL"
     _, seat, phase, _ = request.call_id.split("/")
@@ -36,7 +40,10 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
         "moothall.seat": seat,
         "moothall.phase": phase,
     }
-    with telemetry.span("chat", about, kind="client") as span, telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress():
+    with (
+        telemetry.span("chat", about, kind="client") as span,
+        telemetry.metrics.MODEL_CALLS_IN_FLIGHT.track_inprogress(),
+    ):
 
         def note(reply: ChatReply) -> ChatReply:
             nonlocal model, outcome
@@ -54,7 +61,12 @@ def model_call(request: ChatRequest, messages: Sequence[Message], clean: Callabl
                 }
             )
             if telemetry.wants_content():
-                span.set({"gen_ai.input.messages": _as_json(messages), "gen_ai.output.messages": clean(reply.text)})
+                span.set(
+                    {
+                        "gen_ai.input.messages": _as_json(messages),
+                        "gen_ai.output.messages": clean(reply.text),
+                    }
+                )
             tokens = telemetry.metrics.MODEL_TOKENS
             tokens.add(model, "prompt", amount=usage.prompt_tokens)
             tokens.add(model, "cached", amount=usage.cached_tokens)
@@ -86,7 +98,10 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
 
         def note(run: CheckRun) -> CheckRun:
             span.set({"moothall.verdict": run.verdict, "moothall.duration_ms": run.duration_ms})
-            if run.verdict in {Verdict.ERRORED, Verdict.MISSING}:  # a red test is an answer, not a failure
+            if run.verdict in {
+                Verdict.ERRORED,
+                Verdict.MISSING,
+            }:  # a red test is an answer, not a failure
                 span.fail(run.verdict)
             telemetry.metrics.CHECKS.add(label, run.verdict)
             return run
@@ -95,4 +110,7 @@ def watch_check(check: str, workspace: str) -> Iterator[Callable[[CheckRun], Che
 
 
 def _as_json(messages: Sequence[Message]) -> str:
-    return json.dumps([{"role": message.role, "content": message.content} for message in messages], ensure_ascii=False)
+    return json.dumps(
+        [{"role": message.role, "content": message.content} for message in messages],
+        ensure_ascii=False,
+    )

@@ -1,35 +1,44 @@
 """The protocols: the same steps in different orders.
 
 single             propose
-ask                propose; where nothing is changed, what is said at the end is the answer, and is judged as text
+ask                propose; where nothing is changed, what is said at the end is the answer, and is
+judged as text
 vote               propose · cross-tests
 debate             propose · (every seat reviews another's, authors revise), in rounds · cross-tests
 tests_then_verify  propose · (revise on execution evidence where no candidate is good), in rounds
                    · cross-tests · reviews on ties
-tournament         propose · cross-tests · (a second wave of proposals, on notes about the first, where no candidate is
-                   reproduced or proven · cross-tests) · comparison by summaries, in small groups, on ties
+tournament         propose · cross-tests · (a second wave of proposals, on notes about the first,
+where no candidate is
+                   reproduced or proven · cross-tests) · comparison by summaries, in small groups,
+                   on ties
 
-Every protocol that reviews ties compares in groups, too, if more answers are level than one comparison takes, or if reviews
-leave a tie and the model's window is wide enough. Before a revision an author reads summaries of the other answers and of the
-tests that pass on them. `limits.second_wave` adds a second wave to other protocols, or turns it off.
+Every protocol that reviews ties compares in groups, too, if more answers are level than one
+comparison takes, or if reviews leave a tie and the model's window is wide enough. Before a revision
+an author reads summaries of the other answers and of the tests that pass on them.
+`limits.second_wave` adds a second wave to other protocols, or turns it off.
 
-Peer review adds reviews from all in any of them. About text there are no checks: all distinct answers are reviewed.
-A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has one `seat.finished`.
+Peer review adds reviews from all in any of them. About text there are no checks: all distinct
+answers are reviewed.
+A seat that fails, is late, is cancelled or never starts is an outcome. At the end every seat has
+one `seat.finished`.
 
-The test writer (`judging/test_writer.py`) works after proposals and revisions, and before a second wave, if no candidate is
-proven and through the gates; never in `ask` or about text. If different answers are level then, and the protocol reviews ties,
-the tie-breaker (`judging/tie_breaker.py`) compares them before they are reviewed.
+The test writer (`judging/test_writer.py`) works after proposals and revisions, and before a second
+wave, if no candidate is proven and through the gates; never in `ask` or about text. If different
+answers are level then, and the protocol reviews ties, the tie-breaker (`judging/tie_breaker.py`)
+compares them before they are reviewed.
 
-Early stop: once a strict majority of all seats has proposed patches that pass the gates, are reproduced or proven, and behave
-the same under all tests, those of the seats included, the seats without a proposal are cancelled. A later patch could win only
-by tests of its own author that the majority's patches fail. Where reviews were asked for there is no early stop.
+Early stop: once a strict majority of all seats has proposed patches that pass the gates, are
+reproduced or proven, and behave the same under all tests, those of the seats included, the seats
+without a proposal are cancelled. A later patch could win only by tests of its own author that the
+majority's patches fail. Where reviews were asked for there is no early stop.
 
-In turn: with the embedded model, which is no faster for several seats at once, they are filled one after the other until a
-candidate is proven and through the gates, and nothing is red beside what it mended (`llm.seats_in_turn`).
+In turn: with the embedded model, which is no faster for several seats at once, they are filled one
+after the other until a candidate is proven and through the gates, and nothing is red beside what it
+mended (`llm.seats_in_turn`).
 
-Patience: once a candidate is proven and through the gates, the other seats get the time that it took once more
-(`limits.patience`, at least `limits.patience_seconds`); then those without a proposal are late. A seat that goes in circles
-must not hold up an answer that stands.
+Patience: once a candidate is proven and through the gates, the other seats get the time that it
+took once more (`limits.patience`, at least `limits.patience_seconds`); then those without a
+proposal are late. A seat that goes in circles must not hold up an answer that stands.
 """
 
 from __future__ import annotations
@@ -74,7 +83,9 @@ from moothall.ranking import is_done, ties
 __all__ = ["HOST_STOPS", "Parts", "deliberate"]
 
 HOST_STOPS = "host stops"
-"""Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is reported as finished."""
+"""Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is
+reported as finished.
+"""
 
 SECOND_WAVE = "second-wave"
 """The name that a second wave is reported under."""
@@ -82,10 +93,13 @@ _FIRST_SEATS = 2
 _CLOSE_SECONDS = 5.0
 
 
-async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording) -> None:
+async def deliberate(
+    d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording
+) -> None:
     """Run a deliberation; everything that it comes to is in the events it publishes.
 
-    `prepared` is None about text. Raises `BusUnavailable` where facts could not be published (take it up
+    `prepared` is None about text. Raises `BusUnavailable` where facts could not be published (take
+    it up
     again with a recording).
     """
     try:
@@ -108,7 +122,8 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
         await _sit(council)
     except asyncio.CancelledError as error:
         if HOST_STOPS not in error.args:
-            # Bounded: whoever cancels waits for this. What is not said now, the deliberation's own deadline says.
+            # Bounded: whoever cancels waits for this. What is not said now, the deliberation's own
+            # deadline says.
             with suppress(TimeoutError, BusUnavailable):
                 async with asyncio.timeout(_CLOSE_SECONDS):
                     await _finish(council)
@@ -119,7 +134,9 @@ async def deliberate(d: Deliberation, prepared: Prepared | None, parts: Parts, r
         ours, bugs = group.split(MoothallError)
         if ours is None or bugs is not None:
             raise
-        first = next(leaves(ours))  # such as a disk that is full or a sandbox that does not start any more
+        first = next(
+            leaves(ours)
+        )  # such as a disk that is full or a sandbox that does not start any more
         for sitting in council.sittings:
             sitting.end(SeatStatus.FAILED, first.code, first.message)
     await _finish(council)
@@ -140,7 +157,9 @@ async def _sit(council: Assembly) -> None:
 
 
 async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
-    """What no seat can do without, such as the model, is not there: every seat failed before it began."""
+    """What no seat can do without, such as the model, is not there: every seat failed before it
+    began.
+    """
     for seat in facts.d.seats:
         outcome = SeatOutcome(seat, SeatStatus.FAILED, error.code, error.message)
         await facts.say(EventType.SEAT_FINISHED, seat, seat=seat, outcome=dump(outcome))
@@ -149,12 +168,20 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
 
 async def _finish(council: Assembly) -> None:
     await council.model.close()  # before the end is on record: what follows it may need the rest
-    # A seat's end lets its deliberation be decided: it is never on record before what was said earlier (`Log.post`).
+    # A seat's end lets its deliberation be decided: it is never on record before what was said
+    # earlier (`Log.post`).
     for sitting in council.sittings:
         if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
-            sitting.end(SeatStatus.CANCELLED, "CANCELLED", "nothing that it could have proposed would have won")
+            sitting.end(
+                SeatStatus.CANCELLED,
+                "CANCELLED",
+                "nothing that it could have proposed would have won",
+            )
         await council.facts.say(
-            EventType.SEAT_FINISHED, sitting.seat, seat=sitting.seat, outcome=dump(outcome_of(council, sitting))
+            EventType.SEAT_FINISHED,
+            sitting.seat,
+            seat=sitting.seat,
+            outcome=dump(outcome_of(council, sitting)),
         )
     await council.facts.flush()
 
@@ -192,16 +219,24 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
             await _cross_tests(council)  # its results are in what authors read of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
             given = answers(sitting.latest.proposal for sitting in council.proposers)
-            found = await hold_reviews(council, assign(given, _seats(council.proposers), each=1), "critique", round_)
+            found = await hold_reviews(
+                council, assign(given, _seats(council.proposers), each=1), "critique", round_
+            )
             await _revise_all(council, council.proposers, round_, found)
         elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
             # One that went in circles to the end has seen all this, and was none the wiser.
-            failed = [sitting for sitting in council.proposers if not sitting.latest.solves and not sitting.circles]
+            failed = [
+                sitting
+                for sitting in council.proposers
+                if not sitting.latest.solves and not sitting.circles
+            ]
             await _revise_all(council, failed, round_)
 
 
 async def _second_wave(council: Assembly, protocol: Protocol, tests: IndependentTests) -> None:
-    """Let all seats propose once more, on notes about the first proposals, if none of these is reproduced or proven."""
+    """Let all seats propose once more, on notes about the first proposals, if none of these is
+    reproduced or proven.
+    """
     setting = council.parts.limits.second_wave
     wanted = setting == "on" or (setting == "auto" and protocol.second_wave)
     if not wanted or council.about_text or not _time_left(council) or council.ledger.used_up:
@@ -214,7 +249,11 @@ async def _second_wave(council: Assembly, protocol: Protocol, tests: Independent
     wave = council.d.rounds + 1
     council.notes = await distil_notes(council, wave)
     council.wave = wave
-    await report(council, SECOND_WAVE, "second wave: no answer is reproduced or proven, so all seats begin anew with notes")
+    await report(
+        council,
+        SECOND_WAVE,
+        "second wave: no answer is reproduced or proven, so all seats begin anew with notes",
+    )
     async with asyncio.TaskGroup() as group:
         for sitting in council.sittings:
             group.create_task(propose_again(council, sitting), name=f"{sitting.seat}.w{wave}")
@@ -231,27 +270,39 @@ async def _review_ties(council: Assembly) -> None:
             await compare(council, given)
             return
         # One review of each, all at temperature 0: the model judges them alike, whoever asks.
-        authors = [seat if seat in judges else judges[0] for seat in (min(answer.seats) for answer in given)]
+        authors = [
+            seat if seat in judges else judges[0]
+            for seat in (min(answer.seats) for answer in given)
+        ]
         pairs = assign(given, authors, each=1)
-        # With `council.same` an agent with a shell has found no difference; a workspace for each reviewer finds none either.
-        found = await hold_reviews(council, pairs, "verify", council.d.rounds + 1, tools=not council.same)
+        # With `council.same` an agent with a shell has found no difference; a workspace for each
+        # reviewer finds none either.
+        found = await hold_reviews(
+            council, pairs, "verify", council.d.rounds + 1, tools=not council.same
+        )
         if council.setup_of("-").llm.context_tokens >= WIDE_WINDOW:
             await compare(council, _level_after(given, found))
 
 
 def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answer]:
-    """Return the answers that share the best review, or all if a review is missing; [] if one has the best alone."""
+    """Return the answers that share the best review, or all if a review is missing; [] if one has
+    the best alone.
+    """
     scores = {review.candidate: review.score for review in found}
     if any(one.candidate not in scores for answer in given for one in answer.proposals):
         return list(given)
     means = [fmean([scores[one.candidate] for one in answer.proposals]) for answer in given]
-    best = [answer for answer, mean in zip(given, means, strict=True) if round(mean, 3) == round(max(means), 3)]
+    best = [
+        answer
+        for answer, mean in zip(given, means, strict=True)
+        if round(mean, 3) == round(max(means), 3)
+    ]
     return best if len(best) > 1 else []
 
 
 async def _take_seats(council: Assembly) -> None:
-    """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and then one more while the
-    evidence disagrees.
+    """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and
+    then one more while the evidence disagrees.
     """
     if council.d.adaptive:
         first, enough = _FIRST_SEATS, _seats_agree
@@ -267,10 +318,16 @@ async def _take_seats(council: Assembly) -> None:
 
 
 def _in_turn(council: Assembly) -> bool:
-    """Whether seats are filled one after the other: as little as `patience` where every answer is to be seen."""
+    """Whether seats are filled one after the other: as little as `patience` where every answer is
+    to be seen.
+    """
     llm = council.parts.llm
     wanted = llm.seats_in_turn == "on" or (llm.seats_in_turn == "auto" and llm.base_url is None)
-    return wanted and not (council.about_text or council.d.peer_review) and _protocol(council).stops_early
+    return (
+        wanted
+        and not (council.about_text or council.d.peer_review)
+        and _protocol(council).stops_early
+    )
 
 
 async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
@@ -288,12 +345,18 @@ async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
             for task in waiting:
                 task.cancel()
         elif not waiting and _has_proven(council):
-            waiting.append(group.create_task(_lose_patience(council, tasks, datetime.now(UTC) - started)))
-        if waiting and all(other.drafts or task.done() or other is sitting for other, task in tasks):
+            waiting.append(
+                group.create_task(_lose_patience(council, tasks, datetime.now(UTC) - started))
+            )
+        if waiting and all(
+            other.drafts or task.done() or other is sitting for other, task in tasks
+        ):
             waiting[0].cancel()
 
     async with asyncio.TaskGroup() as group:
-        tasks += [(sitting, group.create_task(sit(sitting), name=sitting.seat)) for sitting in sittings]
+        tasks += [
+            (sitting, group.create_task(sit(sitting), name=sitting.seat)) for sitting in sittings
+        ]
 
 
 def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting]:
@@ -304,20 +367,34 @@ def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting
     return [sitting for sitting, _ in stopped]
 
 
-async def _lose_patience(council: Assembly, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta) -> None:
+async def _lose_patience(
+    council: Assembly, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta
+) -> None:
     limits = council.parts.limits
     await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
     stopped = _unseat(tasks)
-    await asyncio.gather(*(task for sitting, task in tasks if sitting in stopped), return_exceptions=True)
+    await asyncio.gather(
+        *(task for sitting, task in tasks if sitting in stopped), return_exceptions=True
+    )
     for sitting in stopped:
-        sitting.end(SeatStatus.LATE, OUT_OF_PATIENCE, "a proven answer was there and this seat took more than as long again")
+        sitting.end(
+            SeatStatus.LATE,
+            OUT_OF_PATIENCE,
+            "a proven answer was there and this seat took more than as long again",
+        )
 
 
-async def _revise_all(council: Assembly, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()) -> None:
+async def _revise_all(
+    council: Assembly, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()
+) -> None:
     async with asyncio.TaskGroup() as group:
         for sitting in sittings:
-            own = [review for review in found if review.candidate == sitting.latest.proposal.candidate]
-            group.create_task(revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}")
+            own = [
+                review for review in found if review.candidate == sitting.latest.proposal.candidate
+            ]
+            group.create_task(
+                revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}"
+            )
 
 
 async def _is_decided(council: Assembly) -> bool:
@@ -325,26 +402,36 @@ async def _is_decided(council: Assembly) -> bool:
     if council.bench is None or council.d.peer_review or not _protocol(council).stops_early:
         return False
     enough = len(council.sittings) // 2 + 1
-    if sum(item.passes for item in council.judged) < enough or len(council.judged) == len(council.sittings):
+    if sum(item.passes for item in council.judged) < enough or len(council.judged) == len(
+        council.sittings
+    ):
         return False
     await _cross_tests(council)
     good = Counter(
         item.assessment.behaviour
         for item in council.judged
-        if item.passes and item.candidate.level.independent and all(run.passed for run in item.cross)
+        if item.passes
+        and item.candidate.level.independent
+        and all(run.passed for run in item.cross)
     )
     return any(count >= enough for count in good.values())
 
 
 def _has_proven(council: Assembly) -> bool:
     """Whether the others are waited for with patience only."""
-    if not council.parts.limits.patience or council.d.peer_review or not _protocol(council).stops_early:
+    if (
+        not council.parts.limits.patience
+        or council.d.peer_review
+        or not _protocol(council).stops_early
+    ):
         return False
     return _proven(council)
 
 
 def _leaves_nothing_red(council: Assembly) -> bool:
-    """Whether a proven candidate leaves nothing red beside what it mended: one that is half right is no reason to ask nobody else."""
+    """Whether a proven candidate leaves nothing red beside what it mended: one that is half right
+    is no reason to ask nobody else.
+    """
     return any(item.passes and is_done(item.assessment) for item in council.judged)
 
 
@@ -353,14 +440,20 @@ def _proven(council: Assembly) -> bool:
 
 
 def _good(council: Assembly) -> bool:
-    """Whether a candidate passes the gates and leaves nothing of the task failing: there is nothing to repair."""
+    """Whether a candidate passes the gates and leaves nothing of the task failing: there is nothing
+    to repair.
+    """
     return any(item.solves for item in council.judged)
 
 
 def _seats_agree(council: Assembly) -> bool:
-    """Whether the evidence agrees: every seat so far proposed, and all are through the gates and behave alike."""
+    """Whether the evidence agrees: every seat so far proposed, and all are through the gates and
+    behave alike.
+    """
     latest = [sitting.latest for sitting in council.proposers]
-    started = [sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED]
+    started = [
+        sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED
+    ]
     if council.about_text:
         return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
     alike = {item.assessment.behaviour for item in latest}
@@ -388,11 +481,15 @@ def _note(council: Assembly, judged: Sequence[Judged]) -> None:
 
 
 async def _judge_by_peers(council: Assembly) -> None:
-    """Reviews from all: where they were asked for, and always about text, which has no other evidence."""
+    """Reviews from all: where they were asked for, and always about text, which has no other
+    evidence.
+    """
     if council.about_text or council.d.peer_review:
         given = answers(item.proposal for item in council.judged)
         if len(given) > 1 or council.d.peer_review:
-            await hold_reviews(council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1)
+            await hold_reviews(
+                council, assign(given, _reviewers(council)), "critique", council.d.rounds + 1
+            )
 
 
 def _seats(sittings: Sequence[Sitting]) -> list[str]:
@@ -408,4 +505,8 @@ def _reviewers(council: Assembly) -> list[str]:
 def _with_twins(council: Assembly, given: Sequence[Answer]) -> tuple[Answer, ...]:
     """The same answers with every seat that gave them: none of those may review it."""
     texts = {answer.text for answer in given}
-    return tuple(answer for answer in answers(item.proposal for item in council.judged) if answer.text in texts)
+    return tuple(
+        answer
+        for answer in answers(item.proposal for item in council.judged)
+        if answer.text in texts
+    )

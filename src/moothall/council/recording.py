@@ -36,8 +36,9 @@ REMOTE = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What an earlier run of the same deliberation left: its answers by call id, and by `<seat>/<phase>/<round>.<turn>` what it
-    found of a turn (why the seat went in circles, or nothing). `words` is what was said to it, by event id; `told` which of that a call heard.
+    """What an earlier run of the same deliberation left: its answers by call id, and by
+    `<seat>/<phase>/<round>.<turn>` what it found of a turn (why the seat went in circles, or
+    nothing). `words` is what was said to it, by event id; `told` which of that a call heard.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
@@ -56,7 +57,9 @@ class Recording:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
-        """Read the answers out of a replay; other events, and those that are malformed, are passed over."""
+        """Read the answers out of a replay; other events, and those that are malformed, are passed
+        over.
+        """
         answers: dict[str, ChatReply] = {}
         circles: dict[str, str] = {}
         words: dict[str, str] = {}
@@ -65,7 +68,9 @@ class Recording:
         progress = 0.0
         for event in events:
             known.add(event.id)
-            if event.type is EventType.AGENT_PROGRESS and isinstance(far := event.data.get("progress"), int | float):
+            if event.type is EventType.AGENT_PROGRESS and isinstance(
+                far := event.data.get("progress"), int | float
+            ):
                 progress = max(progress, far)
             if event.type is EventType.DELIBERATION_STEERED:
                 words[event.id] = word_of(event)
@@ -78,20 +83,34 @@ class Recording:
                     told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
                 said = {name: data[name] for name in _RECORDED if name in data}
                 try:
-                    answers.setdefault(str(data.get("call_id")), load(ChatReply, {"text": data.get("answer"), **said}))
+                    answers.setdefault(
+                        str(data.get("call_id")),
+                        load(ChatReply, {"text": data.get("answer"), **said}),
+                    )
                 except InvalidRequest as error:
-                    log.warning("a recorded call is malformed, and not used", id=event.id, reason=error.message)
+                    log.warning(
+                        "a recorded call is malformed, and not used",
+                        id=event.id,
+                        reason=error.message,
+                    )
         return cls(answers, circles, words, told, frozenset(known), progress)
 
 
 def word_of(event: Event) -> str:
-    """Return what an event says to a council, fenced: who says it is known, and the system message says what counts."""
-    return fence(f"the task, added to by {event.data.get('by', '')} meanwhile", str(event.data.get("message", "")))
+    """Return what an event says to a council, fenced: who says it is known, and the system message
+    says what counts.
+    """
+    return fence(
+        f"the task, added to by {event.data.get('by', '')} meanwhile",
+        str(event.data.get("message", "")),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model of the settings, what calls it, and what its server tells of it once that was asked."""
+    """A model of the settings, what calls it, and what its server tells of it once that was
+    asked.
+    """
 
     llm: LlmSettings
     model: ChatModel
@@ -99,7 +118,9 @@ class NamedModel:
 
 
 class RecordedModel:
-    """The one way in which a council calls its models. `seats` are those of seats, the first one is asked for what they share. Belongs to one event loop."""
+    """The one way in which a council calls its models. `seats` are those of seats, the first one is
+    asked for what they share. Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -133,7 +154,9 @@ class RecordedModel:
         self._heard: dict[str, ChatReply] = {}
         self._asking: dict[str, asyncio.Lock] = {}
         self._circles = dict(recording.circles)
-        self._clean_ones: dict[Message, Message] = {}  # the system message and the task are in every prompt
+        self._clean_ones: dict[
+            Message, Message
+        ] = {}  # the system message and the task are in every prompt
 
     def clean(self, text: str) -> str:
         """Return a text without secrets."""
@@ -144,7 +167,9 @@ class RecordedModel:
         return self._used.get(seat, Usage())
 
     def words_for(self, call_id: str) -> tuple[str, ...]:
-        """Return what was said to the council that this call hears: all until now, or, of one that was made before, what it heard then."""
+        """Return what was said to the council that this call hears: all until now, or, of one that
+        was made before, what it heard then.
+        """
         words = {**self._recording.words, **self._words}
         if call_id not in self._told:
             known = call_id in self._recording.answers
@@ -152,13 +177,15 @@ class RecordedModel:
         return tuple(words[name] for name in self._told[call_id] if name in words)
 
     def circle(self, step: str, found: str) -> str:
-        """Return what was found of a turn the first time, in an earlier run or in a workspace that was lost; `found` where this
-        is the first. Checks may say something else when they are run again, and the seat must go the same way all the same.
+        """Return what was found of a turn the first time, in an earlier run or in a workspace that
+        was lost; `found` where this is the first. Checks may say something else when they are run
+        again, and the seat must go the same way all the same.
         """
         return self._circles.setdefault(step, found)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
-        """Return the answer. The same call is made once, also if it is asked for twice at the same time. No secret is in what is sent.
+        """Return the answer. The same call is made once, also if it is asked for twice at the same
+        time. No secret is in what is sent.
 
         Raises what the model raises, and `BudgetExceeded`.
         """
@@ -201,7 +228,9 @@ class RecordedModel:
         if self._turnstile.shut:
             await self._facts.flush()
 
-    async def _make(self, request: ChatRequest, messages: tuple[Message, ...], used: NamedModel, estimate: Usage) -> ChatReply:
+    async def _make(
+        self, request: ChatRequest, messages: tuple[Message, ...], used: NamedModel, estimate: Usage
+    ) -> ChatReply:
         """Make a call for which there is room, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
@@ -225,14 +254,23 @@ class RecordedModel:
             prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
             model=reply.model,
             **({"profile": name} if (name := self._facts.d.model_of(seat)) else {}),
-            sampling={"temperature": request.temperature, "seed": request.seed, "max_tokens": request.max_tokens},
+            sampling={
+                "temperature": request.temperature,
+                "seed": request.seed,
+                "max_tokens": request.max_tokens,
+            },
             usage=dump(reply.usage),
             answer=self._clean(reply.text),
             finish_reason=reply.finish_reason,
             duration_ms=reply.duration_ms,
             **({"digits": dump(reply)["digits"]} if reply.digits else {}),
             **(
-                {"calls": [dump(replace(call, arguments=self._clean(call.arguments))) for call in reply.calls]}
+                {
+                    "calls": [
+                        dump(replace(call, arguments=self._clean(call.arguments)))
+                        for call in reply.calls
+                    ]
+                }
                 if reply.calls
                 else {}
             ),
@@ -253,7 +291,9 @@ class RecordedModel:
         return reply
 
     async def close(self) -> None:
-        """Give back to the story what its budget held for calls that were not made. Raises `BusUnavailable`."""
+        """Give back to the story what its budget held for calls that were not made. Raises
+        `BusUnavailable`.
+        """
         if self._purse is not None:
             await self._purse.close(self._ledger.spent)
 
@@ -268,7 +308,9 @@ class RecordedModel:
         known = self._clean_ones.get(message)
         if known is None:
             content = self._clean(message.content)
-            calls = tuple(replace(call, arguments=self._clean(call.arguments)) for call in message.calls)
+            calls = tuple(
+                replace(call, arguments=self._clean(call.arguments)) for call in message.calls
+            )
             same = content == message.content and calls == message.calls
             known = message if same else replace(message, content=content, calls=calls)
             self._clean_ones[message] = known
@@ -279,6 +321,10 @@ class RecordedModel:
 
 
 def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) -> Usage:
-    prompt = sum(tokens(text) for message in messages for text in (message.content, *(call.arguments for call in message.calls)))
+    prompt = sum(
+        tokens(text)
+        for message in messages
+        for text in (message.content, *(call.arguments for call in message.calls))
+    )
     price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
     return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

@@ -21,11 +21,13 @@ _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draft:
-    """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`, `NoChanges`, `PatchRefused`, `MalformedReplies`,
-    and what model, budget and workspace raise.
+    """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`,
+    `NoChanges`, `PatchRefused`, `MalformedReplies`, and what model, budget and workspace raise.
     """
     if endpoint not in council.parts.remote_agents:
-        raise ConfigurationError(f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)")
+        raise ConfigurationError(
+            f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)"
+        )
     request = ChatRequest(
         call_id=f"{council.d.task_id}/{sitting.seat}/{REMOTE}/0.1",
         messages=_prompt(council.d),
@@ -37,10 +39,18 @@ async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draf
     if council.d.is_answer(diff) and said.strip():
         return Draft(said)
     if council.prepared is None or not diff.strip():
-        raise NoChanges(f"the remote agent says that it is done and has {'changed' if council.prepared else 'said'} nothing")
+        raise NoChanges(
+            "the remote agent says that it is done and has "
+            f"{'changed' if council.prepared else 'said'} nothing"
+        )
     grant = grant_of(council.d, council.parts.gate, council.prepared)
-    if all(spec.danger is Danger.READ for spec in council.parts.gate.list_tools(council.d.tenant, grant)):
-        raise PatchRefused("This seat has no tool that changes files, so it cannot propose a change.")
+    if all(
+        spec.danger is Danger.READ
+        for spec in council.parts.gate.list_tools(council.d.tenant, grant)
+    ):
+        raise PatchRefused(
+            "This seat has no tool that changes files, so it cannot propose a change."
+        )
     name = workspace_name(council.d.task_id, sitting.seat)
     async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
@@ -58,7 +68,15 @@ def _prompt(d: Deliberation) -> tuple[Message, ...]:
     checks = [f"- {shlex.join(argv)}" for argv in d.checks.values()]
     told = ["It is done when these commands succeed:\n" + "\n".join(checks)] if checks else []
     query = "\n\n".join(
-        part for part in (d.description, d.context, d.constraints.rubric, *d.constraints.requirements, *told) if part
+        part
+        for part in (
+            d.description,
+            d.context,
+            d.constraints.rubric,
+            *d.constraints.requirements,
+            *told,
+        )
+        if part
     )
     return Message("system", json.dumps(about)), Message("user", query)
 
@@ -70,4 +88,6 @@ def _read(text: str) -> tuple[str, str]:
         said, diff = found["result"], found["diff"]
         return str(said), str(diff) or next(iter(_FENCED.findall(str(said))[-1:]), "")
     except (ValueError, TypeError, KeyError) as error:
-        raise MalformedReplies("what the remote agent said is no answer: there is no result and no diff") from error
+        raise MalformedReplies(
+            "what the remote agent said is no answer: there is no result and no diff"
+        ) from error

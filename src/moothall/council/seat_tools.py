@@ -20,14 +20,22 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COUNT = re.compile(r"\bcount=\d+\b")
 _CATALOGUE_NAME = re.compile(r"(?<![\w/.'-])(?:files|git|tests|code|system)\.[a-z]+\b(?![/(])")
 _RIGHT = re.compile(r" Right is [a-z]+\.[a-z]+\([^()]*\)\Z")
-_IN_SHELL = {f"git.{command}": f"git {command}" for command in ("status", "diff", "log", "show", "blame")}
+_IN_SHELL = {
+    f"git.{command}": f"git {command}" for command in ("status", "diff", "log", "show", "blame")
+}
 _VIEWED = 400  # lines, without a range
 _SUBMIT = FunctionTool(
     SUBMIT,
-    "Hand in your change. The tests near it and your new tests run once. Call it only when the task is done.",
+    "Hand in your change. The tests near it and your new tests run once. Call it only when the "
+    "task is done.",
     {
         "type": "object",
-        "properties": {"summary": {"type": "string", "description": "what was wrong, what you changed, and how you tested it"}},
+        "properties": {
+            "summary": {
+                "type": "string",
+                "description": "what was wrong, what you changed, and how you tested it",
+            }
+        },
         "required": ["summary"],
         "additionalProperties": False,
     },
@@ -40,8 +48,8 @@ class UnusableCallError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Short:
-    """A short tool: the name offered, its arguments (name → JSON schema), which of them are required, and how they become the
-    arguments of the catalogue's tool.
+    """A short tool: the name offered, its arguments (name → JSON schema), which of them are
+    required, and how they become the arguments of the catalogue's tool.
     """
 
     name: str
@@ -51,7 +59,9 @@ class _Short:
     translate: Callable[[dict[str, Any]], dict[str, Any]]
 
     def offer(self, spec: ToolSpec) -> FunctionTool:
-        """Return what the model is offered; the description names the limits of the catalogue's tool."""
+        """Return what the model is offered; the description names the limits of the catalogue's
+        tool.
+        """
         shape = {
             "type": "object",
             "properties": dict(self.arguments),
@@ -59,7 +69,9 @@ class _Short:
             "additionalProperties": False,
         }
         usual, most = (f"{seconds:g}" for seconds in (spec.caps.usual_seconds, spec.caps.seconds))
-        return FunctionTool(self.name, self.description.replace("USUAL", usual).replace("MOST", most), shape)
+        return FunctionTool(
+            self.name, self.description.replace("USUAL", usual).replace("MOST", most), shape
+        )
 
 
 def _range(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -86,9 +98,12 @@ _PATH = {"type": "string", "description": "relative to the root of the repositor
 _SHORT: Mapping[str, _Short] = {
     BASH: _Short(
         "bash",
-        "Run a command in bash. The working directory is kept from call to call, and begins as the root of the repository; exported "
-        "variables and shell functions are lost, and background processes end with the call. A command may take USUAL s, or "
-        "timeout_seconds, up to MOST. Of long output the head and the tail are shown, and the file that holds all of it. "
+        "Run a command in bash. The working directory is kept from call to call, and begins as "
+        "the root of the repository; exported "
+        "variables and shell functions are lost, and background processes end with the call. A "
+        "command may take USUAL s, or "
+        "timeout_seconds, up to MOST. Of long output the head and the tail are shown, and the "
+        "file that holds all of it. "
         "git reads the history up to the base commit: log, blame, show, grep, diff, stash.",
         {"command": _TEXT, "timeout_seconds": {"type": "integer", "minimum": 1}},
         ("command",),
@@ -96,7 +111,8 @@ _SHORT: Mapping[str, _Short] = {
     ),
     VIEW: _Short(
         "view",
-        f"Show a text file with line numbers, or the lines from start to end. Without a range: the first {_VIEWED} lines. "
+        "Show a text file with line numbers, or the lines from start to end. Without a range: "
+        f"the first {_VIEWED} lines. "
         "Of a folder: the names in it.",
         {"path": _PATH, "start": _LINE, "end": _LINE},
         ("path",),
@@ -104,7 +120,8 @@ _SHORT: Mapping[str, _Short] = {
     ),
     EDIT: _Short(
         "edit",
-        "Replace the text old, which has to occur exactly once, by new. With all, replace every occurrence. "
+        "Replace the text old, which has to occur exactly once, by new. With all, replace every "
+        "occurrence. "
         "Copy old from the file as it is, white space included.",
         {"path": _PATH, "old": _TEXT, "new": _TEXT, "all": {"type": "boolean"}},
         ("path", "old", "new"),
@@ -129,7 +146,9 @@ class SeatTools:
 
     @classmethod
     def of(cls, specs: Sequence[ToolSpec]) -> SeatTools:
-        """Offer the short tools among `specs` and, under names of their own, those that a shell does not replace."""
+        """Offer the short tools among `specs` and, under names of their own, those that a shell
+        does not replace.
+        """
         known = {spec.name: spec for spec in specs}
         shell = BASH in known
         offered: list[FunctionTool] = []
@@ -140,7 +159,12 @@ class SeatTools:
                 named[short.name] = known[name]
         for spec in specs:
             name = spec.name.replace(".", "_")
-            if spec.name in _SHORT or (shell and spec.category in _SHELL_REPLACES) or name in named or not _NAME.fullmatch(name):
+            if (
+                spec.name in _SHORT
+                or (shell and spec.category in _SHELL_REPLACES)
+                or name in named
+                or not _NAME.fullmatch(name)
+            ):
                 continue
             offered.append(FunctionTool(name, spec.summary, spec.schema(None)))
             named[name] = spec
@@ -168,7 +192,9 @@ class SeatTools:
         """Return the call as one of the catalogue. Raises `UnusableCallError`."""
         spec = self._specs.get(call.name)
         if spec is None:
-            raise UnusableCallError(f"there is no tool {call.name[:60]!r}; there are: {', '.join(self.names)}")
+            raise UnusableCallError(
+                f"there is no tool {call.name[:60]!r}; there are: {', '.join(self.names)}"
+            )
         arguments = read_arguments(call)
         short = _SHORT.get(spec.name)
         if short is None:
@@ -176,14 +202,19 @@ class SeatTools:
         if missing := [name for name in short.required if name not in arguments]:
             raise UnusableCallError(f"{call.name} needs {' and '.join(missing)}")
         if unknown := [name for name in arguments if name not in short.arguments]:
-            raise UnusableCallError(f"{call.name} has no argument {unknown[0][:60]!r}; it has: {', '.join(short.arguments)}")
+            raise UnusableCallError(
+                f"{call.name} has no argument {unknown[0][:60]!r}; it has: "
+                f"{', '.join(short.arguments)}"
+            )
         for name, value in arguments.items():
             if short.arguments[name]["type"] == "integer":
                 arguments[name] = _integer(call.name, name, value)
         return Action(spec.name, short.translate(arguments))
 
     def in_short_names(self, error: str, call: FunctionCall) -> str:
-        """Return an error of the catalogue's tool in the words of the seat: names and arguments of the tools that it is offered."""
+        """Return an error of the catalogue's tool in the words of the seat: names and arguments of
+        the tools that it is offered.
+        """
         spec = self._specs.get(call.name)
         if spec is not None and (short := _SHORT.get(spec.name)) is not None:
             arguments = (name if name in short.required else f"{name}?" for name in short.arguments)
@@ -191,13 +222,17 @@ class SeatTools:
         names = {spec.name: name for name, spec in self._specs.items()}
         if self.has_shell:
             names |= _IN_SHELL
-        return _COUNT.sub("all=true", _CATALOGUE_NAME.sub(lambda found: names.get(found[0], found[0]), error))
+        return _COUNT.sub(
+            "all=true", _CATALOGUE_NAME.sub(lambda found: names.get(found[0], found[0]), error)
+        )
 
 
 def read_arguments(call: FunctionCall) -> dict[str, Any]:
     """Return the arguments of a call. Raises `UnusableCallError` for what is no JSON object."""
     try:
-        arguments = json.loads(call.arguments or "{}", strict=False)  # a line break inside a string is a common slip
+        arguments = json.loads(
+            call.arguments or "{}", strict=False
+        )  # a line break inside a string is a common slip
     except (ValueError, RecursionError) as error:
         raise UnusableCallError(f"the arguments of {call.name} are not JSON: {error}") from error
     if not isinstance(arguments, dict):

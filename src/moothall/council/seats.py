@@ -43,7 +43,14 @@ from moothall.council.turns import TOO_EARLY, UNUSABLE
 from moothall.domain.chat import Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
-from moothall.domain.proposal import Assessment, Operation, Proposal, Review, SeatOutcome, SeatStatus
+from moothall.domain.proposal import (
+    Assessment,
+    Operation,
+    Proposal,
+    Review,
+    SeatOutcome,
+    SeatStatus,
+)
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolStatus, ToolUsage
 from moothall.errors import (
@@ -78,18 +85,26 @@ BUILT_IN_APPROACHES = (
 
 
 async def find_approaches(council: Assembly, count: int) -> None:
-    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says which.
+    """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says
+    which.
 
-    The small local model does worse with any approach in its prompt (right at the first turn 19 times in 36 with one, 26 in
-    30 without): under `auto` its seats differ by temperature and seed alone. Seats with native tools differ by how they begin.
+    The small local model does worse with any approach in its prompt (right at the first turn 19
+    times in 36 with one, 26 in 30 without): under `auto` its seats differ by temperature and seed
+    alone. Seats with native tools differ by how they begin.
     """
     llm, setup = council.parts.llm, council.setup_of("-")
-    in_text = [one for one in (council.setup_of(sitting.seat) for sitting in council.sittings) if one.tools is None]
+    in_text = [
+        one
+        for one in (council.setup_of(sitting.seat) for sitting in council.sittings)
+        if one.tools is None
+    ]
     usual = llm.base_url is not None and not all(one.native for one in in_text)
     wanted = llm.approaches == "on" or (llm.approaches == "auto" and usual)
     if min(count, len(in_text)) < 2 or not wanted:  # noqa: PLR2004  # one seat needs no distinction
         return
-    council.approaches = tuple(BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count))
+    council.approaches = tuple(
+        BUILT_IN_APPROACHES[number % len(BUILT_IN_APPROACHES)] for number in range(count)
+    )
     council.approach_source = "built-in"
     reply = await council.ask(
         "-/plan/0.1",
@@ -105,7 +120,9 @@ async def find_approaches(council: Assembly, count: int) -> None:
 
 
 async def propose(council: Assembly, sitting: Sitting) -> None:
-    """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an exception."""
+    """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an
+    exception.
+    """
     endpoint, approach, warmth = council.d.elsewhere.get(sitting.seat), "", 0.0
     if endpoint and not council.d.merge:
         approach = f"asked at {endpoint}"
@@ -116,7 +133,9 @@ async def propose(council: Assembly, sitting: Sitting) -> None:
     await _sit(council, sitting, _propose(council, sitting), council.work_until)
 
 
-def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> AgentLoop | ToolLoop:
+def _new_agent(
+    council: Assembly, sitting: Sitting, approach: str, warmth: float
+) -> AgentLoop | ToolLoop:
     d, setup = council.d, council.setup_of(sitting.seat)
     if setup.tools is not None:
         return _new_tool_loop(council, setup, setup.tools, sitting, warmth)
@@ -156,7 +175,9 @@ def _new_agent(council: Assembly, sitting: Sitting, approach: str, warmth: float
     )
 
 
-def _new_tool_loop(council: Assembly, setup: SeatSetup, tools: SeatTools, sitting: Sitting, warmth: float) -> ToolLoop:
+def _new_tool_loop(
+    council: Assembly, setup: SeatSetup, tools: SeatTools, sitting: Sitting, warmth: float
+) -> ToolLoop:
     d, question = council.d, council.d.is_answer("")
     head = tool_prompt.seat_prompt(
         setup.system,
@@ -177,7 +198,9 @@ def _new_tool_loop(council: Assembly, setup: SeatSetup, tools: SeatTools, sittin
         temperature=warmth,
         seed=d.seed,
     )
-    return ToolLoop(chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question)
+    return ToolLoop(
+        chat, tools, council.parts.limits, facts=council.facts, role=d.role, question=question
+    )
 
 
 def _with_notes(council: Assembly, head: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -202,33 +225,45 @@ async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: 
     )
 
 
-async def revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()) -> None:
-    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal stays as it is; so does that of a remote agent."""
+async def revise(
+    council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()
+) -> None:
+    """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal
+    stays as it is; so does that of a remote agent.
+    """
     if sitting.seat in council.d.elsewhere:
         return
     await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
 async def propose_again(council: Assembly, sitting: Sitting) -> None:
-    """Let a seat begin anew in the second wave, on the base and the council's notes. Its first proposal stays a candidate.
-    Remote agents are not asked again.
+    """Let a seat begin anew in the second wave, on the base and the council's notes. Its first
+    proposal stays a candidate. Remote agents are not asked again.
     """
     if sitting.seat in council.d.elsewhere:
         return
     before = sitting.agent.used if sitting.agent is not None else ToolUsage()
-    sitting.agent = _new_agent(council, sitting, council.approach(sitting), council.warmth(sitting.seat))
+    sitting.agent = _new_agent(
+        council, sitting, council.approach(sitting), council.warmth(sitting.seat)
+    )
     sitting.agent.used = before
     await _sit(council, sitting, _propose_again(council, sitting), council.work_until)
 
 
 async def _propose_again(council: Assembly, sitting: Sitting) -> None:
     draft = await _draft(council, sitting, council.wave)
-    if council.parts.clean(draft.patch.diff if draft.patch else "") not in {item.proposal.diff for item in sitting.judged}:
+    if council.parts.clean(draft.patch.diff if draft.patch else "") not in {
+        item.proposal.diff for item in sitting.judged
+    }:
         await _submit(council, sitting, draft, council.wave if sitting.drafts else 0)
 
 
 async def _sit(council: Assembly, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
-    about = {"moothall.seat": sitting.seat, "gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": sitting.seat}
+    about = {
+        "moothall.seat": sitting.seat,
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": sitting.seat,
+    }
     with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
         try:
             async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
@@ -252,7 +287,10 @@ async def _fail(council: Assembly, sitting: Sitting, error: MoothallError) -> No
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
     ordinal = f"{sitting.seat}/{len(sitting.drafts)}"
     await council.facts.say(
-        EventType.SEAT_FAILED, ordinal, seat=sitting.seat, error={"code": error.code, "message": error.message}
+        EventType.SEAT_FAILED,
+        ordinal,
+        seat=sitting.seat,
+        error={"code": error.code, "message": error.message},
     )
 
 
@@ -272,29 +310,42 @@ async def _merge(council: Assembly) -> Draft:
         raise AssertionError("commits are merged where there is a repository")
     base = council.prepared.base
     # A base without its hidden tests has no history in common with what was delivered.
-    patch = await council.parts.merge(replace(base, sha=council.d.base_sha or base.sha), council.d.merge)
+    patch = await council.parts.merge(
+        replace(base, sha=council.d.base_sha or base.sha), council.d.merge
+    )
     if not patch.diff:
         raise NoChanges("the base has all of it already")
     return Draft(council.d.description, patch)
 
 
-async def _revise(council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]) -> None:
+async def _revise(
+    council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]
+) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
     texts = [review_text(review) for review in reviews]
     agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, sitting)))
     last = sitting.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
-    draft = await _draft(council, sitting, round_, start=replace(last, green=last.green and passes_gates(judged.visible)))
+    draft = await _draft(
+        council,
+        sitting,
+        round_,
+        start=replace(last, green=last.green and passes_gates(judged.visible)),
+    )
     same = (
-        council.parts.clean(draft.patch.diff) == judged.proposal.diff if draft.patch else draft.content == judged.proposal.content
+        council.parts.clean(draft.patch.diff) == judged.proposal.diff
+        if draft.patch
+        else draft.content == judged.proposal.content
     )
     if not same:
         await _submit(council, sitting, draft, round_)
 
 
 def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
-    """Return a round's name, with its phase, and its deadline. Round 0 is the first proposals, `council.wave` a second wave."""
+    """Return a round's name, with its phase, and its deadline. Round 0 is the first proposals,
+    `council.wave` a second wave.
+    """
     if round_ and round_ == council.wave:
         return f"propose/{round_}", council.work_until
     if round_:
@@ -302,7 +353,9 @@ def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
     return f"{_FIRST_PHASE.get(council.d.document, 'propose')}/0", council.work_until
 
 
-async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None) -> Draft:
+async def _draft(
+    council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None
+) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
     agent = _agent(sitting)
     if council.prepared is None and isinstance(agent, AgentLoop):
@@ -312,9 +365,12 @@ async def _draft(council: Assembly, sitting: Sitting, round_: int, start: Draft 
     return await _work(council, sitting, council.prepared, round_, start)
 
 
-async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None) -> Draft:
-    """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it starts anew, on the base and from
-    the first message, as often as the settings allow; a revision does not. The best that its attempts came to is returned.
+async def _work(
+    council: Assembly, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None
+) -> Draft:
+    """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it
+    starts anew, on the base and from the first message, as often as the settings allow; a revision
+    does not. The best that its attempts came to is returned.
     """
     agent, most = _agent(sitting), council.setup_of(sitting.seat).max_turns
     attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(sitting.seat)
@@ -327,8 +383,17 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
         try:
             name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
             turns = range(first, most + 1)
-            attempt = await _attempt(council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start)
-        except (NoChanges, OutOfTurns, MalformedReplies, PatchRefused, BudgetExceeded, DeadlineExceeded):
+            attempt = await _attempt(
+                council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start
+            )
+        except (
+            NoChanges,
+            OutOfTurns,
+            MalformedReplies,
+            PatchRefused,
+            BudgetExceeded,
+            DeadlineExceeded,
+        ):
             if best is None:
                 raise
             break  # an earlier attempt came to something
@@ -340,7 +405,9 @@ async def _work(council: Assembly, sitting: Sitting, prepared: Prepared, round_:
             break
     if best is None:
         if sitting.circles == UNUSABLE and refused is None:
-            raise malformed_replies(f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id)
+            raise malformed_replies(
+                f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id
+            )
         raise refused or _error_of_nothing(sitting.circles, first - 1, most)
     return best
 
@@ -367,7 +434,8 @@ async def _attempt(
 ) -> Attempt:
     """Let the agent work in one workspace, which is called by its seat and `name`.
 
-    A workspace that is lost is opened afresh and the turns so far are done in it again: their answers are known, so
+    A workspace that is lost is opened afresh and the turns so far are done in it again: their
+    answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
     agent, (where, until) = _agent(sitting), _round(council, round_)
@@ -381,9 +449,13 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(council.context_of(sitting.seat, workspace, until), meter=meter)
-                place = Workplace(TurnContext(context, council.parts.gate), prepared, also, council.d.description)
+                place = Workplace(
+                    TurnContext(context, council.parts.gate), prepared, also, council.d.description
+                )
                 attempt = await agent.work(place, where, turns, start)
-                if attempt.draft is None or not any(_is_commit(operation) for operation in agent.operations[operations:]):
+                if attempt.draft is None or not any(
+                    _is_commit(operation) for operation in agent.operations[operations:]
+                ):
                     return attempt
                 # It may commit after its last change.
                 message = (await workspace.patch("files as they are")).message
@@ -391,7 +463,9 @@ async def _attempt(
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
-            log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
+            log.warning(
+                "workspace lost; its turns are done again", workspace=called, reason=error.message
+            )
             restore()
     raise AssertionError("unreachable")
 
@@ -406,22 +480,25 @@ async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: i
         seat=sitting.seat,
         role=council.d.role,
         content=draft.content,
-        # As everybody sees it: it may touch a file that holds a secret. What is run, and delivered, is the commit.
+        # As everybody sees it: it may touch a file that holds a secret. What is run, and delivered,
+        # is the commit.
         diff=council.parts.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
         operations=tuple(sitting.agent.operations) if sitting.agent else (),
         own_tests=patch.tests if patch else (),
         created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
-        message=council.parts.clean(next((one.message for one in (draft, *reversed(sitting.drafts)) if one.message), ""))[
-            :_MESSAGE
-        ],
+        message=council.parts.clean(
+            next((one.message for one in (draft, *reversed(sitting.drafts)) if one.message), "")
+        )[:_MESSAGE],
     )
     sitting.drafts.append(draft)
     sitting.status, sitting.code, sitting.message = SeatStatus.PROPOSED, "", ""
     kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
     ordinal = f"{proposal.candidate}/{proposal.fingerprint}"
-    await council.facts.say(kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal))
+    await council.facts.say(
+        kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal)
+    )
     if council.bench is None or council.d.is_answer(proposal.diff):
         sitting.judged.append(Judged(proposal, Assessment(applies=True)))
     else:
@@ -429,7 +506,9 @@ async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: i
 
 
 def _coding_of(council: Assembly, seat: str, voice: Voice) -> Coding | None:
-    """Return what runs a seat's blocks of Python, where there is a runner and something to act on."""
+    """Return what runs a seat's blocks of Python, where there is a runner and something to act
+    on.
+    """
     parts = council.parts
     if parts.run_code is None or council.about_text:
         return None
@@ -447,4 +526,6 @@ def outcome_of(council: Assembly, sitting: Sitting) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
     used = sitting.agent.used if sitting.agent else ToolUsage()
     spent = council.model.usage_of(sitting.seat)
-    return SeatOutcome(sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used)
+    return SeatOutcome(
+        sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used
+    )

@@ -1,4 +1,6 @@
-"""`agents.run`: agents that a block of Python starts, in the same workspace, with no more than its seat may and has left."""
+"""`agents.run`: agents that a block of Python starts, in the same workspace, with no more than its
+seat may and has left.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +38,42 @@ class SubAgents:
     voice: Voice
 
     async def run(self, coding: Coding, block: Block, arguments: Mapping[str, Any]) -> ToolResult:
-        """Let an agent work on each of `prompts`, side by side; `answers` are their answers in order. `tools` narrows what they
-        may call. Raises what the model raises when it is gone.
+        """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
+        order. `tools` narrows what they may call. Raises what the model raises when it is gone.
         """
         settings, at = coding.settings, block.at
         given, tools = arguments.get("prompts"), arguments.get("tools")
-        if not isinstance(given, list) or not given or not all(isinstance(item, str) and item.strip() for item in given):
+        if (
+            not isinstance(given, list)
+            or not given
+            or not all(isinstance(item, str) and item.strip() for item in given)
+        ):
             return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
-        if tools is not None and not (isinstance(tools, list) and all(isinstance(item, str) for item in tools)):
+        if tools is not None and not (
+            isinstance(tools, list) and all(isinstance(item, str) for item in tools)
+        ):
             return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
         if at.caller.depth >= settings.agents_depth:
-            return _refuse(ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is")
-        if len(given) > block.allowance.agents or block.started + len(given) > settings.agents_fan_out:
+            return _refuse(
+                ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
+            )
+        if (
+            len(given) > block.allowance.agents
+            or block.started + len(given) > settings.agents_fan_out
+        ):
             left = min(block.allowance.agents, settings.agents_fan_out - block.started)
-            return _refuse(ToolStatus.BUDGET_EXCEEDED, f"{len(given)} agents were asked for, and {left} are left to this block")
+            return _refuse(
+                ToolStatus.BUDGET_EXCEEDED,
+                f"{len(given)} agents were asked for, and {left} are left to this block",
+            )
         block.allowance.agents -= len(given)
         first, block.started = block.started + 1, block.started + len(given)
         place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
         slots = asyncio.Semaphore(settings.agents_at_once)
         agents = [
-            self._agent(coding, replace(place, caller=at.caller.child(first + index, settings)), prompt)
+            self._agent(
+                coding, replace(place, caller=at.caller.child(first + index, settings)), prompt
+            )
             for index, prompt in enumerate(given)
         ]
         async with asyncio.TaskGroup() as group:
@@ -68,9 +86,15 @@ class SubAgents:
             if agent.failed is not None:
                 if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
                     raise agent.failed
-                status = ToolStatus.TIMEOUT if isinstance(agent.failed, DeadlineExceeded) else ToolStatus.BUDGET_EXCEEDED
+                status = (
+                    ToolStatus.TIMEOUT
+                    if isinstance(agent.failed, DeadlineExceeded)
+                    else ToolStatus.BUDGET_EXCEEDED
+                )
                 return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
-        return ToolResult("", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]})
+        return ToolResult(
+            "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
+        )
 
     def _agent(self, coding: Coding, place: TurnContext, prompt: str) -> SubAgent:
         context, depth = place.context, place.caller.depth
@@ -99,10 +123,16 @@ class SubAgent:
     failed: MoothallError | None = None
 
     async def work(self, slots: asyncio.Semaphore) -> None:
-        """Work on the prompt until it finishes, goes in circles or has no turns left; never raises a `MoothallError`."""
-        # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are numbered with it.
+        """Work on the prompt until it finishes, goes in circles or has no turns left; never raises
+        a `MoothallError`.
+        """
+        # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are
+        # numbered with it.
         phase, _, turn = self.place.step.partition("/")
-        where, before = f"{phase}/{'.'.join(turn.split('.')[:2])}", self.place.caller.turns_before(self.settings)
+        where, before = (
+            f"{phase}/{'.'.join(turn.split('.')[:2])}",
+            self.place.caller.turns_before(self.settings),
+        )
         course = Course(where, self.place.context.deadline, Workplace(self.place), before=before)
         async with slots:
             try:
@@ -111,14 +141,20 @@ class SubAgent:
                 course.circle = error.message
             except MoothallError as error:
                 self.failed = error
-        self.answer = course.summary or f"(no answer: {course.circle or 'the agent used all its turns'})"
+        self.answer = (
+            course.summary or f"(no answer: {course.circle or 'the agent used all its turns'})"
+        )
 
 
 def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
     """Return the seat with these of its tools alone; None: all that it has."""
     if tools is None:
         return context
-    token = narrow(context.token, seconds=max(seconds_until(context.deadline), 1.0), tools=tools) if context.token else ""
+    token = (
+        narrow(context.token, seconds=max(seconds_until(context.deadline), 1.0), tools=tools)
+        if context.token
+        else ""
+    )
     return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
 
 

@@ -1,4 +1,6 @@
-"""A seat's conversation with a model that calls tools natively: its messages, and their compaction before the window is full."""
+"""A seat's conversation with a model that calls tools natively: its messages, and their compaction
+before the window is full.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ _OUTLINED, _OUTLINE_CHARS = 40, 160
 _ASK_FOR_NOTES = """The conversation is nearly as long as your context window. It is replaced by notes that you write now; only the task, \
 the notes and the last turns stay. Reply with the notes alone, and call no tool. Write what someone who goes on with the work needs: \
 what you found (files, functions, lines), what you changed and why, the commands that run the tests and what they showed, what you tried \
-that failed, and what is left to do."""
+that failed, and what is left to do."""  # noqa: E501 - a line of embedded text
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A reply of the model, and the messages that answer it: one for each call, or one to a reply without calls."""
+    """A reply of the model, and the messages that answer it: one for each call, or one to a reply
+    without calls.
+    """
 
     reply: Message
     answers: tuple[Message, ...]
@@ -81,7 +85,8 @@ class ToolChat:
     async def ask(self, step: str, deadline: datetime) -> ChatReply:
         """Return the reply to the conversation so far; compact it first where it fills the window.
 
-        Raises what the model raises: `ContextOverflow` where even the task and the last turns are too long.
+        Raises what the model raises: `ContextOverflow` where even the task and the last turns are
+        too long.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
@@ -93,7 +98,9 @@ class ToolChat:
         except ContextOverflow as error:
             if error.window:
                 longest = min(self.llm.max_tokens, error.window // 4)
-                self.llm = self.llm.model_copy(update={"context_tokens": error.window, "max_tokens": longest})
+                self.llm = self.llm.model_copy(
+                    update={"context_tokens": error.window, "max_tokens": longest}
+                )
             await self._compact(step, deadline, _LEAST_CHARS)
             reply = await self._call(step, self._messages(), deadline)
         self._size = reply.usage.prompt_tokens + reply.usage.completion_tokens
@@ -102,7 +109,10 @@ class ToolChat:
     def add(self, reply: ChatReply, answers: Sequence[Message]) -> None:
         """Add a reply and what answers it."""
         said = Message(
-            "assistant", reply.text or ("" if reply.calls else "(empty reply)"), reply.calls, reasoning=reply.reasoning
+            "assistant",
+            reply.text or ("" if reply.calls else "(empty reply)"),
+            reply.calls,
+            reasoning=reply.reasoning,
         )
         self.turns.append(Turn(said, tuple(answers)))
         self._size += sum(tokens(answer.content) for answer in answers)
@@ -117,7 +127,9 @@ class ToolChat:
         self._size, self._steered = state.size, state.steered
 
     def tell(self, text: str) -> None:
-        """Add to what the model reads next. It joins the last message: some servers refuse two messages of one side in a row."""
+        """Add to what the model reads next. It joins the last message: some servers refuse two
+        messages of one side in a row.
+        """
         if not self.turns:
             self._head = (*self._head[:-1], _extended(self._head[-1], text))
             return
@@ -135,10 +147,15 @@ class ToolChat:
     def _messages(self) -> tuple[Message, ...]:
         head = self._head
         if self._notes:
-            head = (*head[:-1], _extended(head[-1], f"Your notes on the work so far:\n{self._notes}"))
+            head = (
+                *head[:-1],
+                _extended(head[-1], f"Your notes on the work so far:\n{self._notes}"),
+            )
         return (*head, *(message for turn in self.turns for message in turn.messages))
 
-    async def _call(self, step: str, messages: tuple[Message, ...], deadline: datetime) -> ChatReply:
+    async def _call(
+        self, step: str, messages: tuple[Message, ...], deadline: datetime
+    ) -> ChatReply:
         return await self.model.ask(
             ChatRequest(
                 call_id=self._call_id(step),
@@ -155,18 +172,27 @@ class ToolChat:
         return f"{self._task_id}/{self.seat}/{step}"
 
     async def _compact(self, step: str, deadline: datetime, kept_chars: int) -> None:
-        """Replace all turns but the last ones by notes: the model's, or an outline of its calls where it writes none."""
+        """Replace all turns but the last ones by notes: the model's, or an outline of its calls
+        where it writes none.
+        """
         older = self.turns[:-_KEPT]
         if older:
-            self._notes = await self._write_notes(step, deadline) or "\n".join([self._notes, *_outline(older)]).strip()
+            self._notes = (
+                await self._write_notes(step, deadline)
+                or "\n".join([self._notes, *_outline(older)]).strip()
+            )
         self.turns = [_shortened(turn, kept_chars) for turn in self.turns[-_KEPT:]]
         self._size = sum(tokens(message.content) for message in self._messages())
 
     async def _write_notes(self, step: str, deadline: datetime) -> str:
-        """Return the model's notes, empty if it writes none. The call is number 0 of the turn: tool calls are numbered from 1."""
+        """Return the model's notes, empty if it writes none. The call is number 0 of the turn: tool
+        calls are numbered from 1.
+        """
         *before, last = self._messages()
         try:
-            reply = await self._call(f"{step}.0", (*before, _extended(last, _ASK_FOR_NOTES)), deadline)
+            reply = await self._call(
+                f"{step}.0", (*before, _extended(last, _ASK_FOR_NOTES)), deadline
+            )
         except ContextOverflow:
             return ""
         return clip(reply.text.strip(), _NOTES_CHARS)
@@ -177,10 +203,16 @@ def _extended(message: Message, text: str) -> Message:
 
 
 def _shortened(turn: Turn, most: int) -> Turn:
-    return Turn(turn.reply, tuple(replace(answer, content=clip(answer.content, most)) for answer in turn.answers))
+    return Turn(
+        turn.reply,
+        tuple(replace(answer, content=clip(answer.content, most)) for answer in turn.answers),
+    )
 
 
 def _outline(turns: Sequence[Turn]) -> list[str]:
     """Return a line for each of the last calls."""
     calls = [call for turn in turns for call in turn.reply.calls]
-    return [f"{call.name} {' '.join(call.arguments.split())[:_OUTLINE_CHARS]}" for call in calls[-_OUTLINED:]]
+    return [
+        f"{call.name} {' '.join(call.arguments.split())[:_OUTLINE_CHARS]}"
+        for call in calls[-_OUTLINED:]
+    ]

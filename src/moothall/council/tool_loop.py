@@ -1,7 +1,9 @@
-"""The loop of a seat whose model calls tools natively: ask, run the calls, answer them, until the model submits.
+"""The loop of a seat whose model calls tools natively: ask, run the calls, answer them, until the
+model submits.
 
-Nothing runs by itself after an edit. At `submit` the tests near the change and the seat's new tests run once; where they show
-nothing against it the seat is done, else it may go on or confirm. Whatever ends the loop, what the workspace holds is proposed.
+Nothing runs by itself after an edit. At `submit` the tests near the change and the seat's new tests
+run once; where they show nothing against it the seat is done, else it may go on or confirm.
+Whatever ends the loop, what the workspace holds is proposed.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ from moothall.guard.gate import Gate
 _CALLS = 16
 """Calls of one reply that are run."""
 _RESULT_CHARS, _RESULT_SHARE = 24_000, 8
-"""The most characters of one result, and the share of the window (in tokens: an eighth) that it may take."""
+"""The most characters of one result, and the share of the window (in tokens: an eighth) that it may
+take.
+"""
 _IDLE = 5
 """Turns that only repeat what was done before, after which the seat is told once."""
 _WARNED = 5
@@ -65,29 +69,39 @@ _WARNED = 5
 _RESERVE_SECONDS, _RESERVE_SHARE = 20.0, 0.1
 """What is kept of the seat's time to commit what it has."""
 _THOUGHT = 4_000
-_IDLE_TEXT = f"The last {_IDLE} replies repeated earlier calls, and no file changed. Try something else, or submit."
+_IDLE_TEXT = (
+    f"The last {_IDLE} replies repeated earlier calls, and no file changed. Try something else, "
+    "or submit."
+)
 _NO_CALL = {
-    "length": "Your reply was cut at the limit of its length before it called a tool. Call the next tool now; write long files in parts.",
+    "length": (
+        "Your reply was cut at the limit of its length before it called a tool. Call the next "
+        "tool now; write long files in parts."
+    ),
     "content_filter": "The model server withheld your reply. Go on in other words.",
 }
 _NOTHING = (
-    "No file of the repository has changed, so there is nothing to hand in. Make the change, or submit again to end without one."
+    "No file of the repository has changed, so there is nothing to hand in. Make the change, or "
+    "submit again to end without one."
 )
-_CALL_SOMETHING = f"Your reply called no tool. Call a tool to go on, or {SUBMIT} if the task is done."
+_CALL_SOMETHING = (
+    f"Your reply called no tool. Call a tool to go on, or {SUBMIT} if the task is done."
+)
 _EMPTY = f"Your reply was empty. Call a tool to go on, or {SUBMIT} if the task is done."
 
 
 Examine = Callable[[FunctionCall, Callable[[], Awaitable[Patch]]], Awaitable[tuple[str, bool]]]
-"""Takes a submit of an agent that proposes nothing, and a function that commits what its workspace holds, which raises
-`PatchRefused`. Returns the answer to the call, and whether the work is over.
+"""Takes a submit of an agent that proposes nothing, and a function that commits what its workspace
+holds, which raises `PatchRefused`. Returns the answer to the call, and whether the work is over.
 """
 
 
 @dataclass(slots=True)
 class _Round:
-    """One round of a seat in one workspace. `submitted`: the change at the last submit that had something against it. `left_out`:
-    files that it wrote and that .gitignore keeps out of the answer. `seen`: the calls since the last change. `over`: it ends now. `refused`: why this
-    turn's submit was not accepted.
+    """One round of a seat in one workspace. `submitted`: the change at the last submit that had
+    something against it. `left_out`: files that it wrote and that .gitignore keeps out of the
+    answer. `seen`: the calls since the last change. `over`: it ends now. `refused`: why this turn's
+    submit was not accepted.
     """
 
     where: str
@@ -111,9 +125,11 @@ class _Round:
 
 
 class ToolLoop:
-    """One seat. Its conversation and operations go on from the proposal into the revisions. `question`: it may answer and change nothing.
+    """One seat. Its conversation and operations go on from the proposal into the revisions.
+    `question`: it may answer and change nothing.
 
-    `examine`: what takes a submit in place of the checks near the change; `recorded`: its turns are published.
+    `examine`: what takes a submit in place of the checks near the change; `recorded`: its turns are
+    published.
     """
 
     def __init__(
@@ -142,7 +158,9 @@ class ToolLoop:
         self._most = min(_RESULT_CHARS, chat.llm.context_tokens * 3 // _RESULT_SHARE)
 
     def checkpoint(self) -> Callable[[], None]:
-        """Return a function that forgets what comes from now on: it is done again in another workspace."""
+        """Return a function that forgets what comes from now on: it is done again in another
+        workspace.
+        """
         state, operations = self.talk.state(), len(self.operations)
 
         def restore() -> None:
@@ -151,10 +169,14 @@ class ToolLoop:
 
         return restore
 
-    async def work(self, place: Workplace, where: str, turns: range, start: Draft | None = None) -> Attempt:
-        """Work in a workspace until the seat submits, or its turns, time or budget end. `start` is what the workspace holds already.
+    async def work(
+        self, place: Workplace, where: str, turns: range, start: Draft | None = None
+    ) -> Attempt:
+        """Work in a workspace until the seat submits, or its turns, time or budget end. `start` is
+        what the workspace holds already.
 
-        Raises what ended it only where nothing was changed, and what the workspace and the gate raise.
+        Raises what ended it only where nothing was changed, and what the workspace and the gate
+        raise.
         """
         if place.prepared is None:
             raise AssertionError("a seat works on a repository")
@@ -176,7 +198,13 @@ class ToolLoop:
             if not limit.expired():
                 raise
             return await self._end(round_, turn, DeadlineExceeded("the seat's time is over"), error)
-        except (BudgetExceeded, ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable) as error:
+        except (
+            BudgetExceeded,
+            ConfigurationError,
+            DeadlineExceeded,
+            ModelReplyInvalid,
+            ModelUnavailable,
+        ) as error:
             return await self._end(round_, turn, error, error)
         return await self._end(round_, turn, ended, None)
 
@@ -190,9 +218,14 @@ class ToolLoop:
             checks: dict[str, CheckRun] = {}
             if reply.calls:
                 round_.silent = 0
-                answers = [await self._answer(ran, call, number) for number, call in enumerate(reply.calls, 1)]
+                answers = [
+                    await self._answer(ran, call, number)
+                    for number, call in enumerate(reply.calls, 1)
+                ]
                 for number, call in enumerate(reply.calls):
-                    if call.name == SUBMIT:  # after the other calls of the reply, wherever it stands
+                    if (
+                        call.name == SUBMIT
+                    ):  # after the other calls of the reply, wherever it stands
                         answers[number] = _answer_to(call, await self._submit(round_, call, checks))
                 self._note_progress(round_, reply.calls, ran)
             else:
@@ -231,7 +264,9 @@ class ToolLoop:
         return _answer_to(call, result_text(shown, self._most) or "done")
 
     async def _submit(self, round_: _Round, call: FunctionCall, checks: dict[str, CheckRun]) -> str:
-        """Commit the change and run the checks near it; end the round, or say what speaks against ending it."""
+        """Commit the change and run the checks near it; end the round, or say what speaks against
+        ending it.
+        """
         try:
             summary = str(read_arguments(call).get("summary") or "").strip()
         except UnusableCallError:
@@ -251,7 +286,9 @@ class ToolLoop:
         state = round_.state
         if state.refused is not None:
             round_.refused = as_sentence(state.refused.message)
-            return f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
+            return (
+                f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
+            )
         if not state.changed:
             round_.over = self._question or round_.submitted == ""
             round_.submitted = ""
@@ -264,13 +301,18 @@ class ToolLoop:
         confirmed = round_.submitted == state.tree
         round_.submitted = state.tree
         round_.over = confirmed or is_clean(state, round_.prepared, round_.left_out)
-        return f"{submission_text(state, round_.prepared, round_.left_out, self._most)}\n\n{'Handed in.' if round_.over else CONFIRM}"
+        return (
+            f"{submission_text(state, round_.prepared, round_.left_out, self._most)}\n\n"
+            f"{'Handed in.' if round_.over else CONFIRM}"
+        )
 
     async def _hand_over(self, round_: _Round, call: FunctionCall, examine: Examine) -> str:
         """Let `examine` take a submit; return its answer."""
 
         async def commit() -> Patch:
-            patch = await commit_changes(round_.place.turn.context, round_.step(0), self.talk.model.clean)
+            patch = await commit_changes(
+                round_.place.turn.context, round_.step(0), self.talk.model.clean
+            )
             round_.state = Standing(patch)
             return patch
 
@@ -278,7 +320,9 @@ class ToolLoop:
             answer, round_.over = await examine(call, commit)
         except PatchRefused as refused:
             round_.refused = as_sentence(refused.message)
-            return f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
+            return (
+                f"Your change cannot be accepted: {round_.refused} Change that, then submit again."
+            )
         return answer
 
     def _without_call(self, round_: _Round, reply: ChatReply) -> str:
@@ -288,7 +332,9 @@ class ToolLoop:
         if text:
             round_.summary = text
         self.unusable = self.talk.model.clean(reply.text)
-        if round_.silent > self._limits.malformed_replies or (self._question and text and reply.finish_reason == "stop"):
+        if round_.silent > self._limits.malformed_replies or (
+            self._question and text and reply.finish_reason == "stop"
+        ):
             round_.over = True
         return _NO_CALL.get(reply.finish_reason) or (_CALL_SOMETHING if text else _EMPTY)
 
@@ -310,7 +356,9 @@ class ToolLoop:
         if round_.last - turn == _WARNED:
             self.talk.tell(f"{_WARNED} replies are left. Submit what you have when it is right.")
 
-    async def _record(self, round_: _Round, turn: int, reply: ChatReply, ran: _Calls, checks: dict[str, CheckRun]) -> None:
+    async def _record(
+        self, round_: _Round, turn: int, reply: ChatReply, ran: _Calls, checks: dict[str, CheckRun]
+    ) -> None:
         """Publish what the turn came to."""
         did = ran.did
         self.operations += did.operations
@@ -338,11 +386,17 @@ class ToolLoop:
             **({"refused": round_.refused} if round_.refused else {}),
         )
 
-    async def _end(self, round_: _Round, turn: int, ended: MoothallError, cause: BaseException | None) -> Attempt:
-        """Return what the workspace holds, whatever ended the round. Raises `ended` where that is nothing."""
+    async def _end(
+        self, round_: _Round, turn: int, ended: MoothallError, cause: BaseException | None
+    ) -> Attempt:
+        """Return what the workspace holds, whatever ended the round. Raises `ended` where that is
+        nothing.
+        """
         state = round_.state
         try:
-            patch = await commit_changes(round_.place.turn.context, round_.step(turn), self.talk.model.clean)
+            patch = await commit_changes(
+                round_.place.turn.context, round_.step(turn), self.talk.model.clean
+            )
         except PatchRefused as refused:
             if state.changed and state.patch is not None and state.refused is None:
                 return Attempt(self._draft(round_, state), turn, "", refused)
@@ -354,12 +408,16 @@ class ToolLoop:
         if self._question and round_.summary:
             return Attempt(Draft(round_.summary), turn, "")
         if round_.silent > self._limits.malformed_replies:
-            raise malformed_replies(f"{round_.silent} replies called no tool", self.unusable, self._facts.d.task_id) from cause
+            raise malformed_replies(
+                f"{round_.silent} replies called no tool", self.unusable, self._facts.d.task_id
+            ) from cause
         raise ended from cause
 
     def _draft(self, round_: _Round, state: Standing) -> Draft:
         patch = state.patch
-        content = with_left_out(round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)])
+        content = with_left_out(
+            round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)]
+        )
         return Draft(content, state.patch, state.green, state.worth)
 
 
@@ -382,13 +440,16 @@ class _Calls:
     def did(self) -> Did:
         """All that ran."""
         arguments = [call.arguments for call, _ in self._calls.made]
-        return Did(self._calls.results, self._calls.operations, (), "", self._gate.catalogue, arguments)
+        return Did(
+            self._calls.results, self._calls.operations, (), "", self._gate.catalogue, arguments
+        )
 
     @property
     def changed_files(self) -> bool:
         """Whether a tool wrote a file. What a command did is not known, and does not count."""
         return any(
-            result.tool.startswith("files.") and self._gate.catalogue[result.tool].writes for result in self._calls.results
+            result.tool.startswith("files.") and self._gate.catalogue[result.tool].writes
+            for result in self._calls.results
         )
 
 

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class Turnstile:
-    """What goes on in one run of a deliberation. While it is shut no turn begins; those under way end, and then it is `quiet`."""
+    """What goes on in one run of a deliberation. While it is shut no turn begins; those under way
+    end, and then it is `quiet`.
+    """
 
     def __init__(self) -> None:
         self._open, self._idle = asyncio.Event(), asyncio.Event()

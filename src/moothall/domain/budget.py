@@ -34,16 +34,22 @@ NO_BUDGET = Budget()
 
 
 def check_budget(budget: Budget) -> Budget:
-    """Return a budget that came from outside. Raises `InvalidRequest` where it isn't made of numbers from 0 up."""
-    if not (min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf):
-        raise InvalidRequest(f"a budget is made of numbers from 0 (the default) up; this one is {budget}")
+    """Return a budget that came from outside. Raises `InvalidRequest` where it isn't made of
+    numbers from 0 up.
+    """
+    if not (
+        min(budget.tokens, budget.seconds, budget.calls) >= 0 and 0 <= budget.cost_usd < math.inf
+    ):
+        raise InvalidRequest(
+            f"a budget is made of numbers from 0 (the default) up; this one is {budget}"
+        )
     return budget
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used: tokens of model calls, the calls themselves, money in US dollars. Cached tokens are among those of the prompt, reasoning tokens among
-    those of the completion.
+    """What was used: tokens of model calls, the calls themselves, money in US dollars. Cached
+    tokens are among those of the prompt, reasoning tokens among those of the completion.
     """
 
     prompt_tokens: int = 0
@@ -92,7 +98,9 @@ class Ledger:
             ("cost_usd", total.cost_usd, limits.cost_usd),
         ):
             if limit and used > limit:
-                raise BudgetExceeded(f"budget of {limit} {name} would be overspent: {used} with this call")
+                raise BudgetExceeded(
+                    f"budget of {limit} {name} would be overspent: {used} with this call"
+                )
         self._held[key] = estimate
 
     @property
@@ -147,14 +155,22 @@ class Amount:
         return cls(usage.tokens, usage.calls, usage.cost_usd)
 
     def __add__(self, other: Amount) -> Amount:
-        return Amount(self.tokens + other.tokens, self.calls + other.calls, self.cost_usd + other.cost_usd)
+        return Amount(
+            self.tokens + other.tokens, self.calls + other.calls, self.cost_usd + other.cost_usd
+        )
 
     def __sub__(self, other: Amount) -> Amount:
-        return Amount(self.tokens - other.tokens, self.calls - other.calls, self.cost_usd - other.cost_usd)
+        return Amount(
+            self.tokens - other.tokens, self.calls - other.calls, self.cost_usd - other.cost_usd
+        )
 
     def within(self, other: Amount) -> bool:
         """Whether no part is more than the other's."""
-        return self.tokens <= other.tokens and self.calls <= other.calls and self.cost_usd <= other.cost_usd
+        return (
+            self.tokens <= other.tokens
+            and self.calls <= other.calls
+            and self.cost_usd <= other.cost_usd
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +182,15 @@ class Draw:
 
 
 _SLACK = 8
-"""Of what nobody has, a deliberation takes an eighth at most beyond what it needs: so the last of a budget goes call by call."""
+"""Of what nobody has, a deliberation takes an eighth at most beyond what it needs: so the last of a
+budget goes call by call.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The book of a story's budget. What is granted is never more than the limit, of which a zero is none. All that is written in it is
-    absolute, so that doing it again changes nothing.
+    """The book of a story's budget. What is granted is never more than the limit, of which a zero
+    is none. All that is written in it is absolute, so that doing it again changes nothing.
     """
 
     limit: Amount = Amount()
@@ -201,9 +219,30 @@ class Account:
     def lines(self) -> list[str]:
         """Return how it stands in words, a line for each part that has a limit or was used."""
         parts = (
-            ("tokens", ",d", self.limit.tokens, self.spent.tokens, self.reserved.tokens, self.left.tokens),
-            ("calls", ",d", self.limit.calls, self.spent.calls, self.reserved.calls, self.left.calls),
-            ("US dollars", ",.2f", self.limit.cost_usd, self.spent.cost_usd, self.reserved.cost_usd, self.left.cost_usd),
+            (
+                "tokens",
+                ",d",
+                self.limit.tokens,
+                self.spent.tokens,
+                self.reserved.tokens,
+                self.left.tokens,
+            ),
+            (
+                "calls",
+                ",d",
+                self.limit.calls,
+                self.spent.calls,
+                self.reserved.calls,
+                self.left.calls,
+            ),
+            (
+                "US dollars",
+                ",.2f",
+                self.limit.cost_usd,
+                self.spent.cost_usd,
+                self.reserved.cost_usd,
+                self.left.cost_usd,
+            ),
         )
         return [
             f"{name}: {format(spent, form)} spent, {format(reserved, form)} reserved"
@@ -213,13 +252,18 @@ class Account:
         ]
 
     def draw(self, key: str, needed: Amount, spent: Amount, more: Amount) -> Account:
-        """Return the book where `key` has what it needs in all, and some `more` where there is plenty. Raises `BudgetExceeded`."""
+        """Return the book where `key` has what it needs in all, and some `more` where there is
+        plenty. Raises `BudgetExceeded`.
+        """
         others = _sum(draw.granted for name, draw in self.draws.items() if name != key)
 
-        def grant_amount(name: str, limit: float, taken: float, wanted: float, beyond: float) -> float:
+        def grant_amount(
+            name: str, limit: float, taken: float, wanted: float, beyond: float
+        ) -> float:
             if limit and taken + wanted > limit:
                 raise BudgetExceeded(
-                    f"the story's budget of {limit} {name} would be overspent: {taken} are spent or reserved by others, {wanted} needed here"
+                    f"the story's budget of {limit} {name} would be overspent: {taken} are spent "
+                    f"or reserved by others, {wanted} needed here"
                 )
             return wanted + (min(beyond, (limit - taken - wanted) / _SLACK) if limit else beyond)
 
@@ -227,7 +271,9 @@ class Account:
         grant = Amount(
             int(grant_amount("tokens", limit.tokens, others.tokens, needed.tokens, more.tokens)),
             int(grant_amount("calls", limit.calls, others.calls, needed.calls, more.calls)),
-            grant_amount("cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd),
+            grant_amount(
+                "cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd
+            ),
         )
         return replace(self, draws={**self.draws, key: Draw(grant, spent)})
 

@@ -1,4 +1,6 @@
-"""Which event led to which, as far as it follows from an event itself. Deterministic: a repeat has the same cause."""
+"""Which event led to which, as far as it follows from an event itself. Deterministic: a repeat has
+the same cause.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def steering_event_id(task_id: str, ordinal: str) -> str:
 
 
 def cause_of(kind: EventType, task_id: str, ordinal: str, data: Mapping[str, Any]) -> str:
-    """Return the id of the event that led to this fact of a deliberation, or nothing where that is not known."""
+    """Return the id of the event that led to this fact of a deliberation, or nothing where that is
+    not known.
+    """
     known = _CAUSES.get(kind)
     return known(task_id, ordinal, data) if known else ""
 
@@ -35,7 +39,11 @@ def _began(task_id: str) -> str:
 
 def _seat(task_id: str, seat: object) -> str:
     """The seat's start; what no seat did, such as listing approaches, the deliberation's."""
-    return event_id(EventType.SEAT_STARTED, task_id, "", str(seat)) if seat and seat != "-" else _began(task_id)
+    return (
+        event_id(EventType.SEAT_STARTED, task_id, "", str(seat))
+        if seat and seat != "-"
+        else _began(task_id)
+    )
 
 
 def _candidate(task_id: str, data: Mapping[str, Any]) -> str:
@@ -52,10 +60,14 @@ _CAUSES: Mapping[EventType, Callable[[str, str, Mapping[str, Any]], str]] = {
     EventType.DELIBERATION_PAUSED: lambda task_id, _ordinal, _data: request_event_id(task_id),
     EventType.DELIBERATION_RESUMED: lambda task_id, _ordinal, _data: request_event_id(task_id),
     EventType.SEAT_STARTED: lambda task_id, _ordinal, _data: _began(task_id),
-    EventType.SEAT_FINISHED: lambda task_id, _ordinal, _data: request_event_id(task_id),  # it may end before it began
+    EventType.SEAT_FINISHED: lambda task_id, _ordinal, _data: request_event_id(
+        task_id
+    ),  # it may end before it began
     EventType.MODEL_CALLED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     # A turn is what the model's reply of the same step was read as.
-    EventType.SEAT_TURN: lambda task_id, ordinal, _data: call_event_id(task_id, f"{task_id}/{ordinal}"),
+    EventType.SEAT_TURN: lambda task_id, ordinal, _data: call_event_id(
+        task_id, f"{task_id}/{ordinal}"
+    ),
     EventType.SEAT_PROPOSED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_REVISED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),
     EventType.SEAT_FAILED: lambda task_id, _ordinal, data: _seat(task_id, data.get("seat")),

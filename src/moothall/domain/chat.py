@@ -10,11 +10,15 @@ from typing import Any, Literal
 from moothall.domain.budget import Usage
 
 ReplyMode = Literal["tools", "json", "blocks"]
-"""How a model calls tools: natively, in a JSON object that a schema constrains, or in tagged blocks of text."""
+"""How a model calls tools: natively, in a JSON object that a schema constrains, or in tagged blocks
+of text.
+"""
 
 
 Likely = tuple[tuple[str, float], ...]
-"""Numbers that might have stood in the place of one token, and how likely each was; the one that stands there is first."""
+"""Numbers that might have stood in the place of one token, and how likely each was; the one that
+stands there is first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,10 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `calls`: the native calls of an assistant's message. `call_id`: the call that a tool's message answers.
-    `reasoning`: what the server returned of an assistant's reasoning, as JSON, to be sent back unchanged.
+    """One message of a conversation. `calls`: the native calls of an assistant's message.
+    `call_id`: the call that a tool's message answers.
+    `reasoning`: what the server returned of an assistant's reasoning, as JSON, to be sent back
+    unchanged.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -50,7 +56,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplySchema:
-    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches, inputs or coach."""
+    """A JSON schema that constrains the reply; `name` is turn, review, verdict, plan, approaches,
+    inputs or coach.
+    """
 
     name: str
     schema: Mapping[str, Any]
@@ -58,7 +66,9 @@ class ReplySchema:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One model call. `call_id` is deterministic: <task_id>/<seat>/<phase>/<round>.<turn>[.<n>]. `tenant` pays for it."""
+    """One model call. `call_id` is deterministic: <task_id>/<seat>/<phase>/<round>.<turn>[.<n>].
+    `tenant` pays for it.
+    """
 
     call_id: str
     messages: tuple[Message, ...]
@@ -76,7 +86,9 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model as its server takes it. `window` is 0 if the server does not tell it; `source` says where it comes from."""
+    """A model as its server takes it. `window` is 0 if the server does not tell it; `source` says
+    where it comes from.
+    """
 
     model: str = ""
     reply: ReplyMode = "blocks"
@@ -89,7 +101,9 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What a seat is writing just now: the end of it, '' where it has written it; and of its answer, where it has begun one, all so far."""
+    """What a seat is writing just now: the end of it, '' where it has written it; and of its
+    answer, where it has begun one, all so far.
+    """
 
     seat: str
     text: str
@@ -109,4 +123,6 @@ class ChatReply:
     reasoning: str = ""
     """The server's reasoning items as JSON; they are stored and sent back, never read."""
     digits: tuple[Likely, ...] = ()
-    """Of the last number in it, token by token, what might have stood there; empty where the server does not tell."""
+    """Of the last number in it, token by token, what might have stood there; empty where the server
+    does not tell.
+    """

@@ -13,13 +13,16 @@ Tier = Literal["monty", "python"]
 AGENTS_RUN = "agents.run"
 
 Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
-"""What a block asks for: a tool by its name, with arguments by name. Nothing about either is checked yet."""
+"""What a block asks for: a tool by its name, with arguments by name. Nothing about either is
+checked yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """What is to run, until `deadline`. `tools` are the names that the code may call, each with the names of its arguments in
-    order; `inputs` are bound as variables. Limits of 0 are the configured ones, and none is ever more than those.
+    """What is to run, until `deadline`. `tools` are the names that the code may call, each with the
+    names of its arguments in order; `inputs` are bound as variables. Limits of 0 are the configured
+    ones, and none is ever more than those.
     """
 
     code: str
@@ -38,8 +41,9 @@ class CodeBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """How a block ended. `value` is its last expression as JSON-shaped data, `printed` what it printed. `tier` ran it, and `why`
-    says why it was not the first one. `error` is what a model can act on.
+    """How a block ended. `value` is its last expression as JSON-shaped data, `printed` what it
+    printed. `tier` ran it, and `why` says why it was not the first one. `error` is what a model can
+    act on.
     """
 
     status: ToolStatus

@@ -21,7 +21,9 @@ def _adapter(kind: Hashable) -> TypeAdapter[Any]:
 
 def dump(value: object) -> dict[str, Any]:
     """Return a dataclass as JSON-shaped data."""
-    return cast("dict[str, Any]", _adapter(cast("Hashable", type(value))).dump_python(value, mode="json"))
+    return cast(
+        "dict[str, Any]", _adapter(cast("Hashable", type(value))).dump_python(value, mode="json")
+    )
 
 
 def load(kind: type[T], data: object) -> T:
@@ -33,8 +35,13 @@ def load(kind: type[T], data: object) -> T:
 
 
 def wrong(error: ValidationError, whole: str = "it") -> str:
-    """Say of the first few wrong fields where each is and what is wrong with it, without its value. `whole` is what has no field."""
-    return "; ".join(f"{'.'.join(map(str, one.place)) or whole}: {one.sentence}" for one in wrong_fields(error)[:_SHOWN])
+    """Say of the first few wrong fields where each is and what is wrong with it, without its value.
+    `whole` is what has no field.
+    """
+    return "; ".join(
+        f"{'.'.join(map(str, one.place)) or whole}: {one.sentence}"
+        for one in wrong_fields(error)[:_SHOWN]
+    )
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:

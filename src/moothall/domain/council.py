@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an agent says of itself: listed. `model_profile` chooses the model of its seat; nothing else is decided by it."""
+    """What an agent says of itself: listed. `model_profile` chooses the model of its seat; nothing
+    else is decided by it.
+    """
 
     supported_tasks: tuple[str, ...] = ()
     model_profile: str = ""
@@ -18,7 +20,9 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A member of a council. It takes a seat under its id. `endpoint` is called where the settings allow it, and else kept."""
+    """A member of a council. It takes a seat under its id. `endpoint` is called where the settings
+    allow it, and else kept.
+    """
 
     id: str
     capabilities: Capabilities = field(default_factory=Capabilities)
@@ -28,7 +32,9 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class CouncilConfig:
-    """What fills the zeros of a request to this council. `params` are of `moothall.council.front.params.COUNCIL`."""
+    """What fills the zeros of a request to this council. `params` are of
+    `moothall.council.front.params.COUNCIL`.
+    """
 
     rounds: int = 0
     peer_review: bool = False

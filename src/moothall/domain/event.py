@@ -87,9 +87,10 @@ class Event:
 class Recorded:
     """An event with its place in the log.
 
-    `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later. Events that travelled in
-    one message have the seq before that message, and only the last of them the message's own: whoever stops between them
-    sees the message again. `message` is the message's seq if that is another one, `place` the
+    `seq` is where to go on after it: `replay(…, after_seq=seq)` leaves out nothing that came later.
+    Events that travelled in one message have the seq before that message, and only the last of them
+    the message's own: whoever stops between them sees the message again. `message` is the message's
+    seq if that is another one, `place` the
     event's index in it.
     """
 
@@ -102,7 +103,11 @@ class Recorded:
     @property
     def position(self) -> int:
         """Where to resume after exactly this event. Positions increase within a log."""
-        return _POSITIONS + self.message * _PLACES + min(self.place, _PLACES - 1) if self.message else self.seq
+        return (
+            _POSITIONS + self.message * _PLACES + min(self.place, _PLACES - 1)
+            if self.message
+            else self.seq
+        )
 
     def comes_after(self, seen: int) -> bool:
         """Whether it is new to a reader that saw everything up to `seen`, a seq or a position."""
@@ -116,9 +121,11 @@ def event_id(event_type: str, subject: str, cause: str, ordinal: str | int) -> s
 
 
 class Origin(TypedDict, total=False):
-    """Where an event comes from; what is left out is plain: ordinal 0, source `serve`, tenant `local`, about itself.
+    """Where an event comes from; what is left out is plain: ordinal 0, source `serve`, tenant
+    `local`, about itself.
 
-    `causationid` names the event that led here where the ordinal alone tells this one from its siblings, `time` is RFC 3339.
+    `causationid` names the event that led here where the ordinal alone tells this one from its
+    siblings, `time` is RFC 3339.
     """
 
     ordinal: str | int
@@ -132,7 +139,9 @@ class Origin(TypedDict, total=False):
 
 
 def new_event(event_type: EventType, subject: str, data: Data, **origin: Unpack[Origin]) -> Event:
-    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the same id."""
+    """Return an event whose id depends on type, subject, cause and ordinal only: a repeat has the
+    same id.
+    """
     cause = origin.get("cause", "")
     return Event(
         id=event_id(event_type, subject, cause, origin.get("ordinal", 0)),

@@ -21,11 +21,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckRun:
-    """One run of one check. `cases` maps a test's id, as its runner prints it, to passed | failed | errored | skipped.
+    """One run of one check. `cases` maps a test's id, as its runner prints it, to passed | failed |
+    errored | skipped.
 
-    `status` is the tool status (success when the command ran to its end, whatever it said). `details` says of red cases what
-    they printed (a traceback), cut to length; `durations` is milliseconds by case, where the runner tells; `findings` are what
-    a linter or type checker found, one line each, without line numbers; `usage` is what it took.
+    `status` is the tool status (success when the command ran to its end, whatever it said).
+    `details` says of red cases what they printed (a traceback), cut to length; `durations` is
+    milliseconds by case, where the runner tells; `findings` are what a linter or type checker
+    found, one line each, without line numbers; `usage` is what it took.
     `contended`: it had to wait for cores.
     """
 
@@ -46,29 +48,41 @@ class CheckRun:
 RED = frozenset({"failed", "errored"})
 SECRETS = "secrets"
 OWN_TESTS = "own tests"
-"""The name of the evidence of a seat's own tests: passed if they fail on the base and pass on its candidate, three times each."""
+"""The name of the evidence of a seat's own tests: passed if they fail on the base and pass on its
+candidate, three times each.
+"""
 
 
 CONTRADICTION = "contradiction"
-"""The name of the evidence that a seat's own tests contradict the task, as a reader of the task's text finds: always failed."""
+"""The name of the evidence that a seat's own tests contradict the task, as a reader of the task's
+text finds: always failed.
+"""
 
 
 TEST_WRITER, TIE_BREAKER = "test-writer", "tie-breaker"
-"""The names of the agents that write tests and propose nothing, as authors of these and in call ids."""
+"""The names of the agents that write tests and propose nothing, as authors of these and in call
+ids.
+"""
 SUPERSEDED = "superseded tests"
-"""The name of the evidence that an answer breaks tests which expect what the task asks to change: `shown` names them."""
+"""The name of the evidence that an answer breaks tests which expect what the task asks to change:
+`shown` names them.
+"""
 ALREADY_DONE = "already done"
 """The name of the evidence that the task is already done: passed if the claim holds."""
 UNBELIEVED = "unbelieved"
 """The status of a run whose report is not believed; the first line of its output says why."""
 CANARY = "canary"
-"""The name of the evidence that a runner reports a test that must fail: missing if no such test could be placed."""
+"""The name of the evidence that a runner reports a test that must fail: missing if no such test
+could be placed.
+"""
 HIDDEN, HIDDEN_CASE = "hidden", "hidden:"
 """What checks of hidden tests, and the names of their cases, begin with."""
 
 
 class EvidenceLevel(StrEnum):
-    """How well a candidate is supported; docs/evidence.md has an example of each. The first is the best."""
+    """How well a candidate is supported; docs/evidence.md has an example of each. The first is the
+    best.
+    """
 
     PROVEN = "proven"
     """A test of the repository, or of the caller, failed on the base and passes."""
@@ -93,10 +107,12 @@ class EvidenceLevel(StrEnum):
 class Evidence:
     """The recorded result of a check for a proposal; `proven` as in docs/architecture.md.
 
-    `failed` counts all red cases, `before` those of them that were red on the base; `red` names what stands against the
-    proposal (new red cases, new findings), `red_before` what was red on the base and still is, `flaky` what differs from
-    run to run: of each the first few. `why` says what stopped a check that did not run to its end. `look` are lines of the
-    proposal that a person should look at; they decide nothing. `shown` are cases of seats' tests that fail on the base and pass.
+    `failed` counts all red cases, `before` those of them that were red on the base; `red` names
+    what stands against the proposal (new red cases, new findings), `red_before` what was red on the
+    base and still is, `flaky` what differs from run to run: of each the first few. `why` says what
+    stopped a check that did not run to its end. `look` are lines of the proposal that a person
+    should look at; they decide nothing. `shown` are cases of seats' tests that fail on the base and
+    pass.
     """
 
     check: str
@@ -126,8 +142,10 @@ class JudgedCase:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent beside the seats found, or that it found nothing. `agent`: who; `candidate`: the only answer that it concerns;
-    `message`: one line for people; `cases`: of its tests, what became of each; `diff`: these tests. `missing`: it is a review that there is not.
+    """What an agent beside the seats found, or that it found nothing. `agent`: who; `candidate`:
+    the only answer that it concerns;
+    `message`: one line for people; `cases`: of its tests, what became of each; `diff`: these tests.
+    `missing`: it is a review that there is not.
     """
 
     agent: str

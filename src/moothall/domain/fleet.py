@@ -20,7 +20,9 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """A host: its name, the machine it runs on, its process there, since when (seconds since 1970), and what it holds."""
+    """A host: its name, the machine it runs on, its process there, since when (seconds since 1970),
+    and what it holds.
+    """
 
     name: str
     node: str

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller and the tenant whose data it may see. An `operator` may say what is allowed; `roles` are those in which it
-    may move stories: po, qa, architect.
+    """An authenticated caller and the tenant whose data it may see. An `operator` may say what is
+    allowed; `roles` are those in which it may move stories: po, qa, architect.
     """
 
     name: str
@@ -17,4 +17,6 @@ class Principal:
     roles: frozenset[str] = frozenset()
 
 
-LOCAL = Principal(name="local", tenant="local", operator=True, roles=frozenset({"po", "qa", "architect"}))
+LOCAL = Principal(
+    name="local", tenant="local", operator=True, roles=frozenset({"po", "qa", "architect"})
+)

@@ -37,8 +37,9 @@ def is_id(value: str) -> bool:
 
 
 def key_of(value: str, tenant: str) -> str:
-    """Return what a tenant's id is called in the house, where all tenants' things lie side by side: in subjects, documents, branches
-    and workspaces. No two ids of two tenants have one key; those of the tenant `local` are their own.
+    """Return what a tenant's id is called in the house, where all tenants' things lie side by side:
+    in subjects, documents, branches and workspaces. No two ids of two tenants have one key; those
+    of the tenant `local` are their own.
     """
     return value if tenant == LOCAL_TENANT else f"{tenant}_{value}"
 
@@ -56,7 +57,10 @@ def own_id(key: str, tenant: str) -> str:
 def check_key(value: str, what: str) -> str:
     """Return `value` if it is the key of an id; `what` names it in the error."""
     if not _KEY.fullmatch(value):
-        raise InvalidRequest(f"{what} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits and '-' each")
+        raise InvalidRequest(
+            f"{what} {value[:160]!r} is neither an id nor TENANT_ID: lower-case letters, digits "
+            "and '-' each"
+        )
     return value
 
 
@@ -80,7 +84,9 @@ def seat_named(named: str, seats: Iterable[str]) -> str | None:
 
 
 def digest(*parts: str | bytes) -> str:
-    """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists collide."""
+    """Return the sha256 hex digest of the parts, each length-prefixed so that no two lists
+    collide.
+    """
     pieces: list[bytes] = []
     for part in parts:
         raw = part.encode() if isinstance(part, str) else part

@@ -1,4 +1,6 @@
-"""What a deliberation came to: the document that callers poll and the data of `deliberation.decided`."""
+"""What a deliberation came to: the document that callers poll and the data of
+`deliberation.decided`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class DeliberationStatus(StrEnum):
 class Result:
     """One candidate's place, with everything that put it there.
 
-    `checks` maps a check to its verdict. `undecided`: only a hash decides between it and other answers on the first place.
+    `checks` maps a check to its verdict. `undecided`: only a hash decides between it and other
+    answers on the first place.
     """
 
     rank: int
@@ -67,9 +70,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout, cancelled,
-    answered (about text, or a question), already_done (the winner's tests show that the base does it; nothing is delivered), or empty while it runs. `branch` and `commit_sha` name the delivered winner; `origin` is
-    the deliberation's. `evidence_level` is the winner's; `undecided`: only a hash put it before another answer.
+    """How a deliberation stands, or ended. `final_state` is committed, no_winner, failed, timeout,
+    cancelled,
+    answered (about text, or a question), already_done (the winner's tests show that the base does
+    it; nothing is delivered), or empty while it runs. `branch` and `commit_sha` name the delivered
+    winner; `origin` is the deliberation's. `evidence_level` is the winner's; `undecided`: only a
+    hash put it before another answer.
     """
 
     task_id: str

@@ -28,7 +28,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All parts. `status` is down where a needed part is, degraded where any other is less than healthy."""
+    """All parts. `status` is down where a needed part is, degraded where any other is less than
+    healthy.
+    """
 
     status: Condition
     parts: tuple[Part, ...]
@@ -48,8 +50,9 @@ class TaskSeat:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """A deliberation at a glance. `progress` in percent; `error` says why it came to nothing. Times are RFC 3339 in UTC,
-    empty where they are not known. `follows` is the task before it in a conversation, `forked` the one that it is another run of.
+    """A deliberation at a glance. `progress` in percent; `error` says why it came to nothing. Times
+    are RFC 3339 in UTC, empty where they are not known. `follows` is the task before it in a
+    conversation, `forked` the one that it is another run of.
     `agent`: of a file, of which it is a run.
     """
 

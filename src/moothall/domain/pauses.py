@@ -1,4 +1,6 @@
-"""When a deliberation was paused, and when it went on: the time between is not counted against its deadline."""
+"""When a deliberation was paused, and when it went on: the time between is not counted against its
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _TURNS = {EventType.DELIBERATION_PAUSED: 0, EventType.DELIBERATION_RESUMED: 1}
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The instants at which it was paused and went on, by number: the even ones paused it. Deaf to order and to repetition."""
+    """The instants at which it was paused and went on, by number: the even ones paused it. Deaf to
+    order and to repetition.
+    """
 
     moments: Mapping[int, datetime] = field(default_factory=dict)
 
@@ -63,5 +67,8 @@ class Pauses:
         turns = self.turns
         if len(turns) % 2:
             return NEVER
-        lost = sum((max(on - off, timedelta()) for off, on in zip(turns[::2], turns[1::2], strict=True)), timedelta())
+        lost = sum(
+            (max(on - off, timedelta()) for off, on in zip(turns[::2], turns[1::2], strict=True)),
+            timedelta(),
+        )
         return deadline + min(lost, max(NEVER - deadline, timedelta()))

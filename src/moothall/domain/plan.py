@@ -11,7 +11,9 @@ from moothall.domain.task import Constraints, RepositoryRef
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the product owner asks for, as far as it is known. `budget`: for all its deliberations together; zeros are the house's default."""
+    """What the product owner asks for, as far as it is known. `budget`: for all its deliberations
+    together; zeros are the house's default.
+    """
 
     id: str
     title: str = ""
@@ -28,7 +30,8 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How tasks are derived. `order` are roles, first things first; roles that it leaves out come after.
+    """How tasks are derived. `order` are roles, first things first; roles that it leaves out come
+    after.
 
     `parallel`: tasks of one role are done side by side. `per_role` 0: one.
     """
@@ -40,8 +43,9 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What somebody says of a line of a candidate's diff: its file, its number there (as it was, where the line is removed), and the line as the diff
-    has it, with its sign. `task_id` is the deliberation's.
+    """What somebody says of a line of a candidate's diff: its file, its number there (as it was,
+    where the line is removed), and the line as the diff has it, with its sign. `task_id` is the
+    deliberation's.
     """
 
     task_id: str
@@ -54,7 +58,9 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class AtomicTask:
-    """The smallest unit that one council handles. `priority` from 1, which goes first. `context` is what its council is shown besides: text of others."""
+    """The smallest unit that one council handles. `priority` from 1, which goes first. `context` is
+    what its council is shown besides: text of others.
+    """
 
     task_id: str
     role: str
@@ -70,9 +76,11 @@ class AtomicTask:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends on is completed. `by` whom they are:
-    architects, roles (by rule), repair (of a story that was sent back) or people (who changed them, with `actor`, before the story was built); `why`
-    not by architects, where those were asked. `design` is the deliberation of the architects whose tasks people changed.
+    """The data of `plan.derived`. With `publish`, councils get the tasks, each once what it depends
+    on is completed. `by` whom they are: architects, roles (by rule), repair (of a story that was
+    sent back) or people (who changed them, with `actor`, before the story was built); `why` not by
+    architects, where those were asked. `design` is the deliberation of the architects whose tasks
+    people changed.
     """
 
     story_id: str
@@ -87,7 +95,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanningEvent:
-    """What happened to a story, told from outside. `timestamp_ms` since the epoch, 0 where it isn't known."""
+    """What happened to a story, told from outside. `timestamp_ms` since the epoch, 0 where it isn't
+    known.
+    """
 
     event_type: str
     case_id: str

@@ -23,7 +23,9 @@ from moothall.domain.tool import ToolUsage
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One tool call that went into a proposal. The digest is the sha256 of its canonical arguments."""
+    """One tool call that went into a proposal. The digest is the sha256 of its canonical
+    arguments.
+    """
 
     tool: str
     arguments_digest: str
@@ -33,7 +35,8 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base commit,
+    """One seat's answer. `revision` 0 is the original. `diff` is a git diff against the base
+    commit,
     empty in a deliberation about text, where `content` is the answer itself. `own_tests` are the
     paths of test files that the author added or changed. `message`: the messages of the author's
     own commits.
@@ -63,7 +66,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A seat's judgement of another's candidate. `score` is 0..1; met and unmet quote requirements."""
+    """A seat's judgement of another's candidate. `score` is 0..1; met and unmet quote
+    requirements.
+    """
 
     reviewer: str
     candidate: str
@@ -91,7 +96,8 @@ OUT_OF_PATIENCE = "OUT_OF_PATIENCE"
 class SeatOutcome:
     """A seat's end. A failed seat is a value, with a stable error code, never an exception.
 
-    `duration_ms` from the request to its end; 0 while that isn't known. `tools`: what its tools and checks used.
+    `duration_ms` from the request to its end; 0 while that isn't known. `tools`: what its tools and
+    checks used.
     """
 
     seat: str
@@ -103,13 +109,24 @@ class SeatOutcome:
     tools: ToolUsage = ToolUsage()
 
 
-_WORK, _PROPOSED, _CHECKED, _REVIEWED = 0.6, 0.7, 0.8, 0.9  # of a seat's way, where its turns, then these are behind it
+_WORK, _PROPOSED, _CHECKED, _REVIEWED = (
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+)  # of a seat's way, where its turns, then these are behind it
 
 _USUAL_TURNS = 12  # few seats take more, whatever they may take
 
 
 def way(
-    turns: int, most: int, *, proposed: bool = False, checked: bool = False, reviewed: bool = False, ended: bool = False
+    turns: int,
+    most: int,
+    *,
+    proposed: bool = False,
+    checked: bool = False,
+    reviewed: bool = False,
+    ended: bool = False,
 ) -> float:
     """Return how far a seat is, 0..1, after so many turns of at most `most`."""
     if ended:
@@ -124,8 +141,8 @@ _AGENTS = frozenset({TEST_WRITER, TIE_BREAKER})  # authors of tests that propose
 
 @dataclass(frozen=True, slots=True)
 class CrossRun:
-    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases` names some that did, `failed` some that
-    did not.
+    """Another author's tests run on a candidate: `passed` is True if all of them passed, `cases`
+    names some that did, `failed` some that did not.
     """
 
     author: str
@@ -140,9 +157,12 @@ class Assessment:
 
     `applies` is False where the patch was empty or did not apply on a clean checkout. `behaviour`
     is equal for candidates that no test could tell apart. `regressions` are tests that were green
-    on the base and are not any more, `fixed` those that were red there, not by the author, and are green now; `still_red`
-    were red there and are; `unsolved`: those of them, of an unproven candidate, that concern the change or the task, `missed`: the task asks for one of them to pass; `unrelated` pass now and have nothing to do with the change. `evidence` has one entry for every check, also for one that did not run. `look` are lines that a
-    person should look at before it counts as proven. `change` is equal for candidates that make the same of the code but for words;
+    on the base and are not any more, `fixed` those that were red there, not by the author, and are
+    green now; `still_red` were red there and are; `unsolved`: those of them, of an unproven
+    candidate, that concern the change or the task, `missed`: the task asks for one of them to pass;
+    `unrelated` pass now and have nothing to do with the change. `evidence` has one entry for every
+    check, also for one that did not run. `look` are lines that a person should look at before it
+    counts as proven. `change` is equal for candidates that make the same of the code but for words;
     `idle`: it changes words alone, and the task asks for more.
     """
 
@@ -164,7 +184,8 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests of other authors only.
+    """A proposal with all that is known of it; what ranking looks at. `cross` holds accepted tests
+    of other authors only.
 
     `missing`: reviewers that were asked and gave no review.
     """
@@ -184,7 +205,12 @@ class Candidate:
     @property
     def superseded(self) -> frozenset[str]:
         """The tests that it breaks and that expect what the task asks to change."""
-        return frozenset(case for item in self.assessment.evidence if item.check == SUPERSEDED for case in item.shown)
+        return frozenset(
+            case
+            for item in self.assessment.evidence
+            if item.check == SUPERSEDED
+            for case in item.shown
+        )
 
     @property
     def own_failing(self) -> int:
@@ -194,18 +220,24 @@ class Candidate:
     @property
     def already_done(self) -> bool:
         """Whether it shows that the base does what the task asks for."""
-        return any(item.check == ALREADY_DONE and item.verdict is Verdict.PASSED for item in self.assessment.evidence)
+        return any(
+            item.check == ALREADY_DONE and item.verdict is Verdict.PASSED
+            for item in self.assessment.evidence
+        )
 
     @property
     def reproducing(self) -> tuple[CrossRun, ...]:
         """The passed runs of others' tests that fail on the base.
 
-        Tests of agents that propose nothing may pass on the base and choose between answers: then their runs name no cases.
+        Tests of agents that propose nothing may pass on the base and choose between answers: then
+        their runs name no cases.
         """
         return tuple(
             run
             for run in self.cross
-            if run.passed and run.author != self.proposal.seat and (run.cases or run.author not in _AGENTS)
+            if run.passed
+            and run.author != self.proposal.seat
+            and (run.cases or run.author not in _AGENTS)
         )
 
     @property
@@ -218,8 +250,16 @@ class Candidate:
         refuted = any(not run.passed and run.author in _AGENTS for run in self.cross)
         if self.reproducing and not refuted:
             return EvidenceLevel.REPRODUCED
-        own = {item.check: item.verdict for item in self.assessment.evidence if item.check in {OWN_TESTS, CONTRADICTION}}
-        return EvidenceLevel.SELF_TESTED if own == {OWN_TESTS: Verdict.PASSED} else EvidenceLevel.UNPROVEN
+        own = {
+            item.check: item.verdict
+            for item in self.assessment.evidence
+            if item.check in {OWN_TESTS, CONTRADICTION}
+        }
+        return (
+            EvidenceLevel.SELF_TESTED
+            if own == {OWN_TESTS: Verdict.PASSED}
+            else EvidenceLevel.UNPROVEN
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,16 @@ SHORTEST_KNOWN = 6
 """Own values shorter than this are left alone: replacing them would mangle ordinary text."""
 
 _EDGE = r"(?<![A-Za-z0-9])"
-# A literal that each shape begins with, looked for first: finding all of them at once is far cheaper than one pattern.
+# A literal that each shape begins with, looked for first: finding all of them at once is far
+# cheaper than one pattern.
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("PRIVATE KEY",),
-        r"-----BEGIN (?P<key>[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?)-----[\s\S]{0,20000}?-----END (?P=key)-----",
+        (
+            r"-----BEGIN (?P<key>[A-Z0-9 ]{0,40}PRIVATE KEY(?: "
+            r"BLOCK)?)-----[\s\S]{0,20000}?-----END "
+            r"(?P=key)-----"
+        ),
     ),
     (("AKIA", "ASIA"), _EDGE + r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),  # AWS access key
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), _EDGE + r"gh[pousr]_[A-Za-z0-9]{36,255}"),  # GitHub
@@ -40,11 +45,18 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("npm_",), _EDGE + r"npm_[A-Za-z0-9]{36}"),
     (("pypi-",), _EDGE + r"pypi-[A-Za-z0-9_-]{50,500}"),
     (("SG.",), _EDGE + r"SG\.[A-Za-z0-9_-]{16,64}\.[A-Za-z0-9_-]{16,64}"),  # SendGrid
-    (("eyJ",), _EDGE + r"eyJ[A-Za-z0-9_-]{8,4000}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,2000}"),  # JWT
+    (
+        ("eyJ",),
+        _EDGE + r"eyJ[A-Za-z0-9_-]{8,4000}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,2000}",
+    ),  # JWT
 )
 _PATTERNS = tuple((mark, re.compile(pattern)) for marks, pattern in _SHAPES for mark in marks)
-_BEARER = re.compile(r"(?i)\b(authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,4000}")
-_URL_PASSWORD = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://[^\s:/?#@\[\]]{0,200}:)[^\s/?#@\[\]]{1,500}(?=@)")
+_BEARER = re.compile(
+    r"(?i)\b(authorization\s*[:=]\s*[\"']?(?:bearer|basic|token)\s+)[A-Za-z0-9._~+/=-]{12,4000}"
+)
+_URL_PASSWORD = re.compile(
+    r"\b([a-z][a-z0-9+.-]{1,20}://[^\s:/?#@\[\]]{0,200}:)[^\s/?#@\[\]]{1,500}(?=@)"
+)
 
 _URL_MARK = HOLE
 """Inside a URL without brackets, so that the URL stays one."""
@@ -57,7 +69,8 @@ def _longest_first(known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def scrub(text: str, known: Sequence[str] = ()) -> str:
-    """Return `text` with every secret replaced by `[redacted]`. Scrubbing twice changes nothing more.
+    """Return `text` with every secret replaced by `[redacted]`. Scrubbing twice changes nothing
+    more.
 
     `known` are the operator's own secret values, replaced wherever they stand.
     """
@@ -80,27 +93,45 @@ _KEY = "sk-"
 
 @cache
 def _signs(known: tuple[str, ...]) -> AhoCorasick:
-    """What stands in every text that holds a secret; an own value as it is and as JSON writes it."""
-    shapes = [_KEY, *(mark for mark, _ in _PATTERNS if mark != _KEY), "://", "uthorization", "AUTHORIZATION"]
-    own = [form for value in _longest_first(known) for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])]
+    """What stands in every text that holds a secret; an own value as it is and as JSON writes
+    it.
+    """
+    shapes = [
+        _KEY,
+        *(mark for mark, _ in _PATTERNS if mark != _KEY),
+        "://",
+        "uthorization",
+        "AUTHORIZATION",
+    ]
+    own = [
+        form
+        for value in _longest_first(known)
+        for form in (value, json.dumps(value, ensure_ascii=False)[1:-1])
+    ]
     return AhoCorasick(list(dict.fromkeys((*shapes, *own))))
 
 
 def may_hold_secrets(text: str, known: Sequence[str]) -> bool:
-    """Whether a text, or JSON, may hold what `scrub_all` would take out: a quick look that may be wrong in this way only."""
+    """Whether a text, or JSON, may hold what `scrub_all` would take out: a quick look that may be
+    wrong in this way only.
+    """
     try:
         found = _signs(tuple(known)).find_matches_as_indexes(text, overlapping=True)
     except UnicodeEncodeError:  # half a surrogate pair
         return True
-    # "task-1" holds what an OpenAI key begins with, and stands in every event; no key follows a letter.
+    # "task-1" holds what an OpenAI key begins with, and stands in every event; no key follows a
+    # letter.
     return any(number or text[max(start - 2, 0) : start] != "ta" for number, start, _ in found)
 
 
 def brings_secret(diff: str, clean: Callable[[str], str]) -> bool:
-    """Whether a git diff adds a secret that its removed and unchanged lines did not hold. `clean` takes secrets out of a text.
+    """Whether a git diff adds a secret that its removed and unchanged lines did not hold. `clean`
+    takes secrets out of a text.
 
-    Every added line is looked at, those that look like headers too, and all together, since a key has many. A password
-    in a URL does not count, nor does an `authorization`: in code they are examples more often than not.
+    Every added line is looked at, those that look like headers too, and all together, since a key
+    has many. A password
+    in a URL does not count, nor does an `authorization`: in code they are examples more often than
+    not.
     """
     if clean(diff) == diff:
         return False
@@ -111,7 +142,9 @@ def brings_secret(diff: str, clean: Callable[[str], str]) -> bool:
 
 
 def holds_secret(text: str, clean: Callable[[str], str]) -> bool:
-    """Whether a text of code holds a secret: a password in a URL, or an `authorization`, is an example there more often than not."""
+    """Whether a text of code holds a secret: a password in a URL, or an `authorization`, is an
+    example there more often than not.
+    """
     together = _BEARER.sub("", _URL_PASSWORD.sub(rf"\g<1>{_URL_MARK}", text))
     return clean(together) != together
 

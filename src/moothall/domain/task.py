@@ -58,13 +58,17 @@ class RepositoryRef:
 
     @classmethod
     def from_name(cls, name: str, ref: str = "") -> Self:
-        """Return the repository of a name that may be an id, a path or a URL: what could be an id is one."""
+        """Return the repository of a name that may be an id, a path or a URL: what could be an id
+        is one.
+        """
         return cls(id=name, ref=ref) if is_id(name) else cls(url=name, ref=ref)
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """From where another run of a task is asked for: after turn `turn` of a seat (empty: the winner's, or the first), which `words` are said to then."""
+    """From where another run of a task is asked for: after turn `turn` of a seat (empty: the
+    winner's, or the first), which `words` are said to then.
+    """
 
     task_id: str
     turn: int
@@ -74,9 +78,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The recorded turns with which the one seat of a fork begins: those of the seat of task `task_id` (its key) up to `step`, as
-    <phase>/<round>.<turn>, the seat's turn number `turn`. `number`, `approach` and `temperature` are as that seat had them; `words` are
-    said to the fork before it begins.
+    """The recorded turns with which the one seat of a fork begins: those of the seat of task
+    `task_id` (its key) up to `step`, as <phase>/<round>.<turn>, the seat's turn number `turn`.
+    `number`, `approach` and `temperature` are as that seat had them; `words` are said to the fork
+    before it begins.
     """
 
     task_id: str
@@ -100,12 +105,15 @@ class AgentRef:
 
 @dataclass(frozen=True, slots=True)
 class DeliberationRequest:
-    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds` None does.
+    """What a caller asks for, before defaults and checks. Zero and empty mean the default; `rounds`
+    None does.
 
-    `about_text`: not even on the default repository. `model`: of the settings, by name or tier. `merge`: commits that are to be brought together; no model is asked.
-    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use these alone. `follows`: the task whose
-    conversation goes on, on the files as it left them where no repository is named. `fork`: another run of a task from one of its
-    turns; all but `task_id` and `seed` is as it was there. `agent`: it is a run of this one.
+    `about_text`: not even on the default repository. `model`: of the settings, by name or tier.
+    `merge`: commits that are to be brought together; no model is asked.
+    `checks`: commands beside the repository's own checks; `tools`: of the role's, the seats may use
+    these alone. `follows`: the task whose conversation goes on, on the files as it left them where
+    no repository is named. `fork`: another run of a task from one of its turns; all but `task_id`
+    and `seed` is as it was there. `agent`: it is a run of this one.
     `document`: the kind of the answer. `records_calls`: turns record the arguments and results of
     their tool calls. `hidden_tests`: texts by path, which no seat sees.
     """
@@ -146,15 +154,19 @@ class Deliberation:
 
     `task_id` is the key of what its tenant calls it (`ids.key_of`).
     `repository` and `base_sha` are None for a deliberation about text. `seats` are in order.
-    `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked directly; `context` an
-    excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge` are commits: the one seat
-    proposes what they come to together on the base, and asks no model. `model` names the council's model in the settings ('': the
-    default), `seat_models` those of seats that have another. `checks` are judged beside the repository's own (name → argv), `tools` what
-    the role's grant is narrowed to, where there are any. `follows` is the key of the task before it in a conversation, whose questions and
-    answers are in `context`; `fork` the recorded turns with which its one seat begins.
+    `deadline` is a UTC instant. `origin` is orchestrate, plan, or empty for what was asked
+    directly; `context` an
+    excerpt of the graph; `reviewer` the role as which seats review, empty for their own. `merge`
+    are commits: the one seat proposes what they come to together on the base, and asks no model.
+    `model` names the council's model in the settings ('': the default), `seat_models` those of
+    seats that have another. `checks` are judged beside the repository's own (name → argv), `tools`
+    what the role's grant is narrowed to, where there are any. `follows` is the key of the task
+    before it in a conversation, whose questions and answers are in `context`; `fork` the recorded
+    turns with which its one seat begins.
     `agent`: of a file, of which it is a run. `elsewhere`: the endpoints of seats whose agents are
     asked elsewhere. `document`: the kind of the answer. `records_calls`: turns record the arguments
-    and results of their tool calls. `hidden`: the key under which the caller's hidden tests are stored.
+    and results of their tool calls. `hidden`: the key under which the caller's hidden tests are
+    stored.
     """
 
     task_id: str
@@ -197,8 +209,8 @@ class Deliberation:
         return self.seat_models.get(seat, self.model)
 
     def is_answer(self, diff: str) -> bool:
-        """Whether a proposal with this diff is text to be judged as text: of a question, or where there is no repository.
-        Everywhere else an empty diff is no success.
+        """Whether a proposal with this diff is text to be judged as text: of a question, or where
+        there is no repository. Everywhere else an empty diff is no success.
         """
         return self.base_sha is None or (PROTOCOLS[self.protocol].answers and not diff.strip())
 
@@ -209,7 +221,9 @@ _MOST_SEATS, _MOST_ROUNDS, _MOST_TURNS = 1000, 1000, 100_000
 
 
 def check_deliberation(d: Deliberation) -> Deliberation:
-    """Return a deliberation that came from outside, if a council can sit for it. Raises `InvalidRequest`."""
+    """Return a deliberation that came from outside, if a council can sit for it. Raises
+    `InvalidRequest`.
+    """
     check_key(d.task_id, "task_id")
     for seat in d.seats:
         check_id(seat, "seat")
@@ -222,12 +236,17 @@ def check_deliberation(d: Deliberation) -> Deliberation:
         "max_turns": not 1 <= d.max_turns <= _MOST_TURNS,
         "deadline": d.deadline.tzinfo is None,
         "base_sha": d.base_sha is not None and not _SHA.fullmatch(d.base_sha),
-        "merge": any(not _SHA.fullmatch(sha) for sha in d.merge) or bool(d.merge and d.base_sha is None),
-        "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0 or not 0 <= d.budget.cost_usd < math.inf,
+        "merge": any(not _SHA.fullmatch(sha) for sha in d.merge)
+        or bool(d.merge and d.base_sha is None),
+        "budget": min(d.budget.tokens, d.budget.seconds, d.budget.calls) < 0
+        or not 0 <= d.budget.cost_usd < math.inf,
         "seed": not -(2**63) <= d.seed < 2**63,
-        "fork": d.fork is not None and (d.seats != (d.fork.seat,) or d.fork.number < 0 or not _STEP.fullmatch(d.fork.step)),
+        "fork": d.fork is not None
+        and (d.seats != (d.fork.seat,) or d.fork.number < 0 or not _STEP.fullmatch(d.fork.step)),
     }
     found = [name for name, is_wrong in wrong.items() if is_wrong]
     if found:
-        raise InvalidRequest(f"no council can sit for {d.task_id}: {', '.join(found)} cannot be right")
+        raise InvalidRequest(
+            f"no council can sit for {d.task_id}: {', '.join(found)} cannot be right"
+        )
     return d

@@ -14,7 +14,9 @@ def as_sentence(text: str) -> str:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Return a text in one line of at most `most` characters, without what is not seen: control, direction and zero-width characters. None
-    of its escape sequences reaches a terminal.
+    """Return a text in one line of at most `most` characters, without what is not seen: control,
+    direction and zero-width characters. None of its escape sequences reaches a terminal.
     """
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split())[:most]
+    return " ".join(
+        "".join(sign if sign.isprintable() else " " for sign in text[: 4 * most]).split()
+    )[:most]

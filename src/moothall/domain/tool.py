@@ -44,8 +44,8 @@ class ToolUsage:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What tools may use at most, where that is less than the settings say; zero: as they say. `cpu_share`: processors, over the time that a
-    command may take.
+    """What tools may use at most, where that is less than the settings say; zero: as they say.
+    `cpu_share`: processors, over the time that a command may take.
     """
 
     memory_bytes: int = 0
@@ -54,7 +54,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A tool and its arguments, as a model, a caller or a plan has them. Nothing about them is checked yet."""
+    """A tool and its arguments, as a model, a caller or a plan has them. Nothing about them is
+    checked yet.
+    """
 
     tool: str
     arguments: Mapping[str, Any]
@@ -87,8 +89,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The tools (fnmatch patterns) that a seat may use, and path patterns (gitignore style) that it may not
-    write. Writing what `judged` covers is allowed but gains nothing: judges use it as it was on the base.
+    """The tools (fnmatch patterns) that a seat may use, and path patterns (gitignore style) that it
+    may not
+    write. Writing what `judged` covers is allowed but gains nothing: judges use it as it was on the
+    base.
     """
 
     tools: tuple[str, ...]

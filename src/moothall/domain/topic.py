@@ -1,4 +1,6 @@
-"""What messages are about, in words of ours. Which subject of a bus carries a topic is said in that bus's registry alone."""
+"""What messages are about, in words of ours. Which subject of a bus carries a topic is said in that
+bus's registry alone.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Channel(StrEnum):
     TAKEN = "taken"
     """Signal: a host took up work that was delivered before; by task."""
     LINK = "link"
-    """Signal: bytes between a host and the link of a workspace's pod, by the pod and which of them hears."""
+    """Signal: bytes between a host and the link of a workspace's pod, by the pod and which of them
+    hears.
+    """
     FIGURES = "figures"
     """Signal: the figures of a process."""
     HOSTS = "hosts"
@@ -46,7 +50,8 @@ class Channel(StrEnum):
     GRAPH = "graph"
     """Asked and answered: questions about the graph, by whoever writes it."""
     REPOSITORIES = "repositories"
-    """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked."""
+    """Asked and answered: what hosts that share no disk need of repositories; by whoever is asked.
+    """
 
     def of(self, about: str) -> Topic:
         """Return the topic of one thing."""
@@ -76,4 +81,9 @@ HOUSE = Channel.REPOSITORIES.of("house")
 
 def deliberation_topics(task_id: str) -> tuple[Topic, ...]:
     """Return the topics that tell the story of one deliberation."""
-    return Channel.RESULTS.of(task_id), Channel.RESPONSES.of(task_id), Channel.PROGRESS.of(task_id), Channel.WORDS.of(task_id)
+    return (
+        Channel.RESULTS.of(task_id),
+        Channel.RESPONSES.of(task_id),
+        Channel.PROGRESS.of(task_id),
+        Channel.WORDS.of(task_id),
+    )

@@ -17,11 +17,19 @@ _SCHEMA = "ATIF-v1.6"
 def trajectories(events: Sequence[Event], text: str) -> dict[str, dict[str, Any]]:
     """Return a document for each seat that took a turn.
 
-    Its steps are the task and then the turns, with tool calls and their results. Model calls of a turn
+    Its steps are the task and then the turns, with tool calls and their results. Model calls of a
+    turn
     count in its metrics; calls outside of turns, such as reviews, only in the final metrics.
     """
-    seats = {seat: None for event in events if event.type is EventType.SEAT_TURN and (seat := text_of(event.data.get("seat")))}
-    return {seat: _document([event for event in events if event.data.get("seat") == seat], seat, text) for seat in seats}
+    seats = {
+        seat: None
+        for event in events
+        if event.type is EventType.SEAT_TURN and (seat := text_of(event.data.get("seat")))
+    }
+    return {
+        seat: _document([event for event in events if event.data.get("seat") == seat], seat, text)
+        for seat in seats
+    }
 
 
 def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
@@ -34,7 +42,9 @@ def _document(events: Sequence[Event], seat: str, text: str) -> dict[str, Any]:
             total, turn = total + usage, turn + usage
             answer = text_of(event.data.get("answer"))
         elif event.type is EventType.SEAT_TURN:
-            message = text_of(event.data.get("thought")) or answer  # a reply that could not be used has no thought
+            message = (
+                text_of(event.data.get("thought")) or answer
+            )  # a reply that could not be used has no thought
             steps.append(_step(event, len(steps) + 1, model, turn) | {"message": message})
             turn, answer = Usage(), ""
     return {
@@ -67,7 +77,9 @@ def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]
         "message": "",
     }
     if calls:
-        names = [text_of(call.get("id")) or f"{number}-{index}" for index, call in enumerate(calls, 1)]
+        names = [
+            text_of(call.get("id")) or f"{number}-{index}" for index, call in enumerate(calls, 1)
+        ]
         step["tool_calls"] = [
             {
                 "tool_call_id": name,
@@ -77,7 +89,10 @@ def _step(event: Event, number: int, model: str, usage: Usage) -> dict[str, Any]
             for name, call in zip(names, calls, strict=True)
         ]
         step["observation"] = {
-            "results": [{"source_call_id": name, "content": _content(call)} for name, call in zip(names, calls, strict=True)]
+            "results": [
+                {"source_call_id": name, "content": _content(call)}
+                for name, call in zip(names, calls, strict=True)
+            ]
         }
     if usage != Usage():
         step["metrics"] = {

@@ -39,8 +39,10 @@ class Mean:
 class Summary:
     """The figures of one configuration.
 
-    solved: tasks on whose winner all hidden tests pass. possible: tasks with a candidate on which they
-    pass. selected: solved tasks among the possible ones. precision: by level, the winners on which all
+    solved: tasks on whose winner all hidden tests pass. possible: tasks with a candidate on which
+    they
+    pass. selected: solved tasks among the possible ones. precision: by level, the winners on which
+    all
     hidden tests pass. wrong: by level, how many winners fail one. none: tasks without a winner.
     """
 
@@ -96,7 +98,9 @@ def mean_of(values: Sequence[float], seed: int = 1) -> Mean:
 def summarize(config: str, rows: Sequence[Mapping[str, Any]]) -> Summary:
     """Return the figures of one configuration's rows."""
     solved = sum(bool(row["solved"]) for row in rows)
-    possible = [row for row in rows if any(item.get("solved") for item in row.get("candidates", ()))]
+    possible = [
+        row for row in rows if any(item.get("solved") for item in row.get("candidates", ()))
+    ]
     winners = [row for row in rows if row.get("winner")]
     precision = {
         level.value: share_of(sum(bool(row["solved"]) for row in some), len(some))

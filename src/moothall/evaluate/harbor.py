@@ -1,6 +1,8 @@
-"""Read and write tasks in Harbor's format: task.toml, instruction.md, environment/, tests/, solution/.
+"""Read and write tasks in Harbor's format: task.toml, instruction.md, environment/, tests/,
+solution/.
 
-Fields that Harbor lacks are in [metadata.moothall] of task.toml. A task without them is refused: it needs
+Fields that Harbor lacks are in [metadata.moothall] of task.toml. A task without them is refused: it
+needs
 a container image.
 """
 
@@ -28,7 +30,12 @@ BUNDLE, TESTS, FIX = "environment/repository.bundle", "tests/tests.patch", "solu
 _SCHEMA = "1.3"
 _MOST_BYTES = 20_000_000
 _SECONDS = {"agent": 3600.0, "verifier": 1800.0, "build": 1800.0}
-_GO, _RUST, _PYTHON, _NODE = "golang:1-bookworm", "rust:1-bookworm", "python:3-bookworm", "node:22-bookworm"
+_GO, _RUST, _PYTHON, _NODE = (
+    "golang:1-bookworm",
+    "rust:1-bookworm",
+    "python:3-bookworm",
+    "node:22-bookworm",
+)
 _IMAGES = {"go": _GO, "cargo": _RUST, "python": _PYTHON, "python3": _PYTHON, "pytest": _PYTHON}
 _KEYS = ("parent", "commit", "cases", "kept", "paths", "commands")
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -54,7 +61,9 @@ class Harbor:
             TESTS: task.tests,
             "tests/test.sh": _script(task, commands),
             FIX: task.fix,
-            "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\ngit apply --whitespace=nowarn /solution/fix.patch\n",
+            "solution/solve.sh": (
+                "#!/bin/bash\nset -e\ncd /app\ngit apply --whitespace=nowarn /solution/fix.patch\n"
+            ),
         }
         for name, text in files.items():
             path = place / name
@@ -62,7 +71,9 @@ class Harbor:
             path.write_text(text, encoding="utf-8")
             if name.endswith(".sh"):
                 path.chmod(0o755)
-        await self.git.run("bundle", "create", "--quiet", str((place / BUNDLE).resolve()), "--all", cwd=sealed)
+        await self.git.run(
+            "bundle", "create", "--quiet", str((place / BUNDLE).resolve()), "--all", cwd=sealed
+        )
         return place
 
     async def read(self, clones: Path) -> list[Task]:
@@ -75,7 +86,10 @@ class Harbor:
         for place in places:
             task = await self._read(place, clones)
             if task.id in tasks:
-                raise InvalidRequest(f"{place}: another task of the folder has the name {task.id}, too. Rename one of them")
+                raise InvalidRequest(
+                    f"{place}: another task of the folder has the name {task.id}, too. Rename one "
+                    "of them"
+                )
             tasks[task.id] = task
         return [*tasks.values()]
 
@@ -87,13 +101,18 @@ class Harbor:
         own = mapping_of(mapping_of(document.get("metadata")).get("moothall"))
         if not own:
             raise InvalidRequest(
-                f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does not run its container image. "
+                f"{place} cannot be run: task.toml has no [metadata.moothall], and evaluate does "
+                "not run its container image. "
                 "Name repository, parent and cases in that table (docs/evaluate.md)"
             )
-        name = text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name
+        name = (
+            text_of(mapping_of(document.get("task")).get("name")).rpartition("/")[2] or place.name
+        )
         repository = text_of(own.get("repository"))
         if not _SHA.fullmatch(text_of(own.get("parent"))):
-            raise InvalidRequest(f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id")
+            raise InvalidRequest(
+                f"{place / 'task.toml'}: metadata.moothall.parent is not a full commit id"
+            )
         task = codec.load(
             Task,
             {
@@ -108,9 +127,15 @@ class Harbor:
             },
         )
         if not any(task.cases.values()):
-            raise InvalidRequest(f"{place / 'task.toml'}: metadata.moothall.cases names no test case")
+            raise InvalidRequest(
+                f"{place / 'task.toml'}: metadata.moothall.cases names no test case"
+            )
         if _inside(place, BUNDLE).is_file():
-            return codec.load(Task, codec.dump(task) | {"repository": str(await self._unpack(place, clones / f"{task.id}.git"))})
+            return codec.load(
+                Task,
+                codec.dump(task)
+                | {"repository": str(await self._unpack(place, clones / f"{task.id}.git"))},
+            )
         if not repository:
             raise InvalidRequest(f"{place} has neither {BUNDLE} nor metadata.moothall.repository")
         return task
@@ -120,10 +145,22 @@ class Harbor:
         if not (target / "HEAD").exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             await self.git.run(
-                "init", "--quiet", "--bare", "--template=", "--initial-branch=main", "--", str(target), cwd=target.parent
+                "init",
+                "--quiet",
+                "--bare",
+                "--template=",
+                "--initial-branch=main",
+                "--",
+                str(target),
+                cwd=target.parent,
             )
         await self.git.run(
-            *("fetch", "--quiet", "--no-write-fetch-head", "--", str((place / BUNDLE).resolve()), "+refs/*:refs/*"),
+            "fetch",
+            "--quiet",
+            "--no-write-fetch-head",
+            "--",
+            str((place / BUNDLE).resolve()),
+            "+refs/*:refs/*",
             cwd=target,
             env={"GIT_ALLOW_PROTOCOL": "file"},
         )
@@ -198,16 +235,27 @@ def _string(text: str) -> str:
 def _dockerfile(task: Task, commands: Commands) -> str:
     """Return a Dockerfile that unpacks the repository at the parent and sets it up."""
     setup = [shlex.join(argv) for argv in commands.setup or ()]
-    programs = [word.rpartition("/")[2] for argv in (commands.checks or {}).values() for word in argv]
+    programs = [
+        word.rpartition("/")[2] for argv in (commands.checks or {}).values() for word in argv
+    ]
     image = next((_IMAGES[program] for program in programs if program in _IMAGES), _NODE)
     lines = [
         f"FROM {image}",
-        "RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf /var/lib/apt/lists/*",
+        (
+            "RUN apt-get update && apt-get install -y --no-install-recommends git && rm -rf "
+            "/var/lib/apt/lists/*"
+        ),
         "COPY repository.bundle /tmp/repository.bundle",
-        f"RUN git clone --quiet /tmp/repository.bundle /app && git -C /app checkout --quiet {task.parent} && rm /tmp/repository.bundle",
+        (
+            "RUN git clone --quiet /tmp/repository.bundle /app && git -C /app checkout --quiet "
+            f"{task.parent} && rm /tmp/repository.bundle"
+        ),
         "WORKDIR /app",
         *(
-            ["RUN python -m venv /env && /env/bin/pip install --quiet pytest", "ENV PATH=/env/bin:$PATH"]
+            [
+                "RUN python -m venv /env && /env/bin/pip install --quiet pytest",
+                "ENV PATH=/env/bin:$PATH",
+            ]
             if image == _PYTHON
             else []
         ),
@@ -217,15 +265,19 @@ def _dockerfile(task: Task, commands: Commands) -> str:
 
 
 def _script(task: Task, commands: Commands) -> str:
-    """Return the script that runs the hidden tests on the answer and writes the reward: 1 if all pass."""
+    """Return the script that runs the hidden tests on the answer and writes the reward: 1 if all
+    pass.
+    """
     lines = [
         "#!/bin/bash",
         "mkdir -p /logs/verifier",
         "echo 0 > /logs/verifier/reward.txt",
         "cd /app || exit 0",
-        # An answer may have changed the same files: restore them before the patch with the hidden tests.
+        # An answer may have changed the same files: restore them before the patch with the hidden
+        # tests.
         *(
-            f"git checkout --quiet {task.parent} -- {shlex.quote(path)} 2>/dev/null || rm -rf -- {shlex.quote(path)}"
+            f"git checkout --quiet {task.parent} -- {shlex.quote(path)} 2>/dev/null || rm -rf -- "
+            f"{shlex.quote(path)}"
             for path in _files(task)
         ),
         "git apply --whitespace=nowarn /tests/tests.patch || exit 0",
@@ -240,7 +292,9 @@ def _files(task: Task) -> list[str]:
 
 
 def _commands(task: Task, commands: Commands) -> Iterator[str]:
-    """Yield commands that run the hidden cases: only those for pytest and go, else the whole check."""
+    """Yield commands that run the hidden cases: only those for pytest and go, else the whole
+    check.
+    """
     checks = commands.checks or {}
     for check in sorted({*task.cases, *task.kept}):
         argv = list(checks.get(check, ()))
@@ -249,10 +303,18 @@ def _commands(task: Task, commands: Commands) -> Iterator[str]:
             yield shlex.join([*argv, *cases])
         elif argv[:2] == ["go", "test"]:
             names = dict.fromkeys(case.partition("::")[2].partition("/")[0] for case in cases)
-            yield shlex.join([*argv, "-count=1", "-run", f"^({'|'.join(re.escape(name) for name in names if name)})$"])
+            yield shlex.join(
+                [
+                    *argv,
+                    "-count=1",
+                    "-run",
+                    f"^({'|'.join(re.escape(name) for name in names if name)})$",
+                ]
+            )
         elif argv:
             yield shlex.join(argv)
         else:
             raise InvalidRequest(
-                f"the task {task.id} cannot be written: its check {check} has no command. Name it in a --profile"
+                f"the task {task.id} cannot be written: its check {check} has no command. Name it "
+                "in a --profile"
             )

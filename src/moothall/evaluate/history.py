@@ -17,9 +17,17 @@ _TAGS = 200
 
 
 async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit]:
-    """Yield the newest commits of a history, at most `most`, without merges and with the changed paths."""
+    """Yield the newest commits of a history, at most `most`, without merges and with the changed
+    paths.
+    """
     listed = await clone.ask(
-        "log", "-z", "--no-merges", f"--max-count={most}", "--format=%H%x01%P%x01%B", "--no-show-signature", sha
+        "log",
+        "-z",
+        "--no-merges",
+        f"--max-count={most}",
+        "--format=%H%x01%P%x01%B",
+        "--no-show-signature",
+        sha,
     )
     if listed.status:
         raise RepositoryError(f"the history cannot be read: {listed.reason}")
@@ -27,7 +35,16 @@ async def walk(clone: TrustedClone, sha: str, most: int) -> AsyncIterator[Commit
         commit, parents, message = (*entry.split("\x01", 2), "", "")[:3]
         if not commit:
             continue
-        found = await clone.ask("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--name-only", "--no-renames", commit)
+        found = await clone.ask(
+            "diff-tree",
+            "-r",
+            "-z",
+            "--root",
+            "--no-commit-id",
+            "--name-only",
+            "--no-renames",
+            commit,
+        )
         paths = tuple(path for path in os.fsdecode(found.out).split("\0") if path)
         yield Commit(commit, tuple(parents.split()), message, paths)
 
@@ -39,14 +56,34 @@ async def seal(git: GitRunner, clone: TrustedClone, sha: str, folder: Path) -> N
     making = folder.with_name(f".{folder.name}.part")
     await asyncio.to_thread(shutil.rmtree, making, ignore_errors=True)
     making.parent.mkdir(parents=True, exist_ok=True)
-    await git.run("init", "--quiet", "--bare", "--template=", "--initial-branch=main", "--", str(making), cwd=making.parent)
+    await git.run(
+        "init",
+        "--quiet",
+        "--bare",
+        "--template=",
+        "--initial-branch=main",
+        "--",
+        str(making),
+        cwd=making.parent,
+    )
     # Build tools read versions from tags.
     listed = await clone.ask(
-        "for-each-ref", f"--count={_TAGS}", "--sort=-creatordate", "--format=%(refname)", f"--merged={sha}", "refs/tags"
+        "for-each-ref",
+        f"--count={_TAGS}",
+        "--sort=-creatordate",
+        "--format=%(refname)",
+        f"--merged={sha}",
+        "refs/tags",
     )
     tags = listed.out.decode(errors="surrogateescape").splitlines()
     fetched = await git.call(
-        *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--update-shallow", "--"),
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        "--no-recurse-submodules",
+        "--update-shallow",
+        "--",
         f"file://{clone.path.resolve()}",
         f"{sha}:refs/heads/main",
         *(f"{tag}:{tag}" for tag in tags),

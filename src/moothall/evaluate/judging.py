@@ -59,7 +59,8 @@ class Judge:
     async def examine(self, prepared: Prepared, tests: str, fix: str, text: str) -> Hidden:
         """Run a commit's tests before and after its change.
 
-        prepared: the parent. tests: the diff of the hidden files. fix: the diff of the whole commit.
+        prepared: the parent. tests: the diff of the hidden files. fix: the diff of the whole
+        commit.
         text: the text of the task.
         """
         runs = self._runs(prepared, text, f"mine-{prepared.base.sha[:12]}")
@@ -70,25 +71,35 @@ class Judge:
         found: dict[str, HiddenCases] = {}
         for check in paths:
             if check in before and check in after:
-                found[check] = mining.compare_runs(prepared.runs.get(check), before[check], after[check], text)
+                found[check] = mining.compare_runs(
+                    prepared.runs.get(check), before[check], after[check], text
+                )
         some = {check: paths[check] for check, item in found.items() if item.fixed}
-        slowest = max((run.duration_ms for check in some for run in (before[check], after[check])), default=0)
+        slowest = max(
+            (run.duration_ms for check in some for run in (before[check], after[check])), default=0
+        )
         repeats = range(2, _RUNS + 1) if some and slowest <= _LONG_MS else ()
         again = [await self._pair(runs, some, tests, fix, number) for number in repeats]
         for check in some:
             repeated = [(first.get(check), second.get(check)) for first, second in again]
             lost = CheckRun(check, Verdict.MISSING)
             found[check] = mining.steady_cases(
-                found[check], [first or lost for first, _ in repeated], [second or lost for _, second in repeated]
+                found[check],
+                [first or lost for first, _ in repeated],
+                [second or lost for _, second in repeated],
             )
         cases = {check: item.fixed for check, item in found.items() if item.fixed}
         if not cases:
-            return Hidden(why=next((item.why for item in found.values() if item.why), mining.NO_CASES))
+            return Hidden(
+                why=next((item.why for item in found.values() if item.why), mining.NO_CASES)
+            )
         kept = {check: item.kept for check, item in found.items() if item.kept}
         return Hidden(cases, kept, {check: paths[check] for check in {*cases, *kept}})
 
     async def judge(self, task: Task, prepared: Prepared, diff: str) -> Judgement:
-        """Run the hidden tests of a task on an answer. Raises `WorkspaceFailed` if they cannot be run."""
+        """Run the hidden tests of a task on an answer. Raises `WorkspaceFailed` if they cannot be
+        run.
+        """
         if not diff.strip():
             return Judgement(solved=False, why="it changes nothing")
         runs = self._runs(prepared, task.text, f"hidden-{task.id[:30]}")
@@ -101,7 +112,12 @@ class Judge:
             if check not in done.runs:
                 raise WorkspaceFailed(f"the hidden tests of {task.id} could not be run: {done.why}")
             ran[check] = done.runs[check]
-        wanted = [(check, case) for part in (task.cases, task.kept) for check, cases in part.items() for case in cases]
+        wanted = [
+            (check, case)
+            for part in (task.cases, task.kept)
+            for check, cases in part.items()
+            for case in cases
+        ]
         failing = [case for check, case in wanted if ran[check].cases.get(case) != "passed"]
         return Judgement(not failing, tuple(failing[:_SHOWN]))
 
@@ -132,18 +148,33 @@ class Judge:
         return sides[0], sides[1]
 
 
-async def _run(runs: FreshRuns, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str) -> CheckRuns:
+async def _run(
+    runs: FreshRuns, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
+) -> CheckRuns:
     """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
     tests, diff = diffs
-    return await runs.run({check: ()}, "hidden", digest(diff)[:8], name, diff=diff, extra=tests, paths=paths, label="hidden")
+    return await runs.run(
+        {check: ()},
+        "hidden",
+        digest(diff)[:8],
+        name,
+        diff=diff,
+        extra=tests,
+        paths=paths,
+        label="hidden",
+    )
 
 
 async def _paths(runs: FreshRuns, tests: str) -> dict[str, tuple[str, ...]]:
-    """Return the hidden files by check; none for a check that runs whole, because it is not named `tests`."""
+    """Return the hidden files by check; none for a check that runs whole, because it is not named
+    `tests`.
+    """
     prepared = runs.prepared
     names = tuple(path for path in _paths_of(tests) if is_test(path))
     found = await runnable_paths(runs, names, tests)
-    others = [name for name, run in prepared.runs.items() if run.cases and not name.startswith("tests")]
+    others = [
+        name for name, run in prepared.runs.items() if run.cases and not name.startswith("tests")
+    ]
     return found or {name: () for name in others if name not in prepared.base.profile.advisory}
 
 

@@ -54,7 +54,9 @@ class Miner:
         clone, commands = self.repositories.clone(base.repository), _commands(entry)
         known = {str(row["commit"]) for row in self.looked.of(repository=entry.origin)}
         stored = await asyncio.to_thread(read_tasks, self.folder)
-        found = [task for task in stored if task.repository == entry.origin and task.commit in known]
+        found = [
+            task for task in stored if task.repository == entry.origin and task.commit in known
+        ]
         async for commit in walk(clone, base.sha, commits):
             if len(found) >= tasks:
                 break
@@ -64,13 +66,28 @@ class Miner:
             if task is not None:
                 await asyncio.to_thread(write_task, self.folder, task)
                 found.append(task)
-            self.looked.add({"repository": entry.origin, "commit": commit.sha, "subject": commit.subject[:200], **row})
-            words = row["why"] or f"task {len(found)}: {count_cases(task.cases) if task else 0} hidden tests"
+            self.looked.add(
+                {
+                    "repository": entry.origin,
+                    "commit": commit.sha,
+                    "subject": commit.subject[:200],
+                    **row,
+                }
+            )
+            words = (
+                row["why"]
+                or f"task {len(found)}: {count_cases(task.cases) if task else 0} hidden tests"
+            )
             self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
         return found[:tasks]
 
     async def _look(
-        self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, commands: Commands
+        self,
+        commit: Commit,
+        clone: TrustedClone,
+        ref: RepositoryRef,
+        origin: str,
+        commands: Commands,
     ) -> tuple[Mapping[str, str], Task | None]:
         why = mining.reject_commit(commit)
         diff = ""
@@ -79,23 +96,42 @@ class Miner:
             why = mining.reject_commit(commit, diff)
         if why:
             return {"why": why}, None
-        self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after")
+        self.tell(
+            f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after"
+        )
         try:
             task = await self._task(commit, clone, ref, origin, commands)
         except PatchRefused as error:
             return {"why": f"{REFUSED}: {explain(error)}"}, None
         except RepositoryError as error:
             return {"why": f"{UNUSABLE}: {explain(error)}"}, None
-        return ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
+        return (
+            ({"why": task}, None) if isinstance(task, str) else ({"why": "", "task": task.id}, task)
+        )
 
-    async def _task(self, commit: Commit, clone: TrustedClone, ref: RepositoryRef, origin: str, commands: Commands) -> Task | str:
+    async def _task(
+        self,
+        commit: Commit,
+        clone: TrustedClone,
+        ref: RepositoryRef,
+        origin: str,
+        commands: Commands,
+    ) -> Task | str:
         """Return the task of a commit, or why it has none."""
         parent = commit.parents[0]
         whole = await clone.diff(parent, commit.sha)
         hidden = mining.hidden_paths(commit.paths, whole)
         changes = await clone.changes(parent, commit.sha)
-        tests = (await clone.commit_changes(parent, [item for item in changes if item.path in hidden], "hidden tests")).diff
-        fix = (await clone.commit_changes(parent, [item for item in changes if not is_test(item.path)], "fix")).diff
+        tests = (
+            await clone.commit_changes(
+                parent, [item for item in changes if item.path in hidden], "hidden tests"
+            )
+        ).diff
+        fix = (
+            await clone.commit_changes(
+                parent, [item for item in changes if not is_test(item.path)], "fix"
+            )
+        ).diff
         if not tests or not fix:
             return mining.NO_TESTS if fix else mining.NO_SOURCE
         prepared = await self._prepare(clone, ref, parent)
@@ -128,13 +164,17 @@ class Miner:
 
 
 async def pin(clone: TrustedClone, sha: str) -> None:
-    """Make a commit of a clone resolvable by its id, wherever the branches of the origin are now."""
+    """Make a commit of a clone resolvable by its id, wherever the branches of the origin are
+    now.
+    """
     if not await clone.has(sha):
         await clone.fetch(f"file://{clone.path.resolve()}", sha)
 
 
 def _commands(entry: Registered) -> Commands:
-    """Return the configured set-up and checks: those of the registry, then of the work tree's own file."""
+    """Return the configured set-up and checks: those of the registry, then of the work tree's own
+    file.
+    """
     text = read_text(Path(entry.origin, OWN_FILE)) if entry.local else None
     return entry.commands.over(parse_own(text)) if text is not None else entry.commands
 
@@ -142,6 +182,7 @@ def _commands(entry: Registered) -> Commands:
 def repository_name(origin: str) -> str:
     """Return a readable, unique name for the folder of an evaluation."""
     name = "".join(
-        letter if letter.isalnum() else "-" for letter in origin.rstrip("/").removesuffix(".git").rpartition("/")[2].lower()
+        letter if letter.isalnum() else "-"
+        for letter in origin.rstrip("/").removesuffix(".git").rpartition("/")[2].lower()
     )
     return f"{name.strip('-')[:40] or 'repository'}-{digest(origin)[:8]}"

@@ -70,7 +70,19 @@ _SOURCE = frozenset(
         "sql",
     ]
 )
-_BESIDE = frozenset({"doc", "docs", "example", "examples", "benchmark", "benchmarks", ".github", "vendor", "node_modules"})
+_BESIDE = frozenset(
+    {
+        "doc",
+        "docs",
+        "example",
+        "examples",
+        "benchmark",
+        "benchmarks",
+        ".github",
+        "vendor",
+        "node_modules",
+    }
+)
 _MOST_SOURCES, _MOST_FILES = 20, 60
 _FEWEST_WORDS, _MOST_CHARS = 4, 4000
 _TRAILER = re.compile(
@@ -80,20 +92,27 @@ _TRAILER = re.compile(
 )
 _CLOSES = re.compile(
     r"(?i)[\s(\[]*\b(?:(?:this )?(?:clos|fix|resolv|address)(?:es|ed|e|s)?|refs?|see|re)\s*:?\s+"
-    r"(?:(?:issue|bug|pr|pull request|ticket)s?\s*)?(?:[\w.-]+/[\w.-]+)?(?:#|gh-)\d+(?:\s*(?:,|and|&)\s*(?:#|gh-)\d+)*[)\].]?"
+    r"(?:(?:issue|bug|pr|pull "
+    r"request|ticket)s?\s*)?(?:[\w.-]+/[\w.-]+)?(?:#|gh-)\d+(?:\s*(?:,|and|&)\s*(?:#|gh-)\d+)*[)\].]?"
 )
-_NUMBER = re.compile(r"(?i)\s*[(\[]?(?:\b[\w.-]+/[\w.-]+)?(?:#|\bgh-|\bbpo-|\bissue\s+#?|\bpr\s+#?)\d+[)\]]?:?")
+_NUMBER = re.compile(
+    r"(?i)\s*[(\[]?(?:\b[\w.-]+/[\w.-]+)?(?:#|\bgh-|\bbpo-|\bissue\s+#?|\bpr\s+#?)\d+[)\]]?:?"
+)
 _URL = re.compile(r"[<(]?https?://\S+?(?=[\s>)]|$)[>)]?")
 _TEST_PATH = re.compile(r"[`'\"]?(?<![\w/.-])[\w.-]*(?:/?[\w.-]+)*[`'\"]?")
 _TEST_NAME = re.compile(r"[`'\"]?\b(?:test_\w+|Test[A-Z]\w*|\w+_test)(?:\(\))?[`'\"]?")
 _ABOUT_TESTS = re.compile(
-    r"(?i)^\W*(?:(?:also|and|then|:\w+:)\s+)?(?:add(?:s|ed)?|extend(?:s|ed)?|updat(?:e|es|ed)|improv(?:e|es|ed)|adjust(?:s|ed)?|fix(?:es|ed)?|"
-    r"new|more|a|write|wrote|includ(?:e|es|ed)|cover(?:s|ed)?|with)\b[^.\n]*\b(?:tests?|specs?|test[ -]cases?|coverage|fixtures?|"
-    r"regressions?)\b[^.\n]*\.?$"
+    r"(?i)^\W*(?:(?:also|and|then|:\w+:)\s+)?"
+    r"(?:add(?:s|ed)?|extend(?:s|ed)?|updat(?:e|es|ed)|improv(?:e|es|ed)|adjust(?:s|ed)?"
+    r"|fix(?:es|ed)?|new|more|a|write|wrote|includ(?:e|es|ed)|cover(?:s|ed)?|with)\b[^.\n]*"
+    r"\b(?:tests?|specs?|test[ -]cases?|coverage|fixtures?|regressions?)\b[^.\n]*\.?$"
 )
 _MOST_MESSAGE = 10_000  # characters of a message that are read: the patterns take quadratic time
-UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Control, direction and zero-width characters, and halves of characters, which no encoding takes."""
+UNSEEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+"""Control, direction and zero-width characters, and halves of characters, which no encoding takes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +131,15 @@ class Commit:
 
 
 def is_source(path: str) -> bool:
-    """Whether a path is code that is not a test, a document, an example or a copy of other projects."""
+    """Whether a path is code that is not a test, a document, an example or a copy of other
+    projects.
+    """
     *folders, name = path.split("/")
-    return name.rpartition(".")[2].lower() in _SOURCE and not is_test(path) and _BESIDE.isdisjoint(folders)
+    return (
+        name.rpartition(".")[2].lower() in _SOURCE
+        and not is_test(path)
+        and _BESIDE.isdisjoint(folders)
+    )
 
 
 def reject_commit(commit: Commit, diff: str = "") -> str:
@@ -135,8 +160,18 @@ def reject_commit(commit: Commit, diff: str = "") -> str:
 
 
 def hidden_paths(paths: Sequence[str], diff: str = "") -> tuple[str, ...]:
-    """Return the paths whose change is hidden: test files with their data, and Rust files with new tests."""
-    inline = {part.path for part in file_diffs(diff) if part.path.endswith(".rs") and adds_inline_tests(part)} if diff else set()
+    """Return the paths whose change is hidden: test files with their data, and Rust files with new
+    tests.
+    """
+    inline = (
+        {
+            part.path
+            for part in file_diffs(diff)
+            if part.path.endswith(".rs") and adds_inline_tests(part)
+        }
+        if diff
+        else set()
+    )
     return tuple(path for path in paths if is_test(path) or path in inline)
 
 
@@ -173,17 +208,22 @@ def _names_test_file(word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HiddenCases:
-    """Cases of one check: `fixed` fail before and pass after, `kept` pass on both; `why` none is fixed."""
+    """Cases of one check: `fixed` fail before and pass after, `kept` pass on both; `why` none is
+    fixed.
+    """
 
     fixed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     why: str = ""
 
 
-def compare_runs(untouched: CheckRun | None, before: CheckRun, after: CheckRun, text: str) -> HiddenCases:
+def compare_runs(
+    untouched: CheckRun | None, before: CheckRun, after: CheckRun, text: str
+) -> HiddenCases:
     """Compare a check's runs with the hidden tests before and after the fix.
 
-    untouched: the run on the parent without the hidden tests. text: the text of the task; a file that
+    untouched: the run on the parent without the hidden tests. text: the text of the task; a file
+    that
     could not be loaded before counts as failing only if the text mentions the missing name.
     """
     passing = [case for case, outcome in after.cases.items() if outcome == "passed"]
@@ -193,7 +233,9 @@ def compare_runs(untouched: CheckRun | None, before: CheckRun, after: CheckRun, 
     # A case that passed without the hidden tests and fails with them was changed by the commit.
     kept = [case for case in passing if before.cases.get(case, known.get(case)) == "passed"]
     rest = [case for case in passing if case not in {*kept} and before.cases.get(case) != "skipped"]
-    fixed = [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
+    fixed = (
+        [case for case in rest if _fails(before, case, text)] if before.status == "success" else []
+    )
     why = "" if fixed else UNNAMED if rest else PASSES_BEFORE
     return HiddenCases(tuple(fixed), tuple(kept) if fixed else (), why)
 
@@ -201,12 +243,23 @@ def compare_runs(untouched: CheckRun | None, before: CheckRun, after: CheckRun, 
 def _fails(before: CheckRun, case: str, text: str) -> bool:
     if before.cases.get(case) == "failed":
         return True
-    errors = "\n".join([*(before.details.get(name, "") for name in (case, *containers(case))), before.output[-8000:]])
+    errors = "\n".join(
+        [
+            *(before.details.get(name, "") for name in (case, *containers(case))),
+            before.output[-8000:],
+        ]
+    )
     missing = missing_names(errors)
-    return bool(missing & names_in(text)) if missing or case not in before.cases else before.cases[case] == "errored"
+    return (
+        bool(missing & names_in(text))
+        if missing or case not in before.cases
+        else before.cases[case] == "errored"
+    )
 
 
-def steady_cases(found: HiddenCases, before: Sequence[CheckRun], after: Sequence[CheckRun]) -> HiddenCases:
+def steady_cases(
+    found: HiddenCases, before: Sequence[CheckRun], after: Sequence[CheckRun]
+) -> HiddenCases:
     """Return the cases with the same result in further runs."""
     fixed = tuple(
         case
@@ -214,7 +267,9 @@ def steady_cases(found: HiddenCases, before: Sequence[CheckRun], after: Sequence
         if all(run.cases.get(case) not in {"passed", "skipped"} for run in before)
         and all(run.cases.get(case) == "passed" for run in after)
     )
-    kept = tuple(case for case in found.kept if all(run.cases.get(case) == "passed" for run in after))
+    kept = tuple(
+        case for case in found.kept if all(run.cases.get(case) == "passed" for run in after)
+    )
     return HiddenCases(fixed, kept, "" if fixed else found.why or UNSTEADY)
 
 

@@ -57,31 +57,49 @@ def render(report: Mapping[str, Any]) -> str:
     parts = [
         f"<h1>Evaluation of {_list_of(names)}</h1>",
         (
-            f'<p class="soft">{len(report["tasks"])} bug fixes from the history of {where or "no repository"}. A task is solved if all '
-            "tests that came with the fix pass on the winner. Shares and means have intervals of 95&nbsp;%.</p>"
+            f'<p class="soft">{len(report["tasks"])} bug fixes from the history of '
+            f"{where or 'no repository'}. A task is solved if all "
+            "tests that came with the fix pass on the winner. Shares and means have intervals of "
+            "95&nbsp;%.</p>"
         ),
         _tiles(report),
         '<div class="pair">',
-        _section("Solved", "Winners on which all hidden tests pass. Lines are intervals.", _bars(configurations)),
-        _section("Tokens and solved tasks", "Up and to the left is better. Lines are intervals.", _scatter(configurations)),
+        _section(
+            "Solved",
+            "Winners on which all hidden tests pass. Lines are intervals.",
+            _bars(configurations),
+        ),
+        _section(
+            "Tokens and solved tasks",
+            "Up and to the left is better. Lines are intervals.",
+            _scatter(configurations),
+        ),
         "</div>",
         _section(
             "Precision of each level of evidence",
-            "Share of the winners of a level whose hidden tests pass. A reproduced winner that is wrong is the figure to watch.",
+            "Share of the winners of a level whose hidden tests pass. A reproduced winner that is "
+            "wrong is the figure to watch.",
             _precision(configurations),
         ),
         _section("Figures", "", _figures(configurations)),
-        _section("Tasks", "Open one for its text, the candidates and the hidden tests that fail.", "".join(_tasks(report))),
+        _section(
+            "Tasks",
+            "Open one for its text, the candidates and the hidden tests that fail.",
+            "".join(_tasks(report)),
+        ),
         (
-            f'<p class="soft small">Moothall {text(report["moothall"])}. Commit messages may name the fix; read a solved task before '
+            f'<p class="soft small">Moothall {text(report["moothall"])}. Commit messages may name '
+            "the fix; read a solved task before "
             "you count on it.</p>"
         ),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>Moothall evaluation: {', '.join(names)}</title><style>{_STYLE}</style></head><body><main>"
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src '
+        "'unsafe-inline'\">"
+        "<title>Moothall evaluation: "
+        f"{', '.join(names)}</title><style>{_STYLE}</style></head><body><main>"
         + "\n".join(parts)
         + "</main></body></html>\n"
     )
@@ -94,7 +112,9 @@ def _list_of(names: Sequence[str]) -> str:
 
 
 def text(value: object, most: int = 200) -> str:
-    """Return hostile text as text of HTML: escaped, without invisible characters, at most `most` long."""
+    """Return hostile text as text of HTML: escaped, without invisible characters, at most `most`
+    long.
+    """
     clean = UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value))
     return escape(clean if len(clean) <= most else f"{clean[: most - 1]}…", quote=True)
 
@@ -106,9 +126,17 @@ def _section(title: str, caption: str, body: str) -> str:
 
 def _tiles(report: Mapping[str, Any]) -> str:
     configurations = report["configurations"]
-    best = max(configurations, key=lambda item: (item["solved"]["share"], -item["tokens"]["value"]), default=None)
+    best = max(
+        configurations,
+        key=lambda item: (item["solved"]["share"], -item["tokens"]["value"]),
+        default=None,
+    )
     wrong = sum(item["wrong"][EvidenceLevel.REPRODUCED.value] for item in configurations)
-    independent = sum(item["precision"][level]["total"] for item in configurations for level in ("proven", "reproduced"))
+    independent = sum(
+        item["precision"][level]["total"]
+        for item in configurations
+        for level in ("proven", "reproduced")
+    )
     rows = report["results"]
     tiles = [
         (f"{len(report['tasks'])}", "tasks"),
@@ -120,7 +148,11 @@ def _tiles(report: Mapping[str, Any]) -> str:
         (f"{independent}", "winners proven or reproduced"),
         (f"{sum(row['tokens'] for row in rows):,}", "tokens in all"),
     ]
-    return '<div class="tiles">' + "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for value, name in tiles) + "</div>"
+    return (
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for value, name in tiles)
+        + "</div>"
+    )
 
 
 def _axis(height: int, left: int, plot: int) -> str:
@@ -129,13 +161,19 @@ def _axis(height: int, left: int, plot: int) -> str:
         x = left + plot * percent / 100
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
         anchor = {0: "start", 100: "end"}.get(percent, "middle")
-        lines.append(f'<text class="soft" x="{x:.1f}" y="{height + 18}" text-anchor="{anchor}">{percent} %</text>')
+        lines.append(
+            f'<text class="soft" x="{x:.1f}" y="{height + 18}" text-anchor="{anchor}">{percent} '
+            "%</text>"
+        )
     return "".join(lines)
 
 
 def _whisker(low: float, high: float, y: float, left: int, plot: int) -> str:
     x1, x2 = left + plot * low, left + plot * high
-    return f'<path class="whisker" fill="none" d="M{x1:.1f} {y - 4:.1f}v8M{x1:.1f} {y:.1f}H{x2:.1f}M{x2:.1f} {y - 4:.1f}v8"/>'
+    return (
+        f'<path class="whisker" fill="none" d="M{x1:.1f} {y - 4:.1f}v8M{x1:.1f} '
+        f'{y:.1f}H{x2:.1f}M{x2:.1f} {y - 4:.1f}v8"/>'
+    )
 
 
 def _svg(width: int, height: int, label: str, body: str) -> str:
@@ -150,12 +188,20 @@ def _bars(configurations: Sequence[Mapping[str, Any]]) -> str:
         share, y = item["solved"], number * step
         rows.append(
             f'<text x="{_LEFT}" y="{y + 15}">{text(item["config"], 40)}</text>'
-            f'<text class="soft" x="{_LEFT + plot}" y="{y + 15}" text-anchor="end">{share["count"]} of {share["total"]}</text>'
-            f'<rect class="bar" x="{_LEFT}" y="{y + 22}" width="{max(plot * share["share"], 1):.1f}" height="14" rx="3"><title>{share_words(share)}</title></rect>'
+            f'<text class="soft" x="{_LEFT + plot}" y="{y + 15}" '
+            f'text-anchor="end">{share["count"]} of {share["total"]}</text>'
+            f'<rect class="bar" x="{_LEFT}" y="{y + 22}" '
+            f'width="{max(plot * share["share"], 1):.1f}" height="14" '
+            f'rx="3"><title>{share_words(share)}</title></rect>'
             + _whisker(share["low"], share["high"], y + 29, _LEFT, plot)
         )
     height = max(len(configurations) * step, step)
-    return _svg(width, height + 26, "Share of solved tasks by configuration", _axis(height, _LEFT, plot) + "".join(rows))
+    return _svg(
+        width,
+        height + 26,
+        "Share of solved tasks by configuration",
+        _axis(height, _LEFT, plot) + "".join(rows),
+    )
 
 
 def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
@@ -166,13 +212,24 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
     body = []
     for percent in (0, 25, 50, 75, 100):
         y = top + tall * (1 - percent / 100)
-        body.append(f'<line class="grid" x1="{left}" x2="{left + plot}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        body.append(f'<text class="soft" x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{percent} %</text>')
+        body.append(
+            f'<line class="grid" x1="{left}" x2="{left + plot}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
+        body.append(
+            f'<text class="soft" x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{percent} '
+            "%</text>"
+        )
     for part in (0.0, 0.5, 1.0):
         x = left + plot * part
         anchor = {0.0: "start", 1.0: "end"}.get(part, "middle")
-        body.append(f'<text class="soft" x="{x:.1f}" y="{top + tall + 18}" text-anchor="{anchor}">{_short(most * part)}</text>')
-    body.append(f'<text class="soft" x="{left + plot / 2:.1f}" y="{height - 4}" text-anchor="middle">tokens a task</text>')
+        body.append(
+            f'<text class="soft" x="{x:.1f}" y="{top + tall + 18}" '
+            f'text-anchor="{anchor}">{_short(most * part)}</text>'
+        )
+    body.append(
+        f'<text class="soft" x="{left + plot / 2:.1f}" y="{height - 4}" '
+        'text-anchor="middle">tokens a task</text>'
+    )
     for item in configurations:
         tokens, share = item["tokens"], item["solved"]
         x, y = left + plot * tokens["value"] / most, top + tall * (1 - share["share"])
@@ -180,9 +237,12 @@ def _scatter(configurations: Sequence[Mapping[str, Any]]) -> str:
         end = x > left + plot * 0.6
         body.append(
             f'<path class="whisker" fill="none" opacity=".55" d="M{x:.1f} {low:.1f}V{high:.1f}'
-            f'M{left + plot * tokens["low"] / most:.1f} {y:.1f}H{left + plot * tokens["high"] / most:.1f}"/>'
-            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{share_words(share)}, {mean_words(tokens)} tokens</title></circle>'
-            f'<text x="{x - 10 if end else x + 10:.1f}" y="{y - 9:.1f}" text-anchor="{"end" if end else "start"}">'
+            f"M{left + plot * tokens['low'] / most:.1f} "
+            f'{y:.1f}H{left + plot * tokens["high"] / most:.1f}"/>'
+            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{share_words(share)}, '
+            f"{mean_words(tokens)} tokens</title></circle>"
+            f'<text x="{x - 10 if end else x + 10:.1f}" y="{y - 9:.1f}" '
+            f'text-anchor="{"end" if end else "start"}">'
             f"{text(item['config'], 24)}</text>"
         )
     return _svg(width, height, "Tokens a task against the share of solved tasks", "".join(body))
@@ -195,35 +255,56 @@ def _short(value: float) -> str:
 
 
 def _precision(configurations: Sequence[Mapping[str, Any]]) -> str:
-    """A dot with its interval for each level of each configuration that has winners of that level."""
+    """A dot with its interval for each level of each configuration that has winners of that
+    level.
+    """
     rows: list[str] = []
     width, y = _WIDE, 0
     left = 120
     plot = width - left - 80
     for item in configurations:
-        some = [(level, item["precision"][level]) for level in LEVELS if item["precision"][level]["total"]]
-        rows.append(f'<text x="{_LEFT}" y="{y + 16}" font-weight="600">{text(item["config"], 50)}</text>')
+        some = [
+            (level, item["precision"][level])
+            for level in LEVELS
+            if item["precision"][level]["total"]
+        ]
+        rows.append(
+            f'<text x="{_LEFT}" y="{y + 16}" font-weight="600">{text(item["config"], 50)}</text>'
+        )
         y += 24
         for level, share in some:
             middle = y + 12
             rows.append(
-                f'<text class="soft" x="{_LEFT + 12}" y="{middle + 4}">{level.replace("_", "-")}</text>'
+                f'<text class="soft" x="{_LEFT + 12}" '
+                f'y="{middle + 4}">{level.replace("_", "-")}</text>'
                 + _whisker(share["low"], share["high"], middle, left, plot)
-                + f'<circle class="dot" cx="{left + plot * share["share"]:.1f}" cy="{middle}" r="6"><title>{share_words(share)}</title></circle>'
-                f'<text x="{width - _LEFT}" y="{middle + 4}" text-anchor="end">{share["count"]} of {share["total"]}</text>'
+                + f'<circle class="dot" cx="{left + plot * share["share"]:.1f}" cy="{middle}" '
+                f'r="6"><title>{share_words(share)}</title></circle>'
+                f'<text x="{width - _LEFT}" y="{middle + 4}" text-anchor="end">{share["count"]} '
+                f"of {share['total']}</text>"
             )
             y += 26
         if not some:
             rows.append(f'<text class="soft" x="{_LEFT + 12}" y="{y + 14}">no winner</text>')
             y += 26
         y += 8
-    return _svg(width, y + 24, "Precision by level of evidence", _axis(y, left, plot) + "".join(rows))
+    return _svg(
+        width, y + 24, "Precision by level of evidence", _axis(y, left, plot) + "".join(rows)
+    )
 
 
 def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     heads = (
-        *("configuration", "solved", "right answer among candidates", "selected where there was one"),
-        *("no winner", "undecided", "tokens", "tokens for each solved", "US dollars", "seconds"),
+        "configuration",
+        "solved",
+        "right answer among candidates",
+        "selected where there was one",
+        "no winner",
+        "undecided",
+        "tokens",
+        "tokens for each solved",
+        "US dollars",
+        "seconds",
     )
     rows = [
         (
@@ -240,7 +321,10 @@ def _figures(configurations: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        "<div "
+        f'class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _parted(words: str) -> str:
@@ -252,14 +336,19 @@ def _parted(words: str) -> str:
 def _tasks(report: Mapping[str, Any]) -> Iterator[str]:
     rows = {(row["task"], row["config"]): row for row in report["results"]}
     for task in report["tasks"]:
-        found = [(item["config"], rows.get((task["id"], item["config"]))) for item in report["configurations"]]
+        found = [
+            (item["config"], rows.get((task["id"], item["config"])))
+            for item in report["configurations"]
+        ]
         marks = "".join(_mark(name, row) for name, row in found)
         details = "".join(_details(name, row) for name, row in found if row)
         title = text(str(task["text"]).partition("\n")[0], 110)
         yield (
             f'<details><summary>{title}<span class="marks">{marks}</span></summary>'
-            f'<p class="soft small">{text(task["id"])}; commit {text(task["commit"], 12)}; {task["hidden"]} hidden tests have to pass, '
-            f"{task['kept']} more have to pass still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{details}</details>"
+            f'<p class="soft small">{text(task["id"])}; commit {text(task["commit"], 12)}; '
+            f"{task['hidden']} hidden tests have to pass, "
+            f"{task['kept']} more have to pass "
+            f"still</p><pre>{text(task['text'], _MOST_CHARS)}</pre>{details}</details>"
         )
 
 
@@ -279,7 +368,10 @@ def _details(name: object, row: Mapping[str, Any]) -> str:
     level = text(str(row["level"]).replace("_", "-"))
     answer = f"{level} winner" if row["winner"] else f"no winner ({text(row['state'])})"
     lines = [
-        f"<p><b>{text(name)}</b>: {answer}; {row['tokens']:,} tokens, {row['calls']:,} model calls, {row['seconds']:,.0f} seconds</p>"
+        (
+            f"<p><b>{text(name)}</b>: {answer}; {row['tokens']:,} tokens, {row['calls']:,} model "
+            f"calls, {row['seconds']:,.0f} seconds</p>"
+        )
     ]
     items = [
         f"<li>{text(one['seat'])}, {text(str(one['level']).replace('_', '-'))}: "
@@ -298,4 +390,6 @@ def _why(one: Mapping[str, Any]) -> str:
     if one["why"]:
         return text(one["why"])
     shown = ", ".join(text(case, 120) for case in one["failing"][:4])
-    return f"fails {shown}" + (f" and {len(one['failing']) - 4} more" if len(one["failing"]) > 4 else "")  # noqa: PLR2004 - those shown
+    return f"fails {shown}" + (
+        f" and {len(one['failing']) - 4} more" if len(one["failing"]) > 4 else ""  # noqa: PLR2004 - those shown
+    )

@@ -33,7 +33,8 @@ class Answer:
 class Result:
     """One task under one configuration.
 
-    solved: all hidden tests pass on the winner. failing: some that do not. state: how the deliberation
+    solved: all hidden tests pass on the winner. failing: some that do not. state: how the
+    deliberation
     ended. level: the winner's level of evidence. digest: of settings and options.
     """
 
@@ -60,7 +61,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """A task with the number of hidden cases that failed before, and of `kept` cases that have to pass still."""
+    """A task with the number of hidden cases that failed before, and of `kept` cases that have to
+    pass still.
+    """
 
     id: str
     repository: str
@@ -89,7 +92,9 @@ def make_report(place: Path, tasks: Sequence[Task], rows: Sequence[Mapping[str, 
     Raises `InvalidRequest` for a row that is no result.
     """
     known = {task.id for task in tasks}
-    counted = tuple(load(Result, row) for row in rows if row.get("task") in known and not row.get("broken"))
+    counted = tuple(
+        load(Result, row) for row in rows if row.get("task") in known and not row.get("broken")
+    )
     return Report(
         folder=str(place),
         moothall=__version__,
@@ -114,7 +119,10 @@ def share_words(share: Mapping[str, Any]) -> str:
     """Return `2 of 3 (67 %, 21 to 94)`, or a dash if the total is 0."""
     if not share["total"]:
         return "-"
-    return f"{share['count']} of {share['total']} ({100 * share['share']:.0f} %, {100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    return (
+        f"{share['count']} of {share['total']} ({100 * share['share']:.0f} %, "
+        f"{100 * share['low']:.0f} to {100 * share['high']:.0f})"
+    )
 
 
 def mean_words(mean: Mapping[str, Any], digits: int = 0) -> str:
@@ -138,10 +146,16 @@ def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Ro
             row("solved", lambda item: share_words(item["solved"])),
             row("right answer among candidates", lambda item: share_words(item["possible"])),
             *(
-                row(f"precision of {level.replace('_', '-')}", lambda item, level=level: share_words(item["precision"][level]))  # type: ignore[misc]
+                row(
+                    f"precision of {level.replace('_', '-')}",
+                    lambda item, level=level: share_words(item["precision"][level]),  # type: ignore[misc]
+                )
                 for level in LEVELS
             ),
-            row("reproduced and wrong", lambda item: str(item["wrong"][EvidenceLevel.REPRODUCED.value])),
+            row(
+                "reproduced and wrong",
+                lambda item: str(item["wrong"][EvidenceLevel.REPRODUCED.value]),
+            ),
             row("undecided", lambda item: str(item["undecided"])),
             row("no winner", lambda item: str(item["none"])),
             row("tokens", lambda item: mean_words(item["tokens"])),
@@ -153,7 +167,11 @@ def tables(report: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Ro
         "Tasks: hidden tests that must pass, and which configuration solved them",
         ("task", "hidden tests", *(item["config"] for item in configurations)),
         [
-            (task["id"], str(task["hidden"]), *(_sign(report["results"], task["id"], item["config"]) for item in configurations))
+            (
+                task["id"],
+                str(task["hidden"]),
+                *(_sign(report["results"], task["id"], item["config"]) for item in configurations),
+            )
             for task in report["tasks"]
         ],
     )

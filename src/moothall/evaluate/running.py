@@ -39,7 +39,15 @@ from moothall.wiring.house import House, open_house
 from moothall.wiring.trusted import open_hands
 
 RESULTS, DATA, SEALED, TRAJECTORIES = "results.jsonl", "data", "sealed", "trajectories"
-_STOPS = frozenset({"MODEL_UNAVAILABLE", "CONFIGURATION", "BUS_UNAVAILABLE", "SANDBOX_UNAVAILABLE", "POLICY_UNAVAILABLE"})
+_STOPS = frozenset(
+    {
+        "MODEL_UNAVAILABLE",
+        "CONFIGURATION",
+        "BUS_UNAVAILABLE",
+        "SANDBOX_UNAVAILABLE",
+        "POLICY_UNAVAILABLE",
+    }
+)
 """Codes of errors that the next task would meet, too."""
 _NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
 """The options that a configuration may have of its own."""
@@ -70,9 +78,13 @@ class Configuration:
     def digest(self) -> str:
         """A digest of its settings and options."""
         settings = json.loads(self.settings.model_dump_json(exclude={"data_dir", "log", "trace"}))
-        return digest(json.dumps(settings, sort_keys=True), json.dumps(dump(self.options), sort_keys=True))[:16]
+        return digest(
+            json.dumps(settings, sort_keys=True), json.dumps(dump(self.options), sort_keys=True)
+        )[:16]
 
-    def request(self, task: Task, deliberation: str, repository: RepositoryRef) -> DeliberationRequest:
+    def request(
+        self, task: Task, deliberation: str, repository: RepositoryRef
+    ) -> DeliberationRequest:
         """Return the request of a task."""
         options = self.options
         return DeliberationRequest(
@@ -91,26 +103,32 @@ class Configuration:
 
 
 def check_configurations(configurations: Sequence[Configuration], results: Lines) -> None:
-    """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other settings."""
+    """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other
+    settings.
+    """
     seen: dict[str, str] = {}
     for one in configurations:
         other = seen.setdefault(one.digest, one.name)
         if other != one.name:
             raise InvalidRequest(
-                f"the configurations {other} and {one.name} have the same settings: nothing would be compared. Change one; "
+                f"the configurations {other} and {one.name} have the same settings: nothing would "
+                "be compared. Change one; "
                 "environment variables MOOTHALL_… override both files"
             )
         measured = [row for row in results.of(config=one.name) if not row.get("broken")]
         if any(row.get("digest") != one.digest for row in measured):
             raise InvalidRequest(
-                f"the configuration {one.name} was measured with other settings or options before. Give it another name "
+                f"the configuration {one.name} was measured with other settings or options "
+                "before. Give it another name "
                 "(--config NAME=FILE), or another --folder"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs tasks under configurations. `folder` is the evaluation's; tasks with a result are not run again."""
+    """Runs tasks under configurations. `folder` is the evaluation's; tasks with a result are not
+    run again.
+    """
 
     folder: Path
     repositories: TrustedRepositories
@@ -118,13 +136,20 @@ class Runner:
     results: Lines
     tell: Tell
 
-    async def run(self, configuration: Configuration, tasks: Sequence[Task], at_once: int = 1) -> None:
-        """Run the tasks that have no result yet. Raises errors that the next task would meet, too."""
+    async def run(
+        self, configuration: Configuration, tasks: Sequence[Task], at_once: int = 1
+    ) -> None:
+        """Run the tasks that have no result yet. Raises errors that the next task would meet,
+        too.
+        """
         left = [task for task in tasks if not any(self._done(task, configuration))]
         if not left:
             return
         places = asyncio.Semaphore(at_once)
-        async with open_house(configuration.settings, self.tell) as house, asyncio.TaskGroup() as group:
+        async with (
+            open_house(configuration.settings, self.tell) as house,
+            asyncio.TaskGroup() as group,
+        ):
 
             async def run(task: Task) -> None:
                 async with places:
@@ -134,19 +159,27 @@ class Runner:
                 group.create_task(run(task), name=f"task {task.id}")
 
     def _done(self, task: Task, configuration: Configuration) -> Iterable[Mapping[str, Any]]:
-        return (row for row in self.results.of(task=task.id, config=configuration.name) if not row.get("broken"))
+        return (
+            row
+            for row in self.results.of(task=task.id, config=configuration.name)
+            if not row.get("broken")
+        )
 
     async def _run(self, house: House, configuration: Configuration, task: Task) -> None:
-        number = sum(1 for row in self.results.of(task=task.id, config=configuration.name) if row.get("broken"))
+        number = sum(
+            1
+            for row in self.results.of(task=task.id, config=configuration.name)
+            if row.get("broken")
+        )
         repository = await self.seal(task)
         key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
-        # Before the deliberation, whose time it would take; later configurations find the base prepared.
+        # Before the deliberation, whose time it would take; later configurations find the base
+        # prepared.
         prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
         self.tell(f"{configuration.name} {task.id}: the council begins")
         while True:
-            deliberation = (
-                f"eval-{digest(task.id, task.commit, task.text, configuration.name, configuration.digest, str(number))[:16]}"
-            )
+            parts = (task.id, task.commit, task.text, configuration.name, configuration.digest)
+            deliberation = f"eval-{digest(*parts, str(number))[:16]}"
             began = datetime.now(UTC)
             request = configuration.request(task, deliberation, repository)
             deadline = (await house.desk.submit(request, LOCAL)).deadline
@@ -154,13 +187,20 @@ class Runner:
             if outcome.status is DeliberationStatus.TIMEOUT and deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
-                self.results.add({**key, "broken": True, "why": "its time passed while the evaluation was interrupted"})
+                self.results.add(
+                    {
+                        **key,
+                        "broken": True,
+                        "why": "its time passed while the evaluation was interrupted",
+                    }
+                )
                 continue
             break
         if why := _broken(outcome):
             self.results.add({**key, "broken": True, "why": why})
             raise ModelUnavailable(
-                f"no seat of configuration {configuration.name} could work: {why}. Fix that and run the same command again; "
+                f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
+                "run the same command again; "
                 "results so far are kept"
             )
         row = await self._judge(task, prepared, outcome)
@@ -169,7 +209,9 @@ class Runner:
         self.tell(f"{configuration.name} {task.id}: {describe(row)}")
 
     async def seal(self, task: Task) -> RepositoryRef:
-        """Return a registered repository that holds the task's parent and its history, and nothing later."""
+        """Return a registered repository that holds the task's parent and its history, and nothing
+        later.
+        """
         folder = self._sealed(task)
         if not (folder / "HEAD").exists():
             entry = await self.repositories.register(task.repository)
@@ -231,7 +273,9 @@ class Runner:
             at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
 
-    def _write_trajectories(self, configuration: Configuration, task: Task, events: Sequence[Event]) -> None:
+    def _write_trajectories(
+        self, configuration: Configuration, task: Task, events: Sequence[Event]
+    ) -> None:
         folder = self.folder / TRAJECTORIES / configuration.name / task.id
         folder.mkdir(parents=True, exist_ok=True)
         for seat, document in trajectories(events, task.text).items():
@@ -253,17 +297,24 @@ def _broken(outcome: Outcome) -> str:
     worked = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
     if outcome.results or not worked or any(seat.error_code not in _STOPS for seat in worked):
         return ""
-    return " ".join((worked[0].error_message or outcome.error_message or worked[0].error_code).split())[:300]
+    return " ".join(
+        (worked[0].error_message or outcome.error_message or worked[0].error_code).split()
+    )[:300]
 
 
 def describe(row: Result) -> str:
     """Return a result in a few words."""
     answer = f"{row.level.replace('_', '-')} winner" if row.winner else f"no winner ({row.state})"
-    return f"{'solved' if row.solved else 'not solved'}, {answer}, {row.tokens:,} tokens, {row.seconds:,.0f} s"
+    return (
+        f"{'solved' if row.solved else 'not solved'}, {answer}, {row.tokens:,} tokens, "
+        f"{row.seconds:,.0f} s"
+    )
 
 
 def own_settings(settings: Settings, folder: Path) -> Settings:
-    """Return settings with the evaluation's data directory, under which tools of seats reach no network."""
+    """Return settings with the evaluation's data directory, under which tools of seats reach no
+    network.
+    """
     shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
     return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
 
@@ -277,11 +328,16 @@ async def open_judge(settings: Settings) -> AsyncIterator[tuple[TrustedRepositor
 
 
 def read_configurations(
-    named: Sequence[str], default: Settings, options: Options, folder: Path, load_file: Callable[[Path], Settings]
+    named: Sequence[str],
+    default: Settings,
+    options: Options,
+    folder: Path,
+    load_file: Callable[[Path], Settings],
 ) -> list[Configuration]:
     """Return the configurations of arguments NAME=FILE[,KEY=VALUE…].
 
-    Without any, return the current settings as `default`. An empty FILE also means the current settings.
+    Without any, return the current settings as `default`. An empty FILE also means the current
+    settings.
     Raises `InvalidRequest`, `ConfigurationError`.
     """
     if not named:
@@ -291,18 +347,31 @@ def read_configurations(
         name, mark, rest = argument.partition("=")
         file, *own = rest.split(",")
         if not (name and mark and rest):
-            raise InvalidRequest(f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml")
-        if len(name) > 40 or not all(letter.isalnum() or letter in "-_." for letter in name) or name.startswith("."):  # noqa: PLR2004
-            raise InvalidRequest(f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'")
+            raise InvalidRequest(
+                f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
+            )
+        if (
+            len(name) > 40  # noqa: PLR2004
+            or not all(letter.isalnum() or letter in "-_." for letter in name)
+            or name.startswith(".")
+        ):
+            raise InvalidRequest(
+                f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'"
+            )
         if name in found:
-            raise InvalidRequest(f"--config names {name} twice; give each configuration its own name")
+            raise InvalidRequest(
+                f"--config names {name} twice; give each configuration its own name"
+            )
         try:
             settings = load_file(Path(file)) if file else default
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"--config {name}: {error.message}. Name a file of settings, as `moothall config` prints them"
+                f"--config {name}: {error.message}. Name a file of settings, as `moothall config` "
+                "prints them"
             ) from error
-        found[name] = Configuration(name, own_settings(settings, folder), _with_options(options, name, own))
+        found[name] = Configuration(
+            name, own_settings(settings, folder), _with_options(options, name, own)
+        )
     return list(found.values())
 
 
@@ -317,7 +386,8 @@ def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
             own[key] = value
         else:
             raise InvalidRequest(
-                f"--config {name}: {pair[:80]!r} is no option; there are {', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
+                f"--config {name}: {pair[:80]!r} is no option; there are "
+                f"{', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
                 f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
             )
     return replace(options, **own)  # type: ignore[arg-type] # by the keys above

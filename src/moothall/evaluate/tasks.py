@@ -23,9 +23,12 @@ class Task:
     """A past bug fix. Its tests are hidden from the seats and judge the winner.
 
     repository: a path or URL. parent, commit: full commit ids; the seats see the parent. text: the
-    description for the council. cases: by check, the test cases that fail on the parent and pass on the
-    commit. kept: by check, the cases of the same files that pass on both. paths: by check, the test files
-    to run; none for the whole check. tests: the diff of the hidden files. fix: the diff of all other
+    description for the council. cases: by check, the test cases that fail on the parent and pass on
+    the
+    commit. kept: by check, the cases of the same files that pass on both. paths: by check, the test
+    files
+    to run; none for the whole check. tests: the diff of the hidden files. fix: the diff of all
+    other
     files. commands: configured set-up and checks, as in .moothall.toml.
     """
 
@@ -55,7 +58,9 @@ def read_tasks(folder: Path) -> list[Task]:
 
     Raises `InvalidRequest` for a file that is not a task.
     """
-    paths = sorted((folder / FOLDER).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    paths = sorted(
+        (folder / FOLDER).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name)
+    )
     return [read_task(path) for path in paths]
 
 
@@ -74,7 +79,8 @@ def read_task(path: Path) -> Task:
 class Lines:
     """A file with one JSON object a line, which a process may be killed while writing.
 
-    An incomplete last line is ignored, and removed by the next `add`. Reading changes nothing: another
+    An incomplete last line is ignored, and removed by the next `add`. Reading changes nothing:
+    another
     process may be writing.
     """
 
@@ -90,13 +96,19 @@ class Lines:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InvalidRequest(f"{self._path}, line {number} is not JSON: {error}. Delete that line") from error
+                raise InvalidRequest(
+                    f"{self._path}, line {number} is not JSON: {error}. Delete that line"
+                ) from error
             if not isinstance(row, dict):
-                raise InvalidRequest(f"{self._path}, line {number} is not an object. Delete that line")
+                raise InvalidRequest(
+                    f"{self._path}, line {number} is not an object. Delete that line"
+                )
             self.rows.append(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a row. It is on the disk when this returns. Only one process may add rows at a time."""
+        """Append a row. It is on the disk when this returns. Only one process may add rows at a
+        time.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.truncate(self._size)
@@ -108,7 +120,11 @@ class Lines:
 
     def of(self, **fields: object) -> Iterator[Mapping[str, Any]]:
         """Return the rows with these values."""
-        return (row for row in self.rows if all(row.get(name) == value for name, value in fields.items()))
+        return (
+            row
+            for row in self.rows
+            if all(row.get(name) == value for name, value in fields.items())
+        )
 
 
 def count_cases(cases: Mapping[str, Sequence[str]]) -> int:

@@ -21,14 +21,20 @@ _PREFIX = "mh-"  # short: a folder of many letters for temporary files leaves li
 
 @asynccontextmanager
 async def ray_folder() -> AsyncIterator[Path]:
-    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away after a kill -9.
+    """Make it; Ray's sockets have a path limit of 107 bytes. A child waits beside it to clear away
+    after a kill -9.
 
-    Ray lets everybody write in its directory, where another user's link would have us write elsewhere: it lies in one of ours.
+    Ray lets everybody write in its directory, where another user's link would have us write
+    elsewhere: it lies in one of ours.
     """
     await asyncio.to_thread(sweep, Path(tempfile.gettempdir()))
     directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     watcher = await start_process(
-        *(sys.executable, "-I", "-S", str(reaper.__file__), str(directory)),
+        sys.executable,
+        "-I",
+        "-S",
+        str(reaper.__file__),
+        str(directory),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for its parent
@@ -46,11 +52,17 @@ async def ray_folder() -> AsyncIterator[Path]:
 
 
 def sweep(temporary: Path) -> int:
-    """Remove directories whose owner is gone, with the processes that name them; return how many there were."""
+    """Remove directories whose owner is gone, with the processes that name them; return how many
+    there were.
+    """
     swept = 0
     for folder in temporary.glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)) and folder.lstat().st_uid == os.geteuid():
+        if (
+            owner.isdigit()
+            and not psutil.pid_exists(int(owner))
+            and folder.lstat().st_uid == os.geteuid()
+        ):
             _end(folder)
             shutil.rmtree(folder, ignore_errors=True)
             swept += 1
@@ -58,7 +70,9 @@ def sweep(temporary: Path) -> int:
 
 
 def _end(folder: Path) -> None:
-    """Kill the processes that name a directory, whose watcher was killed too, and those below them: Ray's own write a title over what they name."""
+    """Kill the processes that name a directory, whose watcher was killed too, and those below them:
+    Ray's own write a title over what they name.
+    """
     found: set[psutil.Process] = set()
     for pid in reaper.find_processes(str(folder)):
         with suppress(psutil.Error):

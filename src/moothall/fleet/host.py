@@ -62,7 +62,9 @@ class _Running:
     task: asyncio.Task[None]
     deliveries: int
     unseen_from: float = math.inf
-    """When the log is first asked whether it is over, of one that nothing was asked of when it was taken up (monotonic seconds)."""
+    """When the log is first asked whether it is over, of one that nothing was asked of when it was
+    taken up (monotonic seconds).
+    """
     since: float = field(default_factory=time.time)
     lost: bool = False
     """Another has it, or shall have it: it is neither done nor over."""
@@ -86,7 +88,8 @@ class _Running:
 class Host:
     """Everything one host process works with. `run` goes on until cancelled.
 
-    A deliberation is done by one host at a time, as far as that can be had: a host that stood still for too long
+    A deliberation is done by one host at a time, as far as that can be had: a host that stood still
+    for too long
     loses its work to another. It hears of that when it goes on, and stops without a word.
     """
 
@@ -101,7 +104,8 @@ class Host:
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
     look_seconds: float = 5.0
-    """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was taken up unread, once within a
+    """How often the log is asked whether what is in hand is over: a signal may be lost. Of what was
+    taken up unread, once within a
     second: it may have been cancelled while nobody had it.
     """
     node: str = ""
@@ -127,15 +131,22 @@ class Host:
             group.create_task(self._keep_beating(), name="beat")
             group.create_task(self.bus.answer(FLEET, self._tell), name="state")
             for role in ROLES:
-                group.create_task(self.bus.consume(f"host-{role}", self._work, concurrency=capacity), name=f"pull-{role}")
+                group.create_task(
+                    self.bus.consume(f"host-{role}", self._work, concurrency=capacity),
+                    name=f"pull-{role}",
+                )
 
     async def _tell(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
         held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
-        return dump(HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)), b""
+        return dump(
+            HostState(self.name, self.node or platform.node(), os.getpid(), self._began, held)
+        ), b""
 
     def _show_oldest(self) -> None:
-        telemetry.metrics.HOST_OLDEST.set(min((one.since for one in self._running.values()), default=0.0), self.name)
+        telemetry.metrics.HOST_OLDEST.set(
+            min((one.since for one in self._running.values()), default=0.0), self.name
+        )
 
     @property
     def busy(self) -> int:
@@ -163,7 +174,9 @@ class Host:
             while len(self._taken) > _TAKEN_KEPT:
                 del self._taken[next(iter(self._taken))]
             if running is not None and deliveries > running.deliveries:
-                log.warning("another host has taken this up; leaving it to that one", task_id=task_id)
+                log.warning(
+                    "another host has taken this up; leaving it to that one", task_id=task_id
+                )
                 running.lost = True
                 self._stop(task_id, HOST_STOPS)
 
@@ -173,13 +186,19 @@ class Host:
             await asyncio.sleep(min(1.0, self.still_seconds / 4))
 
     def _awake(self) -> None:
-        """Let go of everything in hand if this process stood still for too long, whoever is the first to notice."""
+        """Let go of everything in hand if this process stood still for too long, whoever is the
+        first to notice.
+        """
         now = time.monotonic()
         stood, self._beat = now - self._beat, now
         if stood <= self.still_seconds:
             return
         for task_id, running in self._running.items():
-            log.warning("stood still for too long; leaving this to whoever has it now", task_id=task_id, seconds=round(stood))
+            log.warning(
+                "stood still for too long; leaving this to whoever has it now",
+                task_id=task_id,
+                seconds=round(stood),
+            )
             running.lost = True
             self._stop(task_id, HOST_STOPS)
 
@@ -189,7 +208,9 @@ class Host:
         return running is not None and not running.lost
 
     async def _look_for_ends(self) -> None:
-        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere. Words that a signal lost are heard too."""
+        """Stop what is over though no signal said so: it was lost, or the end came from elsewhere.
+        Words that a signal lost are heard too.
+        """
         looked = time.monotonic()
         while True:
             await asyncio.sleep(min(self.look_seconds, _UNSEEN_SECONDS / 2))
@@ -203,14 +224,25 @@ class Host:
                 try:
                     over = await self._hear(task_id, running)
                 except Temporary as error:
-                    log.info("could not look whether it is over", task_id=task_id, reason=error.message)
+                    log.info(
+                        "could not look whether it is over", task_id=task_id, reason=error.message
+                    )
                     break
                 if over is not None:
-                    self._stop(task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS)
+                    self._stop(
+                        task_id, None if over is EventType.DELIBERATION_CANCELLED else HOST_STOPS
+                    )
 
     async def _hear(self, task_id: str, running: _Running) -> EventType | None:
-        """Give it what was said to it, and that it is paused or goes on; return how it is over, if it is."""
-        events = [item.event async for item in self.bus.replay((Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id)))]
+        """Give it what was said to it, and that it is paused or goes on; return how it is over, if
+        it is.
+        """
+        events = [
+            item.event
+            async for item in self.bus.replay(
+                (Channel.RESPONSES.of(task_id), Channel.WORDS.of(task_id))
+            )
+        ]
         for event in events:
             if event.type in _OVER:
                 return event.type
@@ -225,24 +257,30 @@ class Host:
             running.task.cancel(message)
 
     async def _work(self, recorded: Recorded) -> None:
-        """Run one deliberation to its end, in a task of its own so that a cancel stops it and not the pulling."""
+        """Run one deliberation to its end, in a task of its own so that a cancel stops it and not
+        the pulling.
+        """
         deliberation = check_deliberation(load(Deliberation, recorded.event.data))
         task_id = deliberation.task_id
         deliveries = int(recorded.extra.get("deliveries", "1"))
         while (known := self._running.get(task_id)) is not None:
-            # Delivered again while it runs here: this delivery ends as that one does, or an ack would lose the work.
+            # Delivered again while it runs here: this delivery ends as that one does, or an ack
+            # would lose the work.
             known.deliveries = max(known.deliveries, deliveries)
             await asyncio.wait({known.task})
             if not known.lost:
                 _end_of(known.task)
                 return
             await asyncio.sleep(0)  # until whoever ran it has let go
-        self._yield_to_later(task_id, deliveries)  # it came while this host stood still, and again to another
+        self._yield_to_later(
+            task_id, deliveries
+        )  # it came while this host stood still, and again to another
         # Known before anything is awaited, so that no cancel is missed.
         fresh = deliveries == 1 and "fresh" in recorded.extra and task_id not in self._begun
         self._begun[task_id] = None
         task = asyncio.create_task(
-            self._take_up(deliberation, deliveries, recorded.event, fresh=fresh), name=f"deliberation-{task_id}"
+            self._take_up(deliberation, deliveries, recorded.event, fresh=fresh),
+            name=f"deliberation-{task_id}",
         )
         unseen_from = time.monotonic() + _UNSEEN_SECONDS if fresh else math.inf
         running = self._running[task_id] = _Running(task, deliveries, unseen_from)
@@ -250,7 +288,8 @@ class Host:
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # This host ends or lost its work, the deliberation does not end: it is taken up from what is recorded.
+            # This host ends or lost its work, the deliberation does not end: it is taken up from
+            # what is recorded.
             running.lost = True
             task.cancel(HOST_STOPS)
             await asyncio.wait({task})
@@ -270,7 +309,9 @@ class Host:
         """Return what was recorded of this deliberation before."""
         return [item.event async for item in self.bus.replay(deliberation_topics(task_id))]
 
-    async def _take_up(self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool) -> None:
+    async def _take_up(
+        self, deliberation: Deliberation, deliveries: int, request: Event, *, fresh: bool
+    ) -> None:
         about = _about(deliberation) | {"moothall.deliveries": deliveries}
         with (
             # Delivered again or elsewhere, it goes on in the trace of its request.
@@ -285,7 +326,8 @@ class Host:
         if deliveries > 1:
             taken = {"task_id": deliberation.task_id, "host": self._self, "deliveries": deliveries}
             await self.bus.signal(Channel.TAKEN.of(deliberation.task_id), taken)
-            # What came here before the answer to that includes the word of whoever took it up later.
+            # What came here before the answer to that includes the word of whoever took it up
+            # later.
             self._yield_to_later(deliberation.task_id, deliveries)
         events = [] if fresh else await self._remember(deliberation.task_id)
         running = self._running[deliberation.task_id]
@@ -293,7 +335,9 @@ class Host:
             running.heed(Pauses.of(events))
             over = any(event.type in _OVER for event in events)
             try:
-                recording = Recording.of(events if over else await take_over(self.bus, deliberation, events))
+                recording = Recording.of(
+                    events if over else await take_over(self.bus, deliberation, events)
+                )
             except NotFound as error:  # what it was forked from
                 await give_up(self.bus, deliberation, error)
                 return
@@ -302,15 +346,25 @@ class Host:
                 if purse is not None:  # whoever had it may have been killed over the end
                     await purse.close(recording.spent)
                 return
-            if not running.pauses.held and await self._until_paused(deliberation, recording, purse, running):
+            if not running.pauses.held and await self._until_paused(
+                deliberation, recording, purse, running
+            ):
                 return
-            if purse is not None:  # what it does not spend meanwhile is the story's, and stays so where it is cancelled
+            if (
+                purse is not None
+                # what it does not spend meanwhile is the story's, and stays so where it is
+                # cancelled
+            ):
                 await purse.close(Recording.of(await self._remember(deliberation.task_id)).spent)
             await running.free.wait()
             events = await self._remember(deliberation.task_id)
 
-    async def _until_paused(self, d: Deliberation, recording: Recording, purse: Purse | None, running: _Running) -> bool:
-        """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is recorded, with the time that it had left."""
+    async def _until_paused(
+        self, d: Deliberation, recording: Recording, purse: Purse | None, running: _Running
+    ) -> bool:
+        """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is
+        recorded, with the time that it had left.
+        """
         turnstile, task = Turnstile(), asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
@@ -335,17 +389,27 @@ class Host:
         """Return what a deliberation of a story draws on; a merge asks no model."""
         if self.accounts is None or not deliberation.story_id or deliberation.merge:
             return None
-        card = await Board(self.bus).find(deliberation.story_id, Principal(deliberation.principal, deliberation.tenant))
+        card = await Board(self.bus).find(
+            deliberation.story_id, Principal(deliberation.principal, deliberation.tenant)
+        )
         budget = card.story.budget if card else Budget()
-        return self.accounts.purse(deliberation.story_id, deliberation.tenant, deliberation.task_id, budget)
+        return self.accounts.purse(
+            deliberation.story_id, deliberation.tenant, deliberation.task_id, budget
+        )
 
     async def _deliberate(
-        self, deliberation: Deliberation, recording: Recording, purse: Purse | None, turnstile: Turnstile
+        self,
+        deliberation: Deliberation,
+        recording: Recording,
+        purse: Purse | None,
+        turnstile: Turnstile,
     ) -> None:
         prepared, refusal = None, None
         try:
             with telemetry.span("prepare"):
-                prepared = await prepare(self.bus, self.repositories, deliberation, self.parts.evidence.held_out)
+                prepared = await prepare(
+                    self.bus, self.repositories, deliberation, self.parts.evidence.held_out
+                )
         except* (MoothallError, OSError) as group:
             refusal = first_of(group)
         if isinstance(refusal, Temporary):
@@ -360,7 +424,9 @@ class Host:
                 told = {"task_id": deliberation.task_id, **asdict(writing)}
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
 
-            parts = replace(self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile)
+            parts = replace(
+                self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile
+            )
             await deliberate(deliberation, prepared, parts, recording)
 
 

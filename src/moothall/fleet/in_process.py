@@ -1,4 +1,6 @@
-"""Hosts in this process, for one command: nothing is started but their tasks. The other adapter is `ray_fleet`."""
+"""Hosts in this process, for one command: nothing is started but their tasks. The other adapter is
+`ray_fleet`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Alive = Callable[[], Awaitable[tuple[int, int]]]
 
 @asynccontextmanager
 async def hosting(hosts: int, main: HostMain) -> AsyncIterator[Alive]:
-    """Yield what tells of the hosts, once all are pulling work; they have let go of everything at the end.
+    """Yield what tells of the hosts, once all are pulling work; they have let go of everything at
+    the end.
 
     A host that ends by itself has a bug: its error ends the body, and comes out in a group.
     """

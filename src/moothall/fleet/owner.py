@@ -1,8 +1,9 @@
 """The owner of a host: a host ends with the server that started it and with its raylet, and the
 next server ends hosts that are left.
 
-A host in a process of its own says in a file of the data directory who it is, and then looks whether its house still lives: one that comes too late
-for the next house's look finds its own house dead. Processes are known by pid and start, so that nobody else is ever ended.
+A host in a process of its own says in a file of the data directory who it is, and then looks
+whether its house still lives: one that comes too late for the next house's look finds its own house
+dead. Processes are known by pid and start, so that nobody else is ever ended.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 _END_SECONDS, _LOOK_SECONDS = 10.0, 0.5
-_START_FIELD = 19  # of those after the name in /proc/PID/stat: when it started, in clock ticks since boot
+_START_FIELD = (
+    19  # of those after the name in /proc/PID/stat: when it started, in clock ticks since boot
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process. `place`: the boot of the machine and the namespace in which its pid means something; empty where that is not known."""
+    """A process. `place`: the boot of the machine and the namespace in which its pid means
+    something; empty where that is not known.
+    """
 
     pid: int
     started: int
@@ -38,10 +43,16 @@ class Process:
 
     def lives(self) -> bool:
         """Whether it is a process of this machine that has not ended."""
-        return bool(self.place and self.started) and self.place == _place() and _start_time(self.pid) == self.started
+        return (
+            bool(self.place and self.started)
+            and self.place == _place()
+            and _start_time(self.pid) == self.started
+        )
 
     def open(self) -> int | None:
-        """Return a pidfd of it for the caller to close; None where it has ended, is none of this machine, or this kernel has no pidfds."""
+        """Return a pidfd of it for the caller to close; None where it has ended, is none of this
+        machine, or this kernel has no pidfds.
+        """
         if self.lives():
             with suppress(OSError, AttributeError):
                 handle = os.pidfd_open(self.pid)
@@ -63,7 +74,9 @@ def process_of(pid: int) -> Process:
 
 @contextmanager
 def registered(folder: Path, house: Process) -> Iterator[None]:
-    """Be a host of `house`, which runs on this machine or elsewhere: a record lies in `folder`, and this process ends with its house."""
+    """Be a host of `house`, which runs on this machine or elsewhere: a record lies in `folder`, and
+    this process ends with its house.
+    """
     me = this_process()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     record = folder / f"{me.pid}-{me.started}.json"
@@ -77,7 +90,9 @@ def registered(folder: Path, house: Process) -> Iterator[None]:
 
 
 def end_left(folder: Path) -> int:
-    """End the hosts that are recorded in `folder`; return how many lived. Only for whoever holds the data directory. Blocks until they have ended."""
+    """End the hosts that are recorded in `folder`; return how many lived. Only for whoever holds
+    the data directory. Blocks until they have ended.
+    """
     found = 0
     for record in folder.glob("*.json"):
         try:

@@ -22,8 +22,10 @@ _METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call that Ray answers to every driver. An empty message is a valid request of it."""
 _SECONDS = 5.0
 HELP = (
-    "Start every node with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and give both to this process (docs/operating.md, A Ray "
-    "cluster of your own). If only you can reach its ports, set MOOTHALL_RAY__ALLOW_NO_TOKEN=true instead"
+    "Start every node with RAY_AUTH_MODE=token and a RAY_AUTH_TOKEN, and give both to this "
+    "process (docs/operating.md, A Ray "
+    "cluster of your own). If only you can reach its ports, set MOOTHALL_RAY__ALLOW_NO_TOKEN=true "
+    "instead"
 )
 
 
@@ -57,14 +59,22 @@ async def check_access(settings: RaySettings, address: str) -> None:
         return
     about = describe(access, address, reason)
     if not settings.allow_no_token:
-        raise ConfigurationError(f"{about}: it would get the credentials of the bus and the model. {HELP}")
-    log.warning("the Ray cluster takes drivers without a token (ray.allow_no_token)", address=address)
+        raise ConfigurationError(
+            f"{about}: it would get the credentials of the bus and the model. {HELP}"
+        )
+    log.warning(
+        "the Ray cluster takes drivers without a token (ray.allow_no_token)", address=address
+    )
 
 
 async def explain_refusal(address: str) -> str:
     """Return the next step if a cluster refused us without its token; '' for other reasons."""
     access, _ = await probe_access(address)
-    return ". It wants its token: set RAY_AUTH_TOKEN as its nodes have it" if access is Access.RESTRICTED else ""
+    return (
+        ". It wants its token: set RAY_AUTH_TOKEN as its nodes have it"
+        if access is Access.RESTRICTED
+        else ""
+    )
 
 
 def describe(access: Access, address: str, reason: str = "") -> str:
@@ -74,4 +84,7 @@ def describe(access: Access, address: str, reason: str = "") -> str:
             return f"the Ray cluster at {address} takes no driver without its token"
         case Access.OPEN:
             return f"the Ray cluster at {address} takes drivers without a token"
-    return f"it is not known whether the Ray cluster at {address} takes drivers without a token ({reason})"
+    return (
+        f"it is not known whether the Ray cluster at {address} takes drivers without a token "
+        f"({reason})"
+    )

@@ -1,4 +1,6 @@
-"""Host actors on a Ray cluster: made at the start, restarted when they die, told to stop at the end."""
+"""Host actors on a Ray cluster: made at the start, restarted when they die, told to stop at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ from moothall.telemetry import get_logger
 # Read by Ray when it is imported and by the processes that it starts.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a loaded machine needs more than its 30
-# Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only actors.
+os.environ.setdefault(
+    "RAY_raylet_start_wait_time_s", "120"
+)  # a loaded machine needs more than its 30
+# Idle workers cost a process each, and two seconds of a core at the start; our hosts are the only
+# actors.
 os.environ.setdefault("RAY_enable_worker_prestart", "0")
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
@@ -52,7 +57,9 @@ for the last two; with an impossible port nothing listens, and Ray logs an error
 log = get_logger(__name__)
 
 HostMain = Callable[..., Coroutine[Any, Any, None]]
-"""Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the address of its machine."""
+"""Runs a host of this name until cancelled; calls its second argument once it is ready. `node`: the
+address of its machine.
+"""
 
 
 class HostActor:
@@ -97,8 +104,8 @@ _ALIVE = 0  # GcsNodeInfo.ALIVE
 
 
 async def _count_answering(hosts: Sequence[Any]) -> tuple[int, int]:
-    """Return how many hosts answer that they are pulling work, and how many there should be. One that is being started
-    again does not answer for a while.
+    """Return how many hosts answer that they are pulling work, and how many there should be. One
+    that is being started again does not answer for a while.
     """
     try:
         asked = {asyncio.ensure_future(_answers(host)) for host in hosts}
@@ -119,7 +126,9 @@ async def _answers(host: Any) -> bool:
 
 
 @asynccontextmanager
-async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 120.0) -> AsyncIterator[Alive]:
+async def hosting(
+    settings: RaySettings, main: HostMain, ready_seconds: float = 120.0
+) -> AsyncIterator[Alive]:
     """Start the hosts, wait until all pull work, and yield a function that counts them.
 
     They end with the context. Needs `cluster`. With `ray.hosts` = 0 each node that offers a
@@ -131,8 +140,15 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
             yield alive
         return
     if settings.address is not None and len(nodes) > settings.hosts:
-        log.warning("some nodes of Ray have no host; ray.hosts = 0 gives each one", nodes=len(nodes), hosts=settings.hosts)
-    hosts = [_make_host(f"host-{number}", main, nodes[number % len(nodes)]) for number in range(1, settings.hosts + 1)]
+        log.warning(
+            "some nodes of Ray have no host; ray.hosts = 0 gives each one",
+            nodes=len(nodes),
+            hosts=settings.hosts,
+        )
+    hosts = [
+        _make_host(f"host-{number}", main, nodes[number % len(nodes)])
+        for number in range(1, settings.hosts + 1)
+    ]
     runs = [host.run.remote() for host in hosts]
     try:
         # A host that ends by itself has a bug: its error is heard here and ends the whole process.
@@ -148,7 +164,9 @@ async def hosting(settings: RaySettings, main: HostMain, ready_seconds: float = 
 
 
 @asynccontextmanager
-async def _one_on_each(nodes: Sequence[str], main: HostMain, ready_seconds: float) -> AsyncIterator[Alive]:
+async def _one_on_each(
+    nodes: Sequence[str], main: HostMain, ready_seconds: float
+) -> AsyncIterator[Alive]:
     hosts = NodeHosts(functools.partial(_make_host, main=main, stays=True))
     try:
         async with asyncio.TaskGroup() as group:
@@ -192,7 +210,9 @@ class NodeHosts:
         answering, wanted = await _count_answering(self.actors) if self._hosts else (0, 0)
         return answering, max(1, wanted)
 
-    async def follow(self, list_nodes: Callable[[str], Collection[str]], group: asyncio.TaskGroup) -> None:
+    async def follow(
+        self, list_nodes: Callable[[str], Collection[str]], group: asyncio.TaskGroup
+    ) -> None:
         """Look for nodes that join and nodes that are gone, until cancelled."""
         address = str(ray.get_runtime_context().gcs_address)
         while True:
@@ -240,7 +260,11 @@ def _list_nodes(address: str) -> Collection[str]:
     It opens a new connection for the reason in `_while_joined`.
     """
     nodes = GcsClient(address=address).get_all_node_info(timeout=_ANSWER_SECONDS)
-    return {name.hex() for name, node in nodes.items() if node.state == _ALIVE and node.resources_total.get("CPU")}
+    return {
+        name.hex()
+        for name, node in nodes.items()
+        if node.state == _ALIVE and node.resources_total.get("CPU")
+    }
 
 
 async def _until_stopped(run: Any) -> None:
@@ -251,18 +275,26 @@ async def _until_stopped(run: Any) -> None:
 
 
 async def _while_joined() -> None:
-    """Watch that the node of this process is one of Ray's: a head that was started anew knows no host and no node of before, and what is
-    asked of them is tried again for ever. Raises `Temporary`.
+    """Watch that the node of this process is one of Ray's: a head that was started anew knows no
+    host and no node of before, and what is asked of them is tried again for ever. Raises
+    `Temporary`.
     """
     context = ray.get_runtime_context()
     address, ours = context.gcs_address, [NodeID.from_hex(context.get_node_id())]
     while True:
         await asyncio.sleep(_WATCH_SECONDS)
-        with contextlib.suppress(ray.exceptions.RayError):  # no head answers now: whoever comes next is asked
-            # A new connection each time, as an old one is another cluster's; `ray.nodes` ends the process there by an abort.
-            (alive,) = await asyncio.to_thread(lambda: GcsClient(address=address).check_alive(ours, _ANSWER_SECONDS))
+        with contextlib.suppress(
+            ray.exceptions.RayError
+        ):  # no head answers now: whoever comes next is asked
+            # A new connection each time, as an old one is another cluster's; `ray.nodes` ends the
+            # process there by an abort.
+            (alive,) = await asyncio.to_thread(
+                lambda: GcsClient(address=address).check_alive(ours, _ANSWER_SECONDS)
+            )
             if not alive:
-                raise Temporary("the Ray that this process joined is gone: another head answers at its address")
+                raise Temporary(
+                    "the Ray that this process joined is gone: another head answers at its address"
+                )
 
 
 async def _all_ready(hosts: list[Any], seconds: float, *, some: bool = False) -> None:
@@ -286,14 +318,18 @@ async def _stop_all(hosts: list[Any], runs: list[Any]) -> None:
 
 
 async def _spread(settings: RaySettings) -> list[str]:
-    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor, which a head often does not.
+    """Return the ids of the nodes that live, in a fixed order: of those that offer a processor,
+    which a head often does not.
 
-    A cluster's nodes come one by one, and a host stays where it was put: one node a host is waited for, `ray.wait_seconds` long.
+    A cluster's nodes come one by one, and a host stays where it was put: one node a host is waited
+    for, `ray.wait_seconds` long.
     """
     until = time.monotonic() + settings.wait_seconds
     while True:
         nodes = await asyncio.to_thread(ray.nodes)
-        alive = {str(node["NodeID"]): node["Resources"].get("CPU") for node in nodes if node["Alive"]}
+        alive = {
+            str(node["NodeID"]): node["Resources"].get("CPU") for node in nodes if node["Alive"]
+        }
         offering = [name for name, processors in alive.items() if processors]
         if len(offering) >= max(1, settings.hosts) or time.monotonic() > until:
             return sorted(offering or alive)
@@ -303,12 +339,14 @@ async def _spread(settings: RaySettings) -> list[str]:
 def _make_host(name: str, main: HostMain, node: str, *, stays: bool = False) -> Any:
     """Start a host on a node. `stays`: Ray never moves it to another one."""
     actor = ray.remote(HostActor).options(
-        # A host waits more than it computes, and takes no core from anybody's plan; of what asks for nothing, Ray counts nothing.
+        # A host waits more than it computes, and takes no core from anybody's plan; of what asks
+        # for nothing, Ray counts nothing.
         num_cpus=0.001,
         max_restarts=-1,
         max_task_retries=-1,
         max_concurrency=64,
-        # Ray spreads by resources, and a host asks for next to none. Soft: where the node is gone, any other will do.
+        # Ray spreads by resources, and a host asks for next to none. Soft: where the node is gone,
+        # any other will do.
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=not stays),
     )
     return actor.remote(name, main)
@@ -326,7 +364,9 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
             await check_access(settings, str(ray.get_runtime_context().gcs_address))
             yield
         return
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray's own lies in ~/.ray, where others can read it
+    os.environ.setdefault(
+        "RAY_AUTH_TOKEN", secrets.token_hex(32)
+    )  # Ray's own lies in ~/.ray, where others can read it
     os.environ.pop("RAY_AUTH_MODE", None)  # unset: Ray starts a cluster of its own with a token
     os.environ.update(_WITHOUT_METRICS)
     async with ray_folder() as directory:
@@ -343,8 +383,9 @@ async def cluster(settings: RaySettings) -> AsyncIterator[None]:
 
 
 def _take_back_sigterm() -> None:
-    """Ray puts a handler before ours that writes a stack of its C++ to the terminal and aborts us after three seconds, though
-    a SIGTERM is no fault. Python does not see it; setting our own anew replaces it.
+    """Ray puts a handler before ours that writes a stack of its C++ to the terminal and aborts us
+    after three seconds, though a SIGTERM is no fault. Python does not see it; setting our own anew
+    replaces it.
     """
     ours = signal.getsignal(signal.SIGTERM)
     if ours is not None and threading.current_thread() is threading.main_thread():
@@ -375,11 +416,15 @@ async def _connection(where: str, options: dict[str, Any]) -> AsyncIterator[None
         if options["address"] == "local":  # Ray raises any class, `Exception` for a late node
             await asyncio.to_thread(ray.shutdown)  # stop the parts that have started
             raise FleetUnavailable(f"Ray did not start {where}: {one_line(str(error))}") from error
-        known = isinstance(error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError)
+        known = isinstance(
+            error, ConnectionError | ray.exceptions.RayError | RuntimeError | ValueError
+        )
         if not known and type(error) is not Exception:
             raise
         why = await explain_refusal(str(options["address"]))
-        raise ConfigurationError(f"Ray could not be started or reached {where}: {error}{why}") from error
+        raise ConfigurationError(
+            f"Ray could not be started or reached {where}: {error}{why}"
+        ) from error
     _take_back_sigterm()
     try:
         # Ray tells of a worker's death on stdout, where callers expect our own document only.

@@ -1,7 +1,9 @@
 """Clears away a Ray of our own whose parent was killed: `python -I -S reaper.py DIRECTORY`.
 
-Its stdin is held open by the parent alone, so that it ends with it, however that goes. Then whatever still names
-the directory (Ray's servers and agents would live for another minute) is killed and the directory removed. Stands
+Its stdin is held open by the parent alone, so that it ends with it, however that goes. Then
+whatever still names
+the directory (Ray's servers and agents would live for another minute) is killed and the directory
+removed. Stands
 alone: nothing of ours and nothing of others is imported.
 """
 
@@ -32,7 +34,9 @@ def find_processes(directory: str) -> Iterator[int]:
         try:
             command = (folder / "cmdline").read_bytes()
             is_named = os.fsencode(directory) in command + (folder / "environ").read_bytes()
-            if pid != os.getpid() and (is_named or (command.startswith(_TITLE) and _has_open(folder, f"{directory}/"))):
+            if pid != os.getpid() and (
+                is_named or (command.startswith(_TITLE) and _has_open(folder, f"{directory}/"))
+            ):
                 yield pid
         except OSError:
             continue  # it has ended, or is not ours

@@ -1,6 +1,8 @@
-"""A forge over its REST API: GitHub's, or Gitea's and Forgejo's. What both call the same is said once.
+"""A forge over its REST API: GitHub's, or Gitea's and Forgejo's. What both call the same is said
+once.
 
-Each call is bounded in time and bytes and follows no redirect, so that the token goes to the forge alone.
+Each call is bounded in time and bytes and follows no redirect, so that the token goes to the forge
+alone.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import aiohttp
-from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
 from moothall.aio import whole_body
 from moothall.config import ForgeSettings as Settings
@@ -79,7 +89,9 @@ class Issue(ForgeData):
 
 
 class PullRequest(ForgeData):
-    """A pull request; `source` is the repository in which its branch lies, empty where that is gone."""
+    """A pull request; `source` is the repository in which its branch lies, empty where that is
+    gone.
+    """
 
     number: int
     state: str
@@ -110,8 +122,9 @@ class _More(NamedTuple):
 
 
 class ForgeClient:
-    """The forge of the settings, as the account of its token. Methods raise `Temporary` where it cannot be reached or has too much to do, `Refused`
-    where the token may not, `NotFound`, and `CallFailed` for an answer that is none.
+    """The forge of the settings, as the account of its token. Methods raise `Temporary` where it
+    cannot be reached or has too much to do, `Refused` where the token may not, `NotFound`, and
+    `CallFailed` for an answer that is none.
     """
 
     def __init__(self, settings: Settings, session: aiohttp.ClientSession, token: str) -> None:
@@ -130,35 +143,56 @@ class ForgeClient:
     async def issues(self, repository: str, label: str = "") -> list[Issue]:
         """Return the open issues, those with a label alone where one is named."""
         asked = {"state": "open", "type": "issues", **({"labels": label} if label else {})}
-        return [issue for issue in await self._all(Issue, f"/repos/{repository}/issues", asked) if issue.pull_request is None]
+        return [
+            issue
+            for issue in await self._all(Issue, f"/repos/{repository}/issues", asked)
+            if issue.pull_request is None
+        ]
 
     async def comments(self, repository: str, number: int) -> list[Post]:
         """Return what was said to an issue or pull request, the oldest first."""
-        return sorted(await self._all(Post, f"/repos/{repository}/issues/{number}/comments"), key=lambda post: post.id)
+        return sorted(
+            await self._all(Post, f"/repos/{repository}/issues/{number}/comments"),
+            key=lambda post: post.id,
+        )
 
     async def comment(self, repository: str, number: int, body: str) -> None:
         """Say something to an issue or pull request."""
-        await self._ask("POST", f"/repos/{repository}/issues/{number}/comments", body={"body": body})
+        await self._ask(
+            "POST", f"/repos/{repository}/issues/{number}/comments", body={"body": body}
+        )
 
     async def may_write(self, repository: str, login: str) -> bool:
         """Whether somebody may push to a repository."""
         try:
-            said = await self._one(_Access, f"/repos/{repository}/collaborators/{quote(login, safe='')}/permission")
+            said = await self._one(
+                _Access, f"/repos/{repository}/collaborators/{quote(login, safe='')}/permission"
+            )
         except NotFound:
             return False
         return said.permission in _MAY_WRITE
 
     async def pull_of(self, repository: str, branch: str, author: str) -> PullRequest | None:
-        """Return the newest pull request that `author` opened for a branch of the repository itself; nobody else's, and none of a fork."""
-        asked = {"state": "all", "head": f"{repository.partition('/')[0]}:{branch}", "poster": author}
+        """Return the newest pull request that `author` opened for a branch of the repository
+        itself; nobody else's, and none of a fork.
+        """
+        asked = {
+            "state": "all",
+            "head": f"{repository.partition('/')[0]}:{branch}",
+            "poster": author,
+        }
         found = [
             pull
             for pull in await self._all(PullRequest, f"/repos/{repository}/pulls", asked)
-            if pull.branch == branch and pull.author == author and pull.source.lower() == repository.lower()
+            if pull.branch == branch
+            and pull.author == author
+            and pull.source.lower() == repository.lower()
         ]
         return max(found, key=lambda pull: pull.number, default=None)
 
-    async def open_pull(self, repository: str, title: str, body: str, *, branch: str, onto: str) -> int:
+    async def open_pull(
+        self, repository: str, title: str, body: str, *, branch: str, onto: str
+    ) -> int:
         """Open a pull request and return its number."""
         said = {"title": title, "body": body, "head": branch, "base": onto}
         told, _ = await self._ask("POST", f"/repos/{repository}/pulls", body=said)
@@ -167,21 +201,33 @@ class ForgeClient:
 
     async def reviews(self, repository: str, number: int) -> list[Post]:
         """Return the reviews of a pull request, the oldest first."""
-        return sorted(await self._all(Post, f"/repos/{repository}/pulls/{number}/reviews"), key=lambda post: post.id)
+        return sorted(
+            await self._all(Post, f"/repos/{repository}/pulls/{number}/reviews"),
+            key=lambda post: post.id,
+        )
 
     async def remarks(self, repository: str, number: int, review: int) -> list[ReviewComment]:
         """Return what a review says of lines."""
-        return await self._all(ReviewComment, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments")
+        return await self._all(
+            ReviewComment, f"/repos/{repository}/pulls/{number}/reviews/{review}/comments"
+        )
 
     async def _one(self, kind: type[M], path: str) -> M:
         one: M = _read(kind, (await self._ask("GET", path))[0])
         return one
 
-    async def _all(self, kind: type[M], path: str, asked: Mapping[str, str] | None = None) -> list[M]:
+    async def _all(
+        self, kind: type[M], path: str, asked: Mapping[str, str] | None = None
+    ) -> list[M]:
         """Return every page. A forge that gives all at once names no next one."""
         found: list[M] = []
         for page in range(1, _PAGES + 1):
-            paged = {**(asked or {}), "page": str(page), "per_page": str(_PAGE), "limit": str(_PAGE)}
+            paged = {
+                **(asked or {}),
+                "page": str(page),
+                "per_page": str(_PAGE),
+                "limit": str(_PAGE),
+            }
             told, more = await self._ask("GET", path, paged)
             items = _read(TypeAdapter(list[kind]), told)  # type: ignore[valid-type] # known when it runs
             found += items
@@ -190,13 +236,22 @@ class ForgeClient:
         raise CallFailed(f"the forge has more than {_PAGE * _PAGES} of {path}")
 
     async def _ask(
-        self, method: str, path: str, asked: Mapping[str, str] | None = None, body: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        asked: Mapping[str, str] | None = None,
+        body: Mapping[str, str] | None = None,
     ) -> tuple[Any, _More]:
         """Return what the forge says, and what it says of further pages."""
         where = f"{method} {path}"
         try:
             async with self._session.request(
-                method, self._root + path, params=asked, json=body, headers=self._headers, allow_redirects=False
+                method,
+                self._root + path,
+                params=asked,
+                json=body,
+                headers=self._headers,
+                allow_redirects=False,
             ) as answer:
                 raw = await whole_body(answer.content.readexactly, _BYTES)
                 if raw is None:
@@ -205,15 +260,27 @@ class ForgeClient:
                 total = answer.headers.get("X-Total-Count", "")
                 more = _More("next" in answer.links, int(total) if total.isdecimal() else 0)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Temporary(f"the forge cannot be reached: {str(error) or type(error).__name__}"[:_SAID]) from error
+            raise Temporary(
+                f"the forge cannot be reached: {str(error) or type(error).__name__}"[:_SAID]
+            ) from error
         told = _document(raw)
         if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
             return told, more
         reason = str(told.get("message", "")) if isinstance(told, dict) else ""
         said = f"the forge answers {where} with {status}: {reason}"[:_SAID]
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY or (status == HTTPStatus.FORBIDDEN and waiting):
+        if (
+            status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            or status in _BUSY
+            or (status == HTTPStatus.FORBIDDEN and waiting)
+        ):
             raise Temporary(said, float(waiting) if waiting.isdecimal() else None)
-        raise Refused(said) if status in _REFUSED else NotFound(said) if status == HTTPStatus.NOT_FOUND else CallFailed(said)
+        raise (
+            Refused(said)
+            if status in _REFUSED
+            else NotFound(said)
+            if status == HTTPStatus.NOT_FOUND
+            else CallFailed(said)
+        )
 
 
 def _document(raw: bytes) -> Any:
@@ -224,7 +291,9 @@ def _document(raw: bytes) -> Any:
 
 
 def _retry_after(headers: Mapping[str, str]) -> str:
-    """Return for how many seconds the forge wants not to be asked, '' where it says nothing of that."""
+    """Return for how many seconds the forge wants not to be asked, '' where it says nothing of
+    that.
+    """
     reset = headers.get("X-RateLimit-Reset", "")
     if headers.get("X-RateLimit-Remaining") == "0" and reset.isdecimal():
         return str(max(int(reset) - int(time.time()), 1))
@@ -233,13 +302,21 @@ def _retry_after(headers: Mapping[str, str]) -> str:
 
 def _read(kind: type[M] | TypeAdapter[Any], told: Any) -> Any:
     try:
-        return kind.validate_python(told) if isinstance(kind, TypeAdapter) else kind.model_validate(told)
+        return (
+            kind.validate_python(told)
+            if isinstance(kind, TypeAdapter)
+            else kind.model_validate(told)
+        )
     except ValidationError as error:
-        raise CallFailed(f"what the forge says is not what its API says: {wrong(error)}"[:_SAID]) from None
+        raise CallFailed(
+            f"what the forge says is not what its API says: {wrong(error)}"[:_SAID]
+        ) from None
 
 
 def api_of(settings: Settings) -> str:
-    """Return the root of the forge's API. Raises `ConfigurationError` for an address over which others could read along."""
+    """Return the root of the forge's API. Raises `ConfigurationError` for an address over which
+    others could read along.
+    """
     url = settings.url.rstrip("/")
     check_address("forge.url", url)
     if settings.kind == "gitea":
@@ -251,7 +328,9 @@ def api_of(settings: Settings) -> str:
 async def forge_client(settings: Settings) -> AsyncIterator[ForgeClient]:
     """Connect to the forge of the settings. Raises `ConfigurationError`."""
     if settings.token is None:
-        raise ConfigurationError("forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN")
+        raise ConfigurationError(
+            "forge.token is missing: set forge.token_file, or MOOTHALL_FORGE__TOKEN"
+        )
     limit = aiohttp.ClientTimeout(total=settings.call_seconds)
     async with aiohttp.ClientSession(timeout=limit, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield ForgeClient(settings, session, settings.token.get_secret_value())

@@ -1,8 +1,11 @@
-"""Looking after the issues of a forge: each that asks for it becomes a task, a proven winner a pull request, and a review that requests changes a further commit.
+"""Looking after the issues of a forge: each that asks for it becomes a task, a proven winner a pull
+request, and a review that requests changes a further commit.
 
-Nothing is kept here. What was done is read from the forge: pull requests of ours for the branch `moothall/TASK`, and comments of ours, whose first line
-names their task. Ids of tasks follow from the forge, the repository and the number of the issue or comment, so a task that was begun is found again in the
-log. Each step looks first whether it was taken: whoever is killed at any point goes on from there, and does nothing twice.
+Nothing is kept here. What was done is read from the forge: pull requests of ours for the branch
+`moothall/TASK`, and comments of ours, whose first line names their task. Ids of tasks follow from
+the forge, the repository and the number of the issue or comment, so a task that was begun is found
+again in the log. Each step looks first whether it was taken: whoever is killed at any point goes on
+from there, and does nothing twice.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ _LEAST_SECONDS, _LONGEST_SECONDS = 1.0, 3600.0
 
 
 Offer = Callable[[str, str, str], Awaitable[None]]
-"""Pushes a commit of a repository as a new branch of ours, or onto one that is at its parent: repository, sha, branch. Raises `AlreadyExists`."""
+"""Pushes a commit of a repository as a new branch of ours, or onto one that is at its parent:
+repository, sha, branch. Raises `AlreadyExists`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What somebody who may wants of a repository: the task that it becomes, and the pull request that it is about, once there is one."""
+    """What somebody who may wants of a repository: the task that it becomes, and the pull request
+    that it is about, once there is one.
+    """
 
     issue: Issue
     request: DeliberationRequest
@@ -64,7 +71,9 @@ class Watch:
         self._me = ""
         self._called = _calls(settings.mention)
         self._working: set[str] = set()
-        self._answered: set[str] = set()  # a forge of many servers may not show at once what it was told
+        self._answered: set[str] = (
+            set()
+        )  # a forge of many servers may not show at once what it was told
         self._room = asyncio.Semaphore(settings.at_once)
         self._wake = asyncio.Event()
         self._failed = False
@@ -72,8 +81,8 @@ class Watch:
         self._pause = 0.0
 
     async def run(self, *, once: bool = False) -> bool:
-        """Look again and again; or `once`, until what there is to do is done, and return whether all went well. Raises what the forge says where
-        the token is no account's.
+        """Look again and again; or `once`, until what there is to do is done, and return whether
+        all went well. Raises what the forge says where the token is no account's.
         """
         self._me = await self._client.account()
         async with asyncio.TaskGroup() as group:
@@ -91,8 +100,11 @@ class Watch:
                                 group.create_task(self._work(repository, issue, place), name=place)
                 if once:
                     break
-                # However often it is woken, and as long as the forge asks for: its patience is not without end.
-                await asyncio.sleep(max(self._pause, min(_LEAST_SECONDS, self._settings.poll_seconds)))
+                # However often it is woken, and as long as the forge asks for: its patience is not
+                # without end.
+                await asyncio.sleep(
+                    max(self._pause, min(_LEAST_SECONDS, self._settings.poll_seconds))
+                )
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._settings.poll_seconds)
         return not self._failed
@@ -106,7 +118,9 @@ class Watch:
         try:
             async with self._room:
                 with self._failing(place):
-                    while (ask := await self._next(repository, issue)) and ask.request.task_id not in self._answered:
+                    while (
+                        ask := await self._next(repository, issue)
+                    ) and ask.request.task_id not in self._answered:
                         await self._answer(repository, ask)
                         self._answered.add(ask.request.task_id)
         finally:
@@ -146,42 +160,69 @@ class Watch:
             if post.requests_changes and task_id not in done and await self._may(repository, post):
                 remarks = await self._client.remarks(repository, pull.number, post.id)
                 words = texts.review_task(repository, issue, post, remarks, self._chars)
-                return Ask(issue, await self._request(repository, task_id, words, done, pull.sha), pull)
+                return Ask(
+                    issue, await self._request(repository, task_id, words, done, pull.sha), pull
+                )
         return None
 
-    async def _find_ask(self, repository: str, issue: Issue, first: str, said: Sequence[Post], done: Sequence[str]) -> Ask | None:
-        """Return the task of an issue that has no pull request: for its label or its own words once, and for every comment after our last answer."""
-        label, told = self._settings.label, functools.partial(texts.issue_task, repository, issue, limit=self._chars)
+    async def _find_ask(
+        self, repository: str, issue: Issue, first: str, said: Sequence[Post], done: Sequence[str]
+    ) -> Ask | None:
+        """Return the task of an issue that has no pull request: for its label or its own words
+        once, and for every comment after our last answer.
+        """
+        label, told = (
+            self._settings.label,
+            functools.partial(texts.issue_task, repository, issue, limit=self._chars),
+        )
         labelled = bool(label) and label in {one.name for one in issue.labels}
         own = Post(id=0, body=f"{issue.title}\n{issue.body}", author=issue.author)
         if first not in done and (labelled or await self._calls_us(repository, own)):
             return Ask(issue, await self._request(repository, first, told(comment=None), ()))
-        last = max((post.id for post in said if post.author == self._me and texts.task_marked(post.body)), default=0)
+        last = max(
+            (post.id for post in said if post.author == self._me and texts.task_marked(post.body)),
+            default=0,
+        )
         for post in said:
             if post.id > last and await self._calls_us(repository, post):
-                return Ask(issue, await self._request(repository, f"{first}-c{post.id}", told(comment=post), done))
+                return Ask(
+                    issue,
+                    await self._request(
+                        repository, f"{first}-c{post.id}", told(comment=post), done
+                    ),
+                )
         return None
 
     def _answered_tasks(self, said: Sequence[Post]) -> tuple[str, ...]:
         """Return the tasks that were answered, in order: only what we wrote ourselves says so."""
-        return tuple(task for post in said if post.author == self._me and (task := texts.task_marked(post.body)))
+        return tuple(
+            task
+            for post in said
+            if post.author == self._me and (task := texts.task_marked(post.body))
+        )
 
     async def _calls_us(self, repository: str, post: Post) -> bool:
         return self._called(post.body) and await self._may(repository, post)
 
     async def _may(self, repository: str, post: Post) -> bool:
-        """Whether words count: those of somebody who may write to the repository, and who is not we."""
+        """Whether words count: those of somebody who may write to the repository, and who is not
+        we.
+        """
         if not post.author or post.author == self._me:
             return False
         asked = (repository, post.author)
-        if asked not in self._writers:  # once a look: whoever writes many comments costs one question
+        if (
+            asked not in self._writers
+        ):  # once a look: whoever writes many comments costs one question
             self._writers[asked] = await self._client.may_write(repository, post.author)
         return self._writers[asked]
 
     async def _request(
         self, repository: str, task_id: str, words: str, done: Sequence[str], base: str = ""
     ) -> DeliberationRequest:
-        """Return what a council is asked: on the newest commit, or on `base`, and after the last answered task that the log still knows."""
+        """Return what a council is asked: on the newest commit, or on `base`, and after the last
+        answered task that the log still knows.
+        """
         on = RepositoryRef(id=self._repositories[repository], ref=base)
         request = DeliberationRequest(words, "DEV", task_id, repository=on, origin=FORGE)
         for before in reversed(done):
@@ -219,7 +260,9 @@ class Watch:
             self._say(place, "no pull request; the issue says why")
 
     async def _hold(self, place: str, request: DeliberationRequest) -> Outcome:
-        """Return the end of a task, which is begun if it is not yet. One under this id is this one, though the issue's words may have changed since."""
+        """Return the end of a task, which is begun if it is not yet. One under this id is this one,
+        though the issue's words may have changed since.
+        """
         try:
             await self._desk.submit(request, LOCAL)
             self._say(place, f"{request.task_id} is at work")
@@ -229,7 +272,9 @@ class Watch:
 
 
 def task_of(url: str, repository: str, number: int) -> str:
-    """Return the id of an issue's task: the same each time, and another one for every other issue."""
+    """Return the id of an issue's task: the same each time, and another one for every other
+    issue.
+    """
     return f"issue-{number}-{digest(url.rstrip('/').lower(), repository.lower(), str(number))[:12]}"
 
 

@@ -1,4 +1,6 @@
-"""A forge's webhooks. What they say is not believed, nor even read: one that the forge signed lets us look at the forge at once."""
+"""A forge's webhooks. What they say is not believed, nor even read: one that the forge signed lets
+us look at the forge at once.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ _BYTES = 26_000_000  # GitHub sends up to 25 MB
 def is_signed(secret: str, body: bytes, signature: str) -> bool:
     """Whether the signature, `sha256=HEX` or HEX, is that of the body by the secret."""
     made = hmac.new(secret.encode(), body, sha256).hexdigest()
-    return hmac.compare_digest(made.encode(), signature.removeprefix("sha256=").encode("utf-8", "surrogateescape"))
+    return hmac.compare_digest(
+        made.encode(), signature.removeprefix("sha256=").encode("utf-8", "surrogateescape")
+    )
 
 
 @asynccontextmanager
 async def hearing(settings: Settings, wake: Callable[[], None]) -> AsyncIterator[int]:
-    """Hear webhooks of the forge until the block ends; yield the port, 0 where none are heard. Raises `ConfigurationError`."""
+    """Hear webhooks of the forge until the block ends; yield the port, 0 where none are heard.
+    Raises `ConfigurationError`.
+    """
     if settings.webhook_port is None or settings.webhook_secret is None:
         yield 0
         return
@@ -47,7 +53,8 @@ async def hearing(settings: Settings, wake: Callable[[], None]) -> AsyncIterator
             await site.start()
         except OSError as error:
             raise ConfigurationError(
-                f"{settings.webhook_host}:{settings.webhook_port} cannot be listened on: {error.strerror}; choose another forge.webhook_port"
+                f"{settings.webhook_host}:{settings.webhook_port} cannot be listened on: "
+                f"{error.strerror}; choose another forge.webhook_port"
             ) from error
         yield int(runner.addresses[0][1])
     finally:

@@ -14,7 +14,8 @@ def _map_of(variable: str, names: str, **more: str) -> str:
 def _gather(start: str, pattern: str, variable: str, shown: str, *, order: str, column: str) -> str:
     """A sub-query that gathers what hangs on `start`, in order."""
     return (
-        f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN collect({shown}) AS {column} }}\n"
+        f"CALL {{ WITH {start} MATCH {pattern} WITH DISTINCT {variable} ORDER BY {order} RETURN "
+        f"collect({shown}) AS {column} }}\n"
     )
 
 
@@ -24,8 +25,10 @@ def _or_null(variable: str, shown: str) -> str:
 
 _DELIBERATION = _map_of(
     "d",
-    "description role protocol rounds seats requirements rubric base_sha principal asked_at started_at deadline status "
-    "final_state winner proven evidence_level branch commit_sha error_message decided_at duration_ms prompt_tokens cached_tokens "
+    "description role protocol rounds seats requirements rubric base_sha principal asked_at "
+    "started_at deadline status "
+    "final_state winner proven evidence_level branch commit_sha error_message decided_at "
+    "duration_ms prompt_tokens cached_tokens "
     "completion_tokens calls cost_usd cancelled_at cancel_reason",
     task_id="d.key",
 )
@@ -34,22 +37,31 @@ _STORY = _map_of("st", "headline brief state", story_id="st.key")
 _REPOSITORY = _map_of("repo", "url", id="repo.key")
 _SEAT = _map_of(
     "s",
-    "seat role approach began_at status error_code error_message finished_at prompt_tokens completion_tokens calls cost_usd",
+    "seat role approach began_at status error_code error_message finished_at prompt_tokens "
+    "completion_tokens calls cost_usd",
 )
 _PROPOSAL = _map_of(
     "p",
-    "candidate seat summary diff_sha256 commit_sha revision paths own_tests operations made_at applies required regressions "
+    "candidate seat summary diff_sha256 commit_sha revision paths own_tests operations made_at "
+    "applies required regressions "
     "proven behaviour rank score reasons passed_gates won",
 )
 _REVIEW = _map_of("r", "reviewer candidate score met unmet comment made_at")
-_EVIDENCE = _map_of("e", "candidate check verdict passed failed skipped duration_ms output tests_of made_at")
+_EVIDENCE = _map_of(
+    "e", "candidate check verdict passed failed skipped duration_ms output tests_of made_at"
+)
 _MODEL = _map_of(
     "m",
-    "seat phase prompt_sha256 model temperature seed max_tokens prompt_tokens cached_tokens completion_tokens cost_usd "
+    "seat phase prompt_sha256 model temperature seed max_tokens prompt_tokens cached_tokens "
+    "completion_tokens cost_usd "
     "answer answer_sha256 finish_reason duration_ms made_at",
     call_id="m.key",
 )
-_TOOL = _map_of("x", "tool seat status error duration_ms audit_id arguments_sha256 finished_at", request_id="x.key")
+_TOOL = _map_of(
+    "x",
+    "tool seat status error duration_ms audit_id arguments_sha256 finished_at",
+    request_id="x.key",
+)
 _DECISION = _map_of("dec", "approver decision comment made_at")
 
 _AROUND = """
@@ -57,9 +69,25 @@ OPTIONAL MATCH (d)-[:WORKS_ON]->(repo:Repository)
 OPTIONAL MATCH (t:Task)-[:DELIBERATED_IN]->(d)
 OPTIONAL MATCH (st:Story)-[:HAS_TASK]->(t)
 """
-_REVIEWS = _gather("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
-_CHECKS = _gather("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="evidence")
-_DECISIONS = _gather("d", "(d)<-[:DECIDES]-(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
+_REVIEWS = _gather(
+    "p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews"
+)
+_CHECKS = _gather(
+    "p",
+    "(p)-[:HAS_EVIDENCE]->(e:Evidence)",
+    "e",
+    _EVIDENCE,
+    order="e.made_at, e.key",
+    column="evidence",
+)
+_DECISIONS = _gather(
+    "d",
+    "(d)<-[:DECIDES]-(dec:Decision)",
+    "dec",
+    _DECISION,
+    order="dec.made_at, dec.key",
+    column="decisions",
+)
 
 _DECISIONS_OF_STORY = _gather(
     "d",
@@ -77,8 +105,22 @@ WHERE $path = '' OR $path IN p.paths"""
     + _AROUND
     + _REVIEWS
     + _CHECKS
-    + _gather("s", "(s)-[:CALLED_MODEL]->(m:ModelCall)", "m", _MODEL, order="m.made_at, m.key", column="model_calls")
-    + _gather("s", "(s)-[:CALLED_TOOL]->(x:ToolCall)", "x", _TOOL, order="x.finished_at, x.key", column="tool_calls")
+    + _gather(
+        "s",
+        "(s)-[:CALLED_MODEL]->(m:ModelCall)",
+        "m",
+        _MODEL,
+        order="m.made_at, m.key",
+        column="model_calls",
+    )
+    + _gather(
+        "s",
+        "(s)-[:CALLED_TOOL]->(x:ToolCall)",
+        "x",
+        _TOOL,
+        order="x.finished_at, x.key",
+        column="tool_calls",
+    )
     + _DECISIONS_OF_STORY
     + f"""
 RETURN c.key AS commit, {_or_null("repo", _REPOSITORY)} AS repository, {_or_null("st", _STORY)} AS story,
@@ -132,8 +174,17 @@ WHERE d.tenant = $tenant AND d.key <> $task_id AND d.status <> ''
 WITH d ORDER BY d.decided_at DESC, d.key LIMIT $limit
 OPTIONAL MATCH (d)-[:WON_BY]->(p:Proposal)
 """
-    + _gather("p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews")
-    + _gather("p", "(p)-[:HAS_EVIDENCE]->(e:Evidence)", "e", _EVIDENCE, order="e.made_at, e.key", column="checks")
+    + _gather(
+        "p", "(p)<-[:JUDGES]-(r:Review)", "r", _REVIEW, order="r.made_at, r.key", column="reviews"
+    )
+    + _gather(
+        "p",
+        "(p)-[:HAS_EVIDENCE]->(e:Evidence)",
+        "e",
+        _EVIDENCE,
+        order="e.made_at, e.key",
+        column="checks",
+    )
     + _DECISIONS
     + f"""
 RETURN d.key AS task_id, coalesce(d.story, '') AS story_id, d.description AS description, d.role AS role, d.status AS status,
@@ -160,7 +211,14 @@ RETURN collect({_map_of("t", "description role priority", task_id="t.key", delib
         order="c.made_at, c.key",
         column="comments",
     )
-    + _gather("st", "(st)-[:DECIDED_BY]->(dec:Decision)", "dec", _DECISION, order="dec.made_at, dec.key", column="decisions")
+    + _gather(
+        "st",
+        "(st)-[:DECIDED_BY]->(dec:Decision)",
+        "dec",
+        _DECISION,
+        order="dec.made_at, dec.key",
+        column="decisions",
+    )
     + f"""
 RETURN {_map_of("st", "headline brief criteria repository rigor state told_at moved_at", story_id="st.key")} AS story,
   tasks, comments, decisions
@@ -169,10 +227,13 @@ RETURN {_map_of("st", "headline brief criteria repository rigor state told_at mo
 
 
 def _gather_scope(scope: str, pattern: str, variable: str, shown: str, *, order: str) -> str:
-    """As `_gather` of a story, where the scope is among `$scopes`: what is not allowed isn't even looked up."""
+    """As `_gather` of a story, where the scope is among `$scopes`: what is not allowed isn't even
+    looked up.
+    """
     return (
         f"CALL {{ WITH st MATCH {pattern} WHERE '{scope}' IN $scopes "
-        f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS {scope} }}\n"
+        f"WITH DISTINCT {variable} ORDER BY {order} LIMIT $limit RETURN collect({shown}) AS "
+        f"{scope} }}\n"
     )
 
 
@@ -206,7 +267,11 @@ WITH st, coalesce(st.key, '') AS here, left(coalesce(me.description, trim(coales
         "decisions",
         "(st)-[:DECIDED_BY]->(dec:Decision)",
         "dec",
-        _map_of("dec", "approver decision comment made_at", about="[(dec)-[:DECIDES]->(what:Deliberation) | what.key]"),
+        _map_of(
+            "dec",
+            "approver decision comment made_at",
+            about="[(dec)-[:DECIDES]->(what:Deliberation) | what.key]",
+        ),
         order="dec.made_at DESC, dec.key",
     )
     + _gather_scope(
@@ -267,7 +332,9 @@ def context(story_id: str) -> str:
 
 
 def similar(limit: int) -> str:
-    """`limit` is a checked number: with a parameter in its place the embedded store sorts all rows before it takes some."""
+    """`limit` is a checked number: with a parameter in its place the embedded store sorts all rows
+    before it takes some.
+    """
     return f"""
 MATCH (d:Deliberation)
 WHERE d.repository = $repository AND $allowed AND d.tenant = $tenant AND d.decided_at > '' AND d.winner <> ''
@@ -283,7 +350,13 @@ ORDER BY d.decided_at DESC, task_id
 _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
     # kind: (what to match beyond the deliberation or story, time, task_id, seat, text)
     "deliberation.requested": ("(d:Deliberation)", "d.asked_at", "d.key", "''", "d.description"),
-    "deliberation.cancelled": ("(d:Deliberation)", "d.cancelled_at", "d.key", "''", "d.cancel_reason"),
+    "deliberation.cancelled": (
+        "(d:Deliberation)",
+        "d.cancelled_at",
+        "d.key",
+        "''",
+        "d.cancel_reason",
+    ),
     "deliberation.decided": (
         "(d:Deliberation)",
         "d.decided_at",
@@ -320,7 +393,13 @@ _ENTRIES: Mapping[str, tuple[str, str, str, str, str]] = {
         "''",
         "m.from_state + ' to ' + m.to_state",
     ),
-    "story.commented": ("(st:Story)-[:HAS_COMMENT]->(c:Comment)", "c.made_at", "''", "''", "c.comment"),
+    "story.commented": (
+        "(st:Story)-[:HAS_COMMENT]->(c:Comment)",
+        "c.made_at",
+        "''",
+        "''",
+        "c.comment",
+    ),
     "decision.made": (
         "(st:Story)-[:DECIDED_BY]->(x:Decision)",
         "x.made_at",
@@ -338,8 +417,14 @@ KINDS = tuple(_ENTRIES)
 def _entry(kind: str) -> str:
     pattern, time, task_id, seat, text = _ENTRIES[kind]
     of_story = pattern.startswith("(st")
-    where = "st.uid = $story_id_uid" if of_story else "d.uid = $task_id_uid OR (d.tenant = $tenant AND d.story = $story_id)"
-    found = f"MATCH {pattern} WHERE ({where}) AND {time} <> ''" + (" AND $story_id <> ''" if of_story else "")
+    where = (
+        "st.uid = $story_id_uid"
+        if of_story
+        else "d.uid = $task_id_uid OR (d.tenant = $tenant AND d.story = $story_id)"
+    )
+    found = f"MATCH {pattern} WHERE ({where}) AND {time} <> ''" + (
+        " AND $story_id <> ''" if of_story else ""
+    )
     if not of_story:
         found = found.replace("d.story = $story_id)", "$story_id <> '' AND d.story = $story_id)")
     return (

@@ -1,6 +1,8 @@
-"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one question a connection, or the bus.
+"""Asking the process that has the embedded graph open: a Unix socket in the data directory, one
+question a connection, or the bus.
 
-The folder's mode (0700) says who may ask there. A question and its answer are one line of JSON each.
+The folder's mode (0700) says who may ask there. A question and its answer are one line of JSON
+each.
 """
 
 from __future__ import annotations
@@ -62,7 +64,11 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
             return {"rows": [await graph.counts()]}
         if asked.get("position"):
             return {"rows": [{"seq": await graph.position()}]}
-        return {"rows": list(await graph.ask(str(asked.get("question")), **(asked.get("parameters") or {})))}
+        return {
+            "rows": list(
+                await graph.ask(str(asked.get("question")), **(asked.get("parameters") or {}))
+            )
+        }
     except MoothallError as error:
         return {"code": error.code, "message": error.message}
     except (ValueError, TypeError) as error:
@@ -70,7 +76,9 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
 
 
 class Elsewhere:
-    """The graph of another process. One that is still starting is waited for, up to `patience` seconds."""
+    """The graph of another process. One that is still starting is waited for, up to `patience`
+    seconds.
+    """
 
     def __init__(self, path: Path, patience: float = _PATIENCE_SECONDS) -> None:
         self._path = path
@@ -78,7 +86,9 @@ class Elsewhere:
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
         """Have a named question answered there. Raises what is raised there."""
-        rows: Sequence[Mapping[str, Any]] = (await self._send({"question": question, "parameters": parameters}))["rows"]
+        rows: Sequence[Mapping[str, Any]] = (
+            await self._send({"question": question, "parameters": parameters})
+        )["rows"]
         return rows
 
     async def counts(self) -> dict[str, int]:
@@ -89,7 +99,9 @@ class Elsewhere:
     async def _send(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         line = json.dumps(asked).encode() + b"\n"
         if len(line) > _QUESTION_BYTES:
-            raise InvalidRequest(f"a question is at most {_QUESTION_BYTES} bytes long; this one is {len(line)}")
+            raise InvalidRequest(
+                f"a question is at most {_QUESTION_BYTES} bytes long; this one is {len(line)}"
+            )
         try:
             reader, writer = await self._connect()
             try:
@@ -100,7 +112,9 @@ class Elsewhere:
                 with contextlib.suppress(OSError):
                     await writer.wait_closed()
         except (OSError, ValueError) as error:
-            raise GraphUnavailable(f"the process that has the graph open did not answer: {error}") from error
+            raise GraphUnavailable(
+                f"the process that has the graph open did not answer: {error}"
+            ) from error
         return _read_answer(answer)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -110,7 +124,10 @@ class Elsewhere:
                     return await asyncio.open_unix_connection(name)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(_LOOK_SECONDS)
-        raise GraphUnavailable("the process that has the graph open does not answer; is it starting or ending? try again")
+        raise GraphUnavailable(
+            "the process that has the graph open does not answer; is it starting or ending? try "
+            "again"
+        )
 
 
 QUESTIONS = Channel.GRAPH.of("embedded")
@@ -124,7 +141,10 @@ async def answer_on(bus: Bus, graph: CypherGraph) -> None:
     async def answer(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         said = json.dumps(await _answer(graph, json.dumps(asked).encode())).encode()
         if len(said) > _ANSWER_BYTES:
-            wrong = f"the answer has {len(said)} bytes and fits into no message; ask for less, or set graph.url"
+            wrong = (
+                f"the answer has {len(said)} bytes and fits into no message; ask for less, or set "
+                "graph.url"
+            )
             said = json.dumps({"code": InvalidRequest.code, "message": wrong}).encode()
         return {}, said
 
@@ -151,7 +171,8 @@ class OverBus:
             _, said = await self._bus.ask(QUESTIONS, asked, self._seconds)
         except BusUnavailable as error:
             raise GraphUnavailable(
-                "no process writes the graph and answers; start `moothall serve` with the role graph"
+                "no process writes the graph and answers; start `moothall serve` with the role "
+                "graph"
             ) from error
         rows: Sequence[Mapping[str, Any]] = _read_answer(json.loads(said))["rows"]
         return rows

@@ -1,4 +1,6 @@
-"""The embedded store: kglite, a file in the data directory. One process at a time; calls run in threads."""
+"""The embedded store: kglite, a file in the data directory. One process at a time; calls run in
+threads.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ from moothall.graph.statements import Rows, Statement, schema
 T = TypeVar("T")
 _TRIES, _FIRST_SECONDS = 8, 0.005
 _ROWS = 200_000
-"""What is written before the file is opened anew, at least: the store keeps texts of what was deleted, some 60 bytes a row, until then."""
+"""What is written before the file is opened anew, at least: the store keeps texts of what was
+deleted, some 60 bytes a row, until then.
+"""
 
 
 class EmbeddedStore:
-    """A graph in memory with a log on disk. Survives the end of the process, however it ends; what a power loss takes
+    """A graph in memory with a log on disk. Survives the end of the process, however it ends; what
+    a power loss takes
     is replayed from the event log.
     """
 
@@ -36,7 +41,11 @@ class EmbeddedStore:
 
     async def read(self, cypher: str, parameters: Mapping[str, Any]) -> Rows:
         """Return the rows of a query."""
-        return await _call(lambda: self._session.cypher(cypher, params=dict(parameters), timeout_ms=self._milliseconds).to_list())
+        return await _call(
+            lambda: self._session.cypher(
+                cypher, params=dict(parameters), timeout_ms=self._milliseconds
+            ).to_list()
+        )
 
     async def write(self, statements: Sequence[Statement]) -> None:
         """Run all in one transaction; again where another writer was first."""
@@ -46,7 +55,9 @@ class EmbeddedStore:
                     await _call(lambda: self._write(statements))
                 except kglite.TransactionConflictError as error:
                     if attempt + 1 == _TRIES:
-                        raise GraphUnavailable("the embedded graph is written by somebody else all the time") from error
+                        raise GraphUnavailable(
+                            "the embedded graph is written by somebody else all the time"
+                        ) from error
                     await asyncio.sleep(_FIRST_SECONDS * 2**attempt * random.random())  # noqa: S311 - spreads writers
                 else:
                     break
@@ -76,7 +87,9 @@ class EmbeddedStore:
         self._session = _open(self._path)
 
     def _reopen(self) -> None:
-        """Let go of all that is no more in the graph. Meanwhile a closed session answers who reads."""
+        """Let go of all that is no more in the graph. Meanwhile a closed session answers who
+        reads.
+        """
         self._session.close()
         self._session = _open(self._path)
         self._rows = 0
@@ -98,11 +111,22 @@ def _open(path: Path) -> kglite.Session:
 
 
 def _name_properties(session: kglite.Session, label: Label) -> None:
-    """A property that no node of a label ever had is refused in a pattern as a mistake: one node has had them all."""
-    properties = {name: kind for group in label.groups for name, kind in {**group.properties, group.stamp: "text"}.items()}
-    values = {name: list[str]() if kind == "texts" else EMPTY[kind] for name, kind in properties.items()}
+    """A property that no node of a label ever had is refused in a pattern as a mistake: one node
+    has had them all.
+    """
+    properties = {
+        name: kind
+        for group in label.groups
+        for name, kind in {**group.properties, group.stamp: "text"}.items()
+    }
+    values = {
+        name: list[str]() if kind == "texts" else EMPTY[kind] for name, kind in properties.items()
+    }
     node = f"(n:{label.name} {{id: ''}})"
-    session.execute(f"MERGE {node} SET n += $values", params={"values": {"uid": "", "tenant": "", "key": "", **values}})
+    session.execute(
+        f"MERGE {node} SET n += $values",
+        params={"values": {"uid": "", "tenant": "", "key": "", **values}},
+    )
     session.execute(f"MATCH {node} DELETE n")
 
 
@@ -116,16 +140,25 @@ async def _call(work: Callable[[], T]) -> T:
 
 
 @asynccontextmanager
-async def embedded_store(path: Path, *, query_seconds: float, rows: int = _ROWS) -> AsyncIterator[EmbeddedStore]:
-    """Open the graph at `path`, or make it; anew after each so many `rows` that are written. Raises `ConfigurationError` where the file is another process's or broken."""
+async def embedded_store(
+    path: Path, *, query_seconds: float, rows: int = _ROWS
+) -> AsyncIterator[EmbeddedStore]:
+    """Open the graph at `path`, or make it; anew after each so many `rows` that are written. Raises
+    `ConfigurationError` where the file is another process's or broken.
+    """
     kglite.set_query_warning_policy("silent")  # a property that no node has yet is no mistake
     try:
-        store = await asyncio.to_thread(lambda: EmbeddedStore(path, query_seconds=query_seconds, rows=rows))
+        store = await asyncio.to_thread(
+            lambda: EmbeddedStore(path, query_seconds=query_seconds, rows=rows)
+        )
     except kglite.WriterLeaseHeldError as error:
-        raise ConfigurationError(f"the graph {path} is open in another process; stop it, or ask it") from error
+        raise ConfigurationError(
+            f"the graph {path} is open in another process; stop it, or ask it"
+        ) from error
     except (kglite.KgError, OSError) as error:
         raise ConfigurationError(
-            f"the graph {path} cannot be opened ({error}); remove it and run `moothall graph rebuild`: the log has everything"
+            f"the graph {path} cannot be opened ({error}); remove it and run `moothall graph "
+            "rebuild`: the log has everything"
         ) from error
     try:
         yield store

@@ -18,13 +18,20 @@ from moothall.telemetry import get_logger
 log = get_logger(__name__)
 
 _SCHEMES = ("neo4j", "neo4j+s", "neo4j+ssc", "bolt", "bolt+s", "bolt+ssc")
-_THERE = frozenset({"Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists", "Neo.ClientError.Schema.ConstraintAlreadyExists"})
+_THERE = frozenset(
+    {
+        "Neo.ClientError.Schema.EquivalentSchemaRuleAlreadyExists",
+        "Neo.ClientError.Schema.ConstraintAlreadyExists",
+    }
+)
 _AT_ONCE = 5000
 """Nodes that are removed in one transaction."""
 
 
 class Neo4jStore:
-    """Reads and writes in managed transactions: the driver runs them again after a transient failure."""
+    """Reads and writes in managed transactions: the driver runs them again after a transient
+    failure.
+    """
 
     def __init__(self, driver: neo4j.AsyncDriver, settings: GraphSettings) -> None:
         self._driver = driver
@@ -55,17 +62,25 @@ class Neo4jStore:
                 await session.execute_write(self._limit(work))
 
     async def empty(self) -> None:
-        """Remove our nodes, the position first, so that what is cut short here is begun again from the log."""
+        """Remove our nodes, the position first, so that what is cut short here is begun again from
+        the log.
+        """
         for label in (POSITION, *LABELS):
             removal = f"MATCH (n:{label}) WITH n LIMIT {_AT_ONCE} DETACH DELETE n"
-            while (await self.read(f"MATCH (n:{label}) RETURN count(n) AS number", {}))[0]["number"]:
+            while (await self.read(f"MATCH (n:{label}) RETURN count(n) AS number", {}))[0][
+                "number"
+            ]:
                 await self.write([(removal, {})])
 
     async def prepare(self) -> None:
-        """Make constraints and indexes. Where several processes do so at once, `IF NOT EXISTS` fails for who comes second."""
+        """Make constraints and indexes. Where several processes do so at once, `IF NOT EXISTS`
+        fails for who comes second.
+        """
         for statement in schema():
 
-            async def work(transaction: neo4j.AsyncManagedTransaction, statement: str = statement) -> None:
+            async def work(
+                transaction: neo4j.AsyncManagedTransaction, statement: str = statement
+            ) -> None:
                 await (await transaction.run(statement)).consume()
 
             with _translate_errors(self._settings):
@@ -85,14 +100,18 @@ class Neo4jStore:
 
 
 @asynccontextmanager
-async def neo4j_store(settings: GraphSettings, *, at_once: bool = True) -> AsyncIterator[Neo4jStore]:
-    """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away, `GraphUnavailable` where
-    nobody answers; not that with `at_once` False: then what is asked of it fails until it is there.
+async def neo4j_store(
+    settings: GraphSettings, *, at_once: bool = True
+) -> AsyncIterator[Neo4jStore]:
+    """Connect to `settings.url`. Raises `ConfigurationError` where the server turns us away,
+    `GraphUnavailable` where nobody answers; not that with `at_once` False: then what is asked of it
+    fails until it is there.
     """
     scheme = (settings.url or "").partition("://")[0]
     if scheme not in _SCHEMES:
         raise ConfigurationError(
-            f"graph.url {settings.url!r} is not right: it begins with one of {', '.join(_SCHEMES)}, then ://"
+            f"graph.url {settings.url!r} is not right: it begins with one of "
+            f"{', '.join(_SCHEMES)}, then ://"
         )
     password = settings.password.get_secret_value() if settings.password else ""
     with _translate_errors(settings):
@@ -112,7 +131,9 @@ async def neo4j_store(settings: GraphSettings, *, at_once: bool = True) -> Async
                 await driver.verify_connectivity()
             await store.prepare()
         except GraphUnavailable as error:
-            if at_once or isinstance(error.__cause__, trouble.ClientError | trouble.DatabaseError):  # it is there, and refuses
+            if at_once or isinstance(
+                error.__cause__, trouble.ClientError | trouble.DatabaseError
+            ):  # it is there, and refuses
                 raise
             log.warning("the graph is away; all else goes on", reason=error.message)
         yield store
@@ -124,13 +145,16 @@ def _translate_errors(settings: GraphSettings) -> Iterator[None]:
         yield
     except trouble.AuthError as error:
         raise ConfigurationError(
-            f"Neo4j at {settings.url} turned {settings.user} away: set graph.user and graph.password ({error.code})"
+            f"Neo4j at {settings.url} turned {settings.user} away: set graph.user and "
+            f"graph.password ({error.code})"
         ) from error
     except trouble.ConfigurationError as error:
         raise ConfigurationError(f"graph.url {settings.url!r} is not right: {error}") from error
     except trouble.ClientError as error:
         if error.code and "Database" in error.code:
-            raise ConfigurationError(f"Neo4j at {settings.url} has no database {settings.database!r}") from error
+            raise ConfigurationError(
+                f"Neo4j at {settings.url} has no database {settings.database!r}"
+            ) from error
         raise GraphUnavailable(f"Neo4j refused it: {error.message}") from error
     except (trouble.Neo4jError, trouble.DriverError, OSError) as error:
         raise GraphUnavailable(f"Neo4j at {settings.url} did not answer: {error}") from error

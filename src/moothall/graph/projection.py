@@ -1,4 +1,6 @@
-"""From an event to what it adds to the graph. Pure; events are data from outside, so nothing here trusts their fields."""
+"""From an event to what it adds to the graph. Pure; events are data from outside, so nothing here
+trusts their fields.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _NO_SEAT = "-"
 
 
 def write(event: Event, writes: Writes) -> bool:
-    """Add what the event says; False where it says nothing to the graph, or lacks the ids that name what it is about."""
+    """Add what the event says; False where it says nothing to the graph, or lacks the ids that name
+    what it is about.
+    """
     reader = READERS.get(event.type)
     if reader is None:
         return False
@@ -45,7 +49,9 @@ def _tell_story(t: Telling) -> bool:
     said: dict[str, Mapping[str, str | list[str]]] = {
         "titled": {"headline": _words(t.data.get("title"))},
         "briefed": {"brief": _words(t.data.get("brief"))},
-        "required": {"criteria": [line for item in items_of(t.data.get("ac")) if (line := _words(item))]},
+        "required": {
+            "criteria": [line for item in items_of(t.data.get("ac")) if (line := _words(item))]
+        },
         "placed": {"repository": where},
         "rated": {"rigor": _words(t.data.get("rigor_level"))},
     }
@@ -64,7 +70,15 @@ def _words(value: object) -> str:
 def _on_moved(t: Telling) -> None:
     step = t.ref("Transition", t.event.id)
     states = {"from_state": t.data.get("from_state"), "to_state": t.data.get("to_state")}
-    t.writes.tell(step, "made", t.by, event=t.data.get("event"), actor=t.data.get("actor"), made_at=t.time, **states)
+    t.writes.tell(
+        step,
+        "made",
+        t.by,
+        event=t.data.get("event"),
+        actor=t.data.get("actor"),
+        made_at=t.time,
+        **states,
+    )
     t.writes.tell(t.story, "moved", t.by, state=t.data.get("to_state"), moved_at=t.time)
     t.writes.relate(t.story, "MOVED_BY", step)
     if _tell_story(t):  # the move of a story that is planned outside has its fields
@@ -80,7 +94,12 @@ def _on_whole_checked(t: Telling) -> None:
 
 def _on_delivered(t: Telling) -> None:
     t.writes.tell(
-        t.story, "delivered", t.by, delivered=t.data.get("status"), delivered_to=t.data.get("branch"), delivered_at=t.time
+        t.story,
+        "delivered",
+        t.by,
+        delivered=t.data.get("status"),
+        delivered_to=t.data.get("branch"),
+        delivered_at=t.time,
     )
     if t.text("commit_sha"):
         t.writes.relate(t.story, "DELIVERED_IN", t.ref("Commit", t.text("commit_sha")))
@@ -88,7 +107,14 @@ def _on_delivered(t: Telling) -> None:
 
 def _on_commented(t: Telling) -> None:
     comment = t.ref("Comment", t.event.id)
-    t.writes.tell(comment, "made", t.by, comment=t.data.get("comment"), actor=t.data.get("actor"), made_at=t.time)
+    t.writes.tell(
+        comment,
+        "made",
+        t.by,
+        comment=t.data.get("comment"),
+        actor=t.data.get("actor"),
+        made_at=t.time,
+    )
     t.writes.relate(t.story, "HAS_COMMENT", comment)
 
 
@@ -99,7 +125,11 @@ def _on_noted(t: Telling) -> None:
         return
     who = {"actor": t.data.get("actor"), "role": t.data.get("role"), "task": t.text("task_id")}
     for change in items_of(t.data.get("changes")):
-        named = [text_of(change.get(name)) for name in ("entity_type", "entity_id")] if isinstance(change, Mapping) else [""]
+        named = (
+            [text_of(change.get(name)) for name in ("entity_type", "entity_id")]
+            if isinstance(change, Mapping)
+            else [""]
+        )
         if not all(named):
             continue
         note = t.ref("Note", t.text("story_id"), *named)
@@ -150,7 +180,18 @@ def _on_requested(t: Telling) -> None:
         t.deliberation,
         "asked",
         t.by,
-        **{name: t.data.get(name) for name in ("description", "role", "protocol", "base_sha", "principal", "rounds", "seats")},
+        **{
+            name: t.data.get(name)
+            for name in (
+                "description",
+                "role",
+                "protocol",
+                "base_sha",
+                "principal",
+                "rounds",
+                "seats",
+            )
+        },
         repository=repository,
         story=t.text("story_id"),
         rubric=constraints.get("rubric"),
@@ -174,7 +215,13 @@ def _on_requested(t: Telling) -> None:
 
 
 def _on_plan_finished(t: Telling) -> None:
-    t.writes.tell(t.ref("Plan", t.text("plan_id")), "finished", t.by, status=t.data.get("status"), finished_at=t.time)
+    t.writes.tell(
+        t.ref("Plan", t.text("plan_id")),
+        "finished",
+        t.by,
+        status=t.data.get("status"),
+        finished_at=t.time,
+    )
 
 
 def _on_started(t: Telling) -> None:
@@ -182,14 +229,33 @@ def _on_started(t: Telling) -> None:
 
 
 def _on_cancelled(t: Telling) -> None:
-    t.writes.tell(t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time)
+    t.writes.tell(
+        t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time
+    )
 
 
 def _on_decided(t: Telling) -> None:
-    names = ("status", "final_state", "proven", "evidence_level", "branch", "commit_sha", "error_message", "duration_ms")
+    names = (
+        "status",
+        "final_state",
+        "proven",
+        "evidence_level",
+        "branch",
+        "commit_sha",
+        "error_message",
+        "duration_ms",
+    )
     winner = t.text("winner_id")
     known = {name: t.data.get(name) for name in names}
-    t.writes.tell(t.deliberation, "decided", t.by, winner=winner, decided_at=t.time, **known, **cost_of(t.object("usage")))
+    t.writes.tell(
+        t.deliberation,
+        "decided",
+        t.by,
+        winner=winner,
+        decided_at=t.time,
+        **known,
+        **cost_of(t.object("usage")),
+    )
     won = False
     for result in items_of(t.data.get("results")):
         seat = text_of(result.get("seat")) if isinstance(result, Mapping) else ""
@@ -210,7 +276,15 @@ def _on_decided(t: Telling) -> None:
 
 def _on_seat_started(t: Telling) -> None:
     seat, role = t.seat(t.text("seat")), t.data.get("role")
-    t.writes.tell(seat, "began", t.by, seat=t.text("seat"), role=role, approach=t.data.get("approach"), began_at=t.time)
+    t.writes.tell(
+        seat,
+        "began",
+        t.by,
+        seat=t.text("seat"),
+        role=role,
+        approach=t.data.get("approach"),
+        began_at=t.time,
+    )
     agent = t.ref("Agent", t.text("agent_id") or t.text("seat"))
     t.writes.tell(agent, "seen", t.by, role=role)
     t.writes.relate(seat, "TAKEN_BY", agent)
@@ -244,7 +318,15 @@ def _on_reviewed(t: Telling) -> None:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     said, review = t.object("review"), t.ref("Review", t.event.id)
     words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
-    t.writes.tell(review, "made", t.by, reviewer=t.text("seat"), candidate=t.text("candidate"), made_at=t.time, **words)
+    t.writes.tell(
+        review,
+        "made",
+        t.by,
+        reviewer=t.text("seat"),
+        candidate=t.text("candidate"),
+        made_at=t.time,
+        **words,
+    )
     t.writes.relate(t.seat(t.text("seat")), "GAVE", review)
     t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
 
@@ -254,8 +336,19 @@ def _on_checked(t: Telling) -> None:
     proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
     whose = (author, t.text("cross_fingerprint")) if author else ()
     evidence = t.ref("Evidence", proposal.key, text_of(said.get("check")), *whose)
-    facts = {name: said.get(name) for name in ("check", "verdict", "output", "passed", "failed", "skipped", "duration_ms")}
-    t.writes.tell(evidence, "made", t.by, candidate=t.text("candidate"), tests_of=author, made_at=t.time, **facts)
+    facts = {
+        name: said.get(name)
+        for name in ("check", "verdict", "output", "passed", "failed", "skipped", "duration_ms")
+    }
+    t.writes.tell(
+        evidence,
+        "made",
+        t.by,
+        candidate=t.text("candidate"),
+        tests_of=author,
+        made_at=t.time,
+        **facts,
+    )
     t.writes.relate(proposal, "HAS_EVIDENCE", evidence)
     t.writes.relate(t.seat(t.text("seat")), "PROPOSED", proposal)
     if author:
@@ -268,7 +361,12 @@ def _on_checked(t: Telling) -> None:
 def _on_failed(t: Telling) -> None:
     error = t.object("error")
     t.writes.tell(
-        t.seat(t.text("seat")), "failed", t.by, failure_code=error.get("code"), failure=error.get("message"), failed_at=t.time
+        t.seat(t.text("seat")),
+        "failed",
+        t.by,
+        failure_code=error.get("code"),
+        failure=error.get("message"),
+        failed_at=t.time,
     )
 
 
@@ -288,7 +386,10 @@ def _on_model_called(t: Telling) -> None:
         call,
         "made",
         t.by,
-        **{name: t.data.get(name) for name in ("phase", "prompt_sha256", "model", "finish_reason", "duration_ms")},
+        **{
+            name: t.data.get(name)
+            for name in ("phase", "prompt_sha256", "model", "finish_reason", "duration_ms")
+        },
         **{name: sampling.get(name) for name in ("temperature", "seed", "max_tokens")},
         **usage,
         seat=t.text("seat"),
@@ -310,7 +411,13 @@ def _tool(t: Telling) -> Ref:
 
 
 def _on_tool_started(t: Telling) -> None:
-    t.writes.tell(_tool(t), "started", t.by, arguments_sha256=t.data.get("arguments_digest"), started_at=t.time)
+    t.writes.tell(
+        _tool(t),
+        "started",
+        t.by,
+        arguments_sha256=t.data.get("arguments_digest"),
+        started_at=t.time,
+    )
 
 
 def _on_tool_finished(t: Telling) -> None:
@@ -319,7 +426,10 @@ def _on_tool_finished(t: Telling) -> None:
         _tool(t),
         "finished",
         t.by,
-        **{name: t.data.get(name) for name in ("tool", "seat", "workspace", "status", "error", "audit_id", "duration_ms")},
+        **{
+            name: t.data.get(name)
+            for name in ("tool", "seat", "workspace", "status", "error", "audit_id", "duration_ms")
+        },
         cpu_ms=usage.get("cpu_ms"),
         max_rss_bytes=usage.get("max_rss_bytes"),
         finished_at=t.time,
@@ -365,8 +475,9 @@ READERS: Mapping[EventType, _Reader] = {
     EventType.TOOL_FINISHED: (("request_id",), _on_tool_finished),
     EventType.DECISION_MADE: (("story_id",), _on_decision),
 }
-"""By type: the fields without which an event names nothing, and what it adds. Not projected, because nobody asks the graph
-for them: seat.turn (its calls are there one by one), deliberation.steered (which calls heard it is in the
+"""By type: the fields without which an event names nothing, and what it adds. Not projected,
+because nobody asks the graph for them: seat.turn (its calls are there one by one),
+deliberation.steered (which calls heard it is in the
 log), deliberation.paused and deliberation.resumed, evidence.reported (its tests are there as runs),
 agent.progress, audit.recorded, and who is registered where.
 """

@@ -1,6 +1,8 @@
-"""From the log into the graph, behind the answer: in batches, at its own pace, from where the graph itself says it is.
+"""From the log into the graph, behind the answer: in batches, at its own pace, from where the graph
+itself says it is.
 
-A decision never waits for it. It holds nothing that isn't in the log: after a crash it goes on from the graph's
+A decision never waits for it. It holds nothing that isn't in the log: after a crash it goes on from
+the graph's
 position, and a graph that is away makes it late, not wrong.
 """
 
@@ -23,7 +25,9 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
 
 
 class Projector:
-    """The only writer of a graph. `may` says before each batch whether this process still is that."""
+    """The only writer of a graph. `may` says before each batch whether this process still is
+    that.
+    """
 
     def __init__(
         self,
@@ -48,15 +52,21 @@ class Projector:
         return self._written
 
     async def run(self, last_seq: int) -> None:
-        """Project until cancelled. `last_seq` is the log's end now: a graph that is ahead of it is of another log."""
+        """Project until cancelled. `last_seq` is the log's end now: a graph that is ahead of it is
+        of another log.
+        """
         self._written = await self._start(last_seq)
         waiting: asyncio.Queue[Recorded] = asyncio.Queue(2 * self._settings.batch)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._read(waiting, self._written), name="graph-read")
             group.create_task(self._write(waiting), name="graph-write")
 
-    async def catch_up(self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None) -> int:
-        """Project what is recorded now and return how many events that were. `on_batch` hears the seq of each batch's end."""
+    async def catch_up(
+        self, last_seq: int, on_batch: Callable[[int], None] = lambda _: None
+    ) -> int:
+        """Project what is recorded now and return how many events that were. `on_batch` hears the
+        seq of each batch's end.
+        """
         self._written = await self._start(last_seq)
         count, batch = 0, list[Recorded]()
         async with aclosing(self._log.replay(after_seq=self._written)) as records:
@@ -81,7 +91,11 @@ class Projector:
         position = await self._position()
         if position <= last_seq:
             return position
-        log.warning("the graph is ahead of the log, so it is of another one; the log is written again", at=position, log=last_seq)
+        log.warning(
+            "the graph is ahead of the log, so it is of another one; the log is written again",
+            at=position,
+            log=last_seq,
+        )
         return 0
 
     async def _read(self, waiting: asyncio.Queue[Recorded], after_seq: int) -> None:
@@ -98,15 +112,20 @@ class Projector:
             await self._patiently(batch)
 
     async def _patiently(self, batch: Sequence[Recorded]) -> None:
-        """Write until it is written: a graph that is away is waited for, however long. What fails is halved: it may be too much for one
-        transaction.
+        """Write until it is written: a graph that is away is waited for, however long. What fails
+        is halved: it may be too much for one transaction.
         """
         pause, most = self._pause_seconds, len(batch)
         while batch:
             try:
                 await self._project(batch[:most])
             except GraphUnavailable as error:
-                log.warning("the graph is late", events=len(batch), retry_seconds=pause, reason=error.message)
+                log.warning(
+                    "the graph is late",
+                    events=len(batch),
+                    retry_seconds=pause,
+                    reason=error.message,
+                )
                 await asyncio.sleep(pause)
                 pause, most = min(2 * pause, _LONGEST_SECONDS), max(most // 2, 1)
             else:

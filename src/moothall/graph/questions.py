@@ -1,4 +1,6 @@
-"""The questions that the graph answers. Nobody asks in Cypher of their own: a question has a name and typed parameters."""
+"""The questions that the graph answers. Nobody asks in Cypher of their own: a question has a name
+and typed parameters.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class QuestionParameter:
 class Question:
     """What can be asked. `cypher` may depend on parameters that are checked against a closed list.
 
-    `keys` are parameters that name a node, and its label: `<name>_uid` is what it is found by. An empty label is the
+    `keys` are parameters that name a node, and its label: `<name>_uid` is what it is found by. An
+    empty label is the
     one that the parameter `label` names.
     """
 
@@ -59,7 +62,10 @@ _MANY = QuestionParameter("at most so many rows", 20, 1, _LIMIT)
 
 def _commit(values: Mapping[str, Any]) -> None:
     if not _SHA.fullmatch(values["commit_sha"]):
-        raise InvalidRequest(f"commit_sha {values['commit_sha'][:60]!r} is not a commit: give all 40 hexadecimal digits")
+        raise InvalidRequest(
+            f"commit_sha {values['commit_sha'][:60]!r} is not a commit: give all 40 hexadecimal "
+            "digits"
+        )
 
 
 def _some(values: Mapping[str, Any]) -> None:
@@ -69,31 +75,50 @@ def _some(values: Mapping[str, Any]) -> None:
 
 def _label(values: Mapping[str, Any]) -> None:
     if values["label"] not in LABELS:
-        raise InvalidRequest(f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}")
+        raise InvalidRequest(
+            f"no label {values['label'][:60]!r}; the labels are {', '.join(LABELS)}"
+        )
 
 
 def _scopes(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What may be told, by the table alone: a caller can only want less."""
     allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    wanted = scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
+    wanted = (
+        scopes().check(tuple(name for name in values["only"].split(",") if name.strip())) or allowed
+    )
     told = [scope for scope in allowed if scope in wanted]
     return {"scopes": told, "noted": list(scopes().note_kinds(told))}
 
 
 def _may_compare(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"allowed": "similar" in scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])}
+    return {
+        "allowed": "similar"
+        in scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
+    }
 
 
-_TOLD_OF: Mapping[str, Scope] = {"decision": "decisions", "deliberation": "summaries", "seat": "summaries"}
-_OF_STORY: Mapping[str, Scope] = {"story.commented": "comments", "story.transitioned": "milestones", "story.changed": "brief"}
+_TOLD_OF: Mapping[str, Scope] = {
+    "decision": "decisions",
+    "deliberation": "summaries",
+    "seat": "summaries",
+}
+_OF_STORY: Mapping[str, Scope] = {
+    "story.commented": "comments",
+    "story.transitioned": "milestones",
+    "story.changed": "brief",
+}
 
 
 def _hidden_kinds(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Kinds of entries whose scope a role does not have in a phase; without a phase nothing is hidden."""
+    """Kinds of entries whose scope a role does not have in a phase; without a phase nothing is
+    hidden.
+    """
     if not values["phase"]:
         return {"hidden": []}
     allowed = scopes().allowed_scopes(values["role"].strip().lower(), values["phase"])
-    told_of = {kind: _OF_STORY.get(kind) or _TOLD_OF[kind.partition(".")[0]] for kind in cypher.KINDS}
+    told_of = {
+        kind: _OF_STORY.get(kind) or _TOLD_OF[kind.partition(".")[0]] for kind in cypher.KINDS
+    }
     return {"hidden": [kind for kind, scope in told_of.items() if scope not in allowed]}
 
 
@@ -104,10 +129,18 @@ def _in_shape(row: Row) -> Row:
         label = LABELS[node["label"]]
         stamps = {group.stamp for group in label.groups}
         names = [name for name in label.properties if name not in stamps]
-        properties = {name: node["properties"][name] for name in names if node["properties"].get(name) is not None}
+        properties = {
+            name: node["properties"][name]
+            for name in names
+            if node["properties"].get(name) is not None
+        }
         return {"label": node["label"], "id": node["id"], "properties": properties}
 
-    return {**row, "node": show(row["node"]), "neighbours": [show(node) for node in row["neighbours"]]}
+    return {
+        **row,
+        "node": show(row["node"]),
+        "neighbours": [show(node) for node in row["neighbours"]],
+    }
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -172,7 +205,9 @@ QUESTIONS: Mapping[str, Question] = {
         },
         {
             "task_id": QuestionParameter(
-                "a deliberation: what is asked about is its repository and story; itself is left out", ""
+                "a deliberation: what is asked about is its repository and story; itself is left "
+                "out",
+                "",
             ),
             "story_id": QuestionParameter("a story", ""),
             "repository": QuestionParameter("a repository's id", ""),
@@ -183,15 +218,22 @@ QUESTIONS: Mapping[str, Question] = {
         keys={"task_id": "Deliberation"},
     ),
     "context": Question(
-        "What should a role know of a story before it begins? One row; what may not be told, or isn't known, is empty.",
+        "What should a role know of a story before it begins? One row; what may not be told, or "
+        "isn't known, is empty.",
         {
             "story": "story_id, headline, state, rigor",
             "brief": "brief, criteria",
-            "decisions": "of the product owner, each with the deliberations that it is about; latest first, as all that follow",
+            "decisions": (
+                "of the product owner, each with the deliberations that it is about; latest "
+                "first, as all that follow"
+            ),
             "comments": "words on the story",
             "summaries": "its decided deliberations, with winner and reviews",
             "plan": "its plans",
-            "tasks": "in the order of the latest plan, each with those that it waits for and how its deliberations ended",
+            "tasks": (
+                "in the order of the latest plan, each with those that it waits for and how its "
+                "deliberations ended"
+            ),
             "milestones": "its moves",
             "notes": "what callers noted, of the kinds that may be told",
             "about": "what the deliberation, else the story, is about: what similar ones are like",
@@ -201,13 +243,17 @@ QUESTIONS: Mapping[str, Question] = {
         {
             "story_id": QuestionParameter("the story", ""),
             "task_id": QuestionParameter(
-                "a deliberation, whose story and repository are meant where they aren't given; itself is left out", ""
+                "a deliberation, whose story and repository are meant where they aren't given; "
+                "itself is left out",
+                "",
             ),
             "repository": QuestionParameter("a repository's id", ""),
             "role": QuestionParameter("whose prompt it is for", ""),
             "phase": QuestionParameter("what it is for, such as build or review", ""),
             "only": QuestionParameter(
-                "scopes, with commas between them, that are wanted of those that the role may have in the phase", ""
+                "scopes, with commas between them, that are wanted of those that the role may "
+                "have in the phase",
+                "",
             ),
             "limit": _MANY,
         },
@@ -217,7 +263,8 @@ QUESTIONS: Mapping[str, Question] = {
         bound=_scopes,
     ),
     "similar": Question(
-        "What was done in a repository, for other stories? Won deliberations in a few words, latest first.",
+        "What was done in a repository, for other stories? Won deliberations in a few words, "
+        "latest first.",
         {
             "task_id": "the deliberation",
             "role": "kind of work",
@@ -290,7 +337,9 @@ QUESTIONS: Mapping[str, Question] = {
 }
 
 
-def prepare(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
+def prepare(
+    name: str, given: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], Callable[[Row], Row]]:
     """Return Cypher, parameters and what makes an answer's row whole. Raises `InvalidRequest`."""
     question = QUESTIONS.get(name)
     if question is None:
@@ -299,11 +348,16 @@ def prepare(name: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], C
         raise InvalidRequest(f"no question {name[:60]!r}; there are {', '.join(QUESTIONS)}{hint}")
     known = {"tenant": _TENANT, **question.parameters}
     if strange := sorted(given.keys() - known.keys()):
-        raise InvalidRequest(f"{name} knows no {', '.join(s[:40] for s in strange)}; it takes {', '.join(known)}")
+        raise InvalidRequest(
+            f"{name} knows no {', '.join(s[:40] for s in strange)}; it takes {', '.join(known)}"
+        )
     values = {key: _value(name, key, parameter, given.get(key)) for key, parameter in known.items()}
     question.check(values)
     tenant = values["tenant"]
-    found_by = {f"{key}_uid": uid(label or values["label"], tenant, values[key]) for key, label in question.keys.items()}
+    found_by = {
+        f"{key}_uid": uid(label or values["label"], tenant, values[key])
+        for key, label in question.keys.items()
+    }
     return (
         question.cypher(values),
         {**values, "tenant": bound_name(tenant), **found_by, **question.bound(values)},
@@ -322,7 +376,9 @@ def _value(question: str, name: str, parameter: QuestionParameter, value: Any) -
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{name} {str(value)[:40]!r} is not a whole number") from error
         if not parameter.least <= number <= parameter.most:
-            raise InvalidRequest(f"{name} is {number}; allowed are {parameter.least} to {parameter.most}")
+            raise InvalidRequest(
+                f"{name} is {number}; allowed are {parameter.least} to {parameter.most}"
+            )
         return number
     if not isinstance(value, str):
         raise InvalidRequest(f"{name} is a text, not {type(value).__name__}")

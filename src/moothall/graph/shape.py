@@ -1,10 +1,14 @@
-"""What is in the graph: labels, their properties, relations. The one description; statements, constraints, the
+"""What is in the graph: labels, their properties, relations. The one description; statements,
+constraints, the
 canonical dump and the picture in docs/graph.md are made from it.
 
-Every node has `uid` (label, tenant and key; unique), `tenant` and `key` (its id for people). Its other
-properties come in groups: a group is written whole, by one kind of event, and where two events write the same
-group the earliest or the latest of them counts, whatever the order in which they arrive. `title`, `type` and `name` are
-never used: the embedded store fills them in by itself. `id`, by which it knows nodes, is the `uid` too.
+Every node has `uid` (label, tenant and key; unique), `tenant` and `key` (its id for people). Its
+other
+properties come in groups: a group is written whole, by one kind of event, and where two events
+write the same
+group the earliest or the latest of them counts, whatever the order in which they arrive. `title`,
+`type` and `name` are never used: the embedded store fills them in by itself. `id`, by which it
+knows nodes, is the `uid` too.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A kind of node. `indexed` are properties besides `uid` that questions look nodes up by, or several together."""
+    """A kind of node. `indexed` are properties besides `uid` that questions look nodes up by, or
+    several together.
+    """
 
     name: str
     about: str
@@ -91,7 +97,12 @@ _LABELS = (
         "event id",
         (Group("made", _words("text", "from_state to_state event actor made_at")),),
     ),
-    Label("Comment", "words on a story", "event id", (Group("made", _words("text", "comment actor made_at")),)),
+    Label(
+        "Comment",
+        "words on a story",
+        "event id",
+        (Group("made", _words("text", "comment actor made_at")),),
+    ),
     Label(
         "Note",
         "what a caller noted of a story; `gone` once it was deleted",
@@ -99,7 +110,11 @@ _LABELS = (
         (
             Group(
                 "noted",
-                {**_words("text", "kind entity words reason actor role task noted_at"), "gone": "flag", "version": "whole"},
+                {
+                    **_words("text", "kind entity words reason actor role task noted_at"),
+                    "gone": "flag",
+                    "version": "whole",
+                },
                 latest=True,
             ),
         ),
@@ -108,13 +123,25 @@ _LABELS = (
         "Plan",
         "the ordered tasks of a story",
         "plan id",
-        (Group("derived", _words("text", "derived_at")), Group("finished", _words("text", "status finished_at"))),
+        (
+            Group("derived", _words("text", "derived_at")),
+            Group("finished", _words("text", "status finished_at")),
+        ),
     ),
     Label(
         "Task",
         "the smallest unit that one council handles",
         "task id without its run",
-        (Group("planned", {**_words("text", "description role planned_at"), **_words("whole", "place priority")}, latest=True),),
+        (
+            Group(
+                "planned",
+                {
+                    **_words("text", "description role planned_at"),
+                    **_words("whole", "place priority"),
+                },
+                latest=True,
+            ),
+        ),
     ),
     Label(
         "Deliberation",
@@ -124,7 +151,11 @@ _LABELS = (
             Group(
                 "asked",
                 {
-                    **_words("text", "description role protocol repository base_sha story principal rubric asked_at deadline"),
+                    **_words(
+                        "text",
+                        "description role protocol repository base_sha story principal rubric "
+                        "asked_at deadline",
+                    ),
                     **_words("texts", "seats requirements"),
                     "rounds": "whole",
                 },
@@ -134,7 +165,11 @@ _LABELS = (
             Group(
                 "decided",
                 {
-                    **_words("text", "status final_state evidence_level winner branch commit_sha error_message decided_at"),
+                    **_words(
+                        "text",
+                        "status final_state evidence_level winner branch commit_sha error_message "
+                        "decided_at",
+                    ),
                     "proven": "flag",
                     "duration_ms": "whole",
                     **_COST,
@@ -143,7 +178,12 @@ _LABELS = (
         ),
         indexed=(("repository",), ("repository", "decided_at"), ("story",)),
     ),
-    Label("Repository", "a repository that councils work on", "repository id", (Group("seen", _words("text", "url")),)),
+    Label(
+        "Repository",
+        "a repository that councils work on",
+        "repository id",
+        (Group("seen", _words("text", "url")),),
+    ),
     Label("Commit", "a commit: a base, a proposal's or a delivered one", "sha"),
     Label("Agent", "who takes a seat", "agent id", (Group("seen", _words("text", "role")),)),
     Label(
@@ -153,7 +193,10 @@ _LABELS = (
         (
             Group("began", _words("text", "seat role approach began_at")),
             Group("failed", _words("text", "failure_code failure failed_at")),
-            Group("finished", {**_words("text", "status error_code error_message finished_at"), **_COST}),
+            Group(
+                "finished",
+                {**_words("text", "status error_code error_message finished_at"), **_COST},
+            ),
         ),
     ),
     Label(
@@ -171,9 +214,22 @@ _LABELS = (
             ),
             Group(
                 "assessed",
-                {**_words("flag", "applies proven"), **_words("texts", "required regressions"), "behaviour": "text"},
+                {
+                    **_words("flag", "applies proven"),
+                    **_words("texts", "required regressions"),
+                    "behaviour": "text",
+                },
             ),
-            Group("ranked", {"rank": "whole", "score": "number", "reasons": "texts", "passed_gates": "flag", "won": "flag"}),
+            Group(
+                "ranked",
+                {
+                    "rank": "whole",
+                    "score": "number",
+                    "reasons": "texts",
+                    "passed_gates": "flag",
+                    "won": "flag",
+                },
+            ),
         ),
     ),
     Label(
@@ -183,13 +239,18 @@ _LABELS = (
         (
             Group(
                 "made",
-                {**_words("text", "reviewer candidate comment made_at"), "score": "number", **_words("texts", "met unmet")},
+                {
+                    **_words("text", "reviewer candidate comment made_at"),
+                    "score": "number",
+                    **_words("texts", "met unmet"),
+                },
             ),
         ),
     ),
     Label(
         "Evidence",
-        "what a check showed of a proposal on a clean checkout; `tests_of` names the author of tests that aren't its own",
+        "what a check showed of a proposal on a clean checkout; `tests_of` names the author of "
+        "tests that aren't its own",
         "task id/candidate/fingerprint/check",
         (
             Group(
@@ -209,9 +270,15 @@ _LABELS = (
             Group(
                 "made",
                 {
-                    **_words("text", "seat phase prompt_sha256 model answer answer_sha256 finish_reason made_at"),
+                    **_words(
+                        "text",
+                        "seat phase prompt_sha256 model answer answer_sha256 finish_reason made_at",
+                    ),
                     **_words("number", "temperature cost_usd"),
-                    **_words("whole", "seed max_tokens prompt_tokens cached_tokens completion_tokens duration_ms"),
+                    **_words(
+                        "whole",
+                        "seed max_tokens prompt_tokens cached_tokens completion_tokens duration_ms",
+                    ),
                 },
             ),
         ),
@@ -245,8 +312,18 @@ RELATIONS = (
     Relation("Story", "HAS_TASK", "Task", "the task serves the story"),
     Relation("Story", "PLANNED_AS", "Plan", "a plan of the story"),
     Relation("Story", "MOVED_BY", "Transition", "a change of its state"),
-    Relation("Story", "CHECKED_IN", "Deliberation", "its winners were brought together and checked as a whole there"),
-    Relation("Story", "DELIVERED_IN", "Commit", "what approval made of it: the commit on its branch, or the merge into another"),
+    Relation(
+        "Story",
+        "CHECKED_IN",
+        "Deliberation",
+        "its winners were brought together and checked as a whole there",
+    ),
+    Relation(
+        "Story",
+        "DELIVERED_IN",
+        "Commit",
+        "what approval made of it: the commit on its branch, or the merge into another",
+    ),
     Relation("Story", "HAS_COMMENT", "Comment", "said about it"),
     Relation("Story", "HAS_NOTE", "Note", "a caller noted it"),
     Relation("Story", "DECIDED_BY", "Decision", "a decision on it"),
@@ -256,7 +333,12 @@ RELATIONS = (
     Relation("Deliberation", "WORKS_ON", "Repository", "where it works"),
     Relation("Deliberation", "BASED_ON", "Commit", "the pinned commit"),
     Relation("Deliberation", "HAS_SEAT", "Seat", "a seat of its council"),
-    Relation("Deliberation", "ASKED_MODEL", "ModelCall", "a call of no seat, such as the list of approaches"),
+    Relation(
+        "Deliberation",
+        "ASKED_MODEL",
+        "ModelCall",
+        "a call of no seat, such as the list of approaches",
+    ),
     Relation("Deliberation", "WON_BY", "Proposal", "the winner"),
     Relation("Seat", "TAKEN_BY", "Agent", "who sits there"),
     Relation("Seat", "PROPOSED", "Proposal", "its answer"),

@@ -1,4 +1,6 @@
-"""Statements about the graph as a whole: its constraints and indexes, and what takes out the oldest deliberations with what was theirs alone."""
+"""Statements about the graph as a whole: its constraints and indexes, and what takes out the oldest
+deliberations with what was theirs alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from moothall.graph.shape import LABELS, POSITION
 Statement = tuple[str, Mapping[str, Any]]
 Rows = list[dict[str, Any]]
 
-OLDEST = "MATCH (d:Deliberation) WHERE d.decided_at <> '' RETURN d.uid AS uid ORDER BY d.decided_at DESC, d.uid DESC SKIP $keep"
+OLDEST = (
+    "MATCH (d:Deliberation) WHERE d.decided_at <> '' RETURN d.uid AS uid ORDER BY d.decided_at "
+    "DESC, d.uid DESC SKIP $keep"
+)
 """Finds the decided ones beyond the newest `keep`. What is under way stays."""
 
 _THEIRS = (
@@ -40,11 +45,13 @@ def removal(uids: Sequence[str]) -> list[Statement]:
 def schema() -> tuple[str, ...]:
     """Return the statements that make constraints and indexes; they may be run again."""
     made = [
-        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE n.uid IS UNIQUE"
+        f"CREATE CONSTRAINT moothall_{name.lower()}_uid IF NOT EXISTS FOR (n:{name}) REQUIRE "
+        "n.uid IS UNIQUE"
         for name in (*LABELS, POSITION)
     ]
     made += [
-        f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR (n:{label.name}) "
+        f"CREATE INDEX moothall_{label.name.lower()}_{'_'.join(names)} IF NOT EXISTS FOR "
+        f"(n:{label.name}) "
         f"ON ({', '.join(f'n.{name}' for name in names)})"
         for label in LABELS.values()
         for names in label.indexed

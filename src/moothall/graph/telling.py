@@ -19,7 +19,9 @@ _COST = ("prompt_tokens", "cached_tokens", "completion_tokens", "calls", "cost_u
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """An event, and what every reader needs of it. `time` is UTC in one length, so that it sorts as text."""
+    """An event, and what every reader needs of it. `time` is UTC in one length, so that it sorts as
+    text.
+    """
 
     writes: Writes
     event: Event
@@ -38,7 +40,9 @@ class Telling:
     def text(self, name: str) -> str:
         """Return a field, '' where it is no text."""
         value = text_of(self.data.get(name))
-        return own_id(value, self.event.tenant) if name == "task_id" else value  # the graph keeps tenants apart by itself
+        return (
+            own_id(value, self.event.tenant) if name == "task_id" else value
+        )  # the graph keeps tenants apart by itself
 
     def object(self, name: str) -> Mapping[str, Any]:
         """Return a field, empty where it is no object."""
@@ -62,7 +66,9 @@ class Telling:
         return seat
 
     def proposal(self, candidate: str, fingerprint: str) -> Ref:
-        """Two hosts at once may make two proposals of one name: what is found of one belongs to no other."""
+        """Two hosts at once may make two proposals of one name: what is found of one belongs to no
+        other.
+        """
         return self.ref("Proposal", self.text("task_id"), candidate, fingerprint)
 
 
@@ -77,7 +83,11 @@ def time_of(event: Event) -> str:
         return ""
     try:
         time = datetime.fromisoformat(event.time)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).isoformat(timespec="microseconds")
+        return (
+            (time if time.tzinfo else time.replace(tzinfo=UTC))
+            .astimezone(UTC)
+            .isoformat(timespec="microseconds")
+        )
     except (ValueError, OverflowError):
         return ""
 

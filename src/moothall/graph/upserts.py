@@ -1,4 +1,6 @@
-"""What is to be written: nodes, groups of properties and relations, merged so that neither order nor repeats matter."""
+"""What is to be written: nodes, groups of properties and relations, merged so that neither order
+nor repeats matter.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _BIGGEST = 2**63 - 1
 
 
 class Ref(NamedTuple):
-    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest. `uid` is unique: no tenant's ids can
-    be mistaken for another's.
+    """A node. Its key is bounded: what is longer keeps its beginning and gets its digest. `uid` is
+    unique: no tenant's ids can be mistaken for another's.
     """
 
     label: str
@@ -58,7 +60,9 @@ class Writes:
         self.nodes.add(node)
 
     def tell(self, node: Ref, group_name: str, by: str, **values: Any) -> None:
-        """Write a group of a node's properties. What isn't given is empty, so that a group is always whole."""
+        """Write a group of a node's properties. What isn't given is empty, so that a group is
+        always whole.
+        """
         self.nodes.add(node)
         group = group_of(node.label, group_name)
         unknown = values.keys() - group.properties.keys()
@@ -66,7 +70,10 @@ class Writes:
             raise KeyError(f"{node.label}.{group_name} has no {', '.join(sorted(unknown))}")
         known = self.groups.get((node, group_name))
         if known is None or (by > known[0] if group.latest else by < known[0]):
-            told = {name: self._as_typed(kind, values.get(name)) for name, kind in group.properties.items()}
+            told = {
+                name: self._as_typed(kind, values.get(name))
+                for name, kind in group.properties.items()
+            }
             self.groups[node, group_name] = (by, told)
 
     def relate(self, start: Ref, kind: str, end: Ref) -> None:
@@ -104,4 +111,6 @@ def clean(text: str) -> str:
     """Return text that every store takes: no lone surrogates, no NUL."""
     if text.isascii() and "\0" not in text:  # most is, and there is much of it
         return text
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return (
+        text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    )

@@ -1,4 +1,6 @@
-"""Budgets of stories, for all processes on one bus: a book a story in a bucket, changed by compare-and-set."""
+"""Budgets of stories, for all processes on one bus: a book a story in a bucket, changed by
+compare-and-set.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from moothall.ports import Bucket
 
 BUCKET = "budgets"
 _AHEAD = 4
-"""Calls like the one that is made, for which a deliberation draws: so that it asks the bus at every fourth or so."""
+"""Calls like the one that is made, for which a deliberation draws: so that it asks the bus at every
+fourth or so.
+"""
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.002, 0.1
 
 
@@ -25,13 +29,17 @@ class Accounts:
 
     def __init__(self, bucket: Bucket, limits: LimitSettings) -> None:
         self._bucket = bucket
-        self._default = Budget(tokens=limits.story_tokens, calls=limits.story_calls, cost_usd=limits.story_cost_usd)
+        self._default = Budget(
+            tokens=limits.story_tokens, calls=limits.story_calls, cost_usd=limits.story_cost_usd
+        )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, story_id: str, tenant: str, budget: Budget) -> Account:
         """Return the book of a story as it is now."""
         document = await self._bucket.get(f"{tenant}.{story_id}")
-        return replace(load(Account, document) if document else Account(), limit=self._limit(budget))
+        return replace(
+            load(Account, document) if document else Account(), limit=self._limit(budget)
+        )
 
     def purse(self, story_id: str, tenant: str, task_id: str, budget: Budget) -> Purse:
         """Return what a deliberation draws on."""
@@ -42,9 +50,13 @@ class Accounts:
         return Amount(whole.tokens, whole.calls, whole.cost_usd)
 
     async def change(self, key: str, change: Callable[[Account], Account]) -> Account:
-        """Change a book and return it. Of those who do it at once each has a turn. Raises what `change` raises, `BusUnavailable`."""
+        """Change a book and return it. Of those who do it at once each has a turn. Raises what
+        `change` raises, `BusUnavailable`.
+        """
         lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:  # in this process one after the other; with others, whoever was slower reads again
+        async with (
+            lock
+        ):  # in this process one after the other; with others, whoever was slower reads again
             longest = _FIRST_SECONDS
             while True:
                 document, revision = await self._bucket.get_with_revision(key)
@@ -59,7 +71,8 @@ class Accounts:
 
 
 class Purse:
-    """A deliberation's part of its story's budget. All amounts are in all, so that whoever takes the work up again goes on with the same
+    """A deliberation's part of its story's budget. All amounts are in all, so that whoever takes
+    the work up again goes on with the same
     part: what was spent before a crash counts once.
     """
 
@@ -72,8 +85,8 @@ class Purse:
         self._drawing = asyncio.Lock()
 
     async def cover(self, ledger: Ledger, estimate: Usage) -> None:
-        """See that the story's budget has room for what a ledger has spent and holds, `estimate` of the next call within it. Raises
-        `BudgetExceeded`, `BusUnavailable`.
+        """See that the story's budget has room for what a ledger has spent and holds, `estimate` of
+        the next call within it. Raises `BudgetExceeded`, `BusUnavailable`.
         """
         if Amount.of(ledger.committed).within(self._granted):
             return
@@ -85,7 +98,10 @@ class Purse:
             more = Amount(one.tokens * _AHEAD, one.calls * _AHEAD, one.cost_usd * _AHEAD)
             spent = Amount.of(ledger.spent)
             book = await self._accounts.change(
-                self._key, lambda book: replace(book, limit=self._limit).draw(self._task_id, needed, spent, more)
+                self._key,
+                lambda book: replace(book, limit=self._limit).draw(
+                    self._task_id, needed, spent, more
+                ),
             )
             self._granted = book.draws[self._task_id].granted
 
@@ -93,6 +109,9 @@ class Purse:
         """Give back what was not spent. Raises `BusUnavailable`."""
         async with self._drawing:
             await self._accounts.change(
-                self._key, lambda book: replace(book, limit=self._limit).close(self._task_id, Amount.of(spent))
+                self._key,
+                lambda book: replace(book, limit=self._limit).close(
+                    self._task_id, Amount.of(spent)
+                ),
             )
             self._granted = Amount.of(spent)

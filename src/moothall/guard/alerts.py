@@ -1,4 +1,6 @@
-"""What the guard calls out: many refusals of one principal or task, attempts to get past the walls, and forged verdicts."""
+"""What the guard calls out: many refusals of one principal or task, attempts to get past the walls,
+and forged verdicts.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Alert:
 
 
 class Alerts:
-    """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here awaits."""
+    """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here
+    awaits.
+    """
 
     def __init__(self, limits: GuardSettings, clock: Callable[[], float] = monotonic) -> None:
         self._limits = limits
@@ -50,7 +54,9 @@ class Alerts:
         self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)
         self._raised: list[Alert] = []
 
-    def count_refusal(self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool) -> None:
+    def count_refusal(
+        self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool
+    ) -> None:
         """Count a refused call. One too many raises an alert, and the counting begins anew."""
         self._count("denials", self._limits.alert_denials, seat, call, reason)
         if escape:
@@ -91,7 +97,12 @@ class Alerts:
         self._raised.append(alert)
         metrics.GUARD_ALERTS.add(kind)
         log.warning(
-            "the guard raises an alert", kind=kind, count=count, principal=alert.principal, task=alert.task_id, tool=alert.tool
+            "the guard raises an alert",
+            kind=kind,
+            count=count,
+            principal=alert.principal,
+            task=alert.task_id,
+            tool=alert.tool,
         )
 
 

@@ -1,6 +1,8 @@
-"""An operator's word on one parked request: signed, for that request alone, good once and not for long.
+"""An operator's word on one parked request: signed, for that request alone, good once and not for
+long.
 
-Signed with a private key (Ed25519) and checked with the public one, so that a host elsewhere can check and not sign.
+Signed with a private key (Ed25519) and checked with the public one, so that a host elsewhere can
+check and not sign.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import TYPE_CHECKING
 from moothall.errors import Refused
 
 if TYPE_CHECKING:  # a tenth of a second, which only approvals need
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 TYPE = "moothall-approval+jwt"
 _ALGORITHM = "EdDSA"
@@ -52,13 +57,24 @@ def public_key(key: bytes) -> bytes:
 def _private(key: bytes) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"moothall approval\0" + key).digest())
+    return Ed25519PrivateKey.from_private_bytes(
+        hashlib.sha256(b"moothall approval\0" + key).digest()
+    )
 
 
 class Approvals:
-    """Signs and checks with the root key, or, of another's, checks with the `public` one alone. `seconds` is how long an approval is good for."""
+    """Signs and checks with the root key, or, of another's, checks with the `public` one alone.
+    `seconds` is how long an approval is good for.
+    """
 
-    def __init__(self, key: bytes, seconds: float, clock: Callable[[], float] = time.time, *, public: bytes = b"") -> None:
+    def __init__(
+        self,
+        key: bytes,
+        seconds: float,
+        clock: Callable[[], float] = time.time,
+        *,
+        public: bytes = b"",
+    ) -> None:
         self._key, self._public = key, public
         self._seconds = seconds
         self._clock = clock
@@ -81,7 +97,9 @@ class Approvals:
         return jwt.encode(claims, _private(self._key), algorithm=_ALGORITHM, headers={"typ": TYPE})
 
     def check(self, grant: str, subject: Subject) -> Approval:
-        """Return who approved. Raises `Refused` where the grant is forged, expired, or over something else."""
+        """Return who approved. Raises `Refused` where the grant is forged, expired, or over
+        something else.
+        """
         import jwt
 
         try:
@@ -91,7 +109,11 @@ class Approvals:
                 grant,
                 self._public_key(),
                 algorithms=[_ALGORITHM],
-                options={"require": ["sub", "iat", "exp", "jti"], "verify_exp": False, "verify_iat": False},
+                options={
+                    "require": ["sub", "iat", "exp", "jti"],
+                    "verify_exp": False,
+                    "verify_iat": False,
+                },
             )
         except (jwt.InvalidTokenError, ValueError, TypeError, RecursionError) as error:
             raise Refused(f"the approval is refused: {str(error)[:200]}") from error
@@ -104,4 +126,8 @@ class Approvals:
     def _public_key(self) -> Ed25519PublicKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        return Ed25519PublicKey.from_public_bytes(self._public) if self._public else _private(self._key).public_key()
+        return (
+            Ed25519PublicKey.from_public_bytes(self._public)
+            if self._public
+            else _private(self._key).public_key()
+        )

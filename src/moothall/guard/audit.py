@@ -1,10 +1,14 @@
 """An append-only record of every tool call, one hash chain a tenant and writer.
 
-`<data_dir>/audit/<tenant>/<writer>.jsonl` holds a JSON object a line; `hash` is the sha256 of the line without
-it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the last one, so
-that a cut end shows, signed with the key of the house; the AUDIT stream is told of both, so that an older head of the same chain shows too. Argument values are left out; their digest is in.
+`<data_dir>/audit/<tenant>/<writer>.jsonl` holds a JSON object a line; `hash` is the sha256 of the
+line without
+it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the
+last one, so
+that a cut end shows, signed with the key of the house; the AUDIT stream is told of both, so that an
+older head of the same chain shows too. Argument values are left out; their digest is in.
 
-One thread writes, so that calls side by side make one chain. A record is with the operating system when
+One thread writes, so that calls side by side make one chain. A record is with the operating system
+when
 `append` returns (kill -9 loses none) and on the disk every `sync_records` records and at the close.
 """
 
@@ -54,7 +58,9 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """What is recorded at one end of a call, or in between, where an operator had allowed it: `approved_by` says who."""
+    """What is recorded at one end of a call, or in between, where an operator had allowed it:
+    `approved_by` says who.
+    """
 
     tenant: str
     principal: str
@@ -73,7 +79,9 @@ _NAMES = tuple(field.name for field in fields(AuditEntry))
 
 
 class AuditLog:
-    """Writes the chains of one writer (a process: no two may share the name). Use as async context manager."""
+    """Writes the chains of one writer (a process: no two may share the name). Use as async context
+    manager.
+    """
 
     def __init__(
         self,
@@ -99,7 +107,10 @@ class AuditLog:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await asyncio.to_thread(self._close)
         await self._beside.aclose()
@@ -107,18 +118,25 @@ class AuditLog:
             await self._telling.flush()
 
     async def append(self, entry: AuditEntry) -> str:
-        """Return the record's id, `<writer>:<seq>`, once it is written. Raises `AuditUnavailable`."""
+        """Return the record's id, `<writer>:<seq>`, once it is written. Raises
+        `AuditUnavailable`.
+        """
         return await self.submit(entry)
 
     def submit(self, entry: AuditEntry) -> Awaitable[str]:
-        """Put the record in line at once; awaiting the answer is `append`. It is written even if nobody waits."""
+        """Put the record in line at once; awaiting the answer is `append`. It is written even if
+        nobody waits.
+        """
         try:
             written = asyncio.wrap_future(self._thread.submit(self._write, entry))
         except RuntimeError:
             written = asyncio.get_running_loop().create_future()
             written.set_exception(AuditUnavailable("the audit is closed"))
         answer = asyncio.shield(written)
-        for future in (written, answer):  # a fault that nobody waits for was logged, and the next append meets it
+        for future in (
+            written,
+            answer,
+        ):  # a fault that nobody waits for was logged, and the next append meets it
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 
@@ -142,7 +160,9 @@ class AuditLog:
     def _open(self, tenant: str) -> _Chain:
         folder = self._root / check_id(tenant, "tenant")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        chain = self._chains[tenant] = _Chain(folder / f"{self._writer}.jsonl", self._sync_records, self._key)
+        chain = self._chains[tenant] = _Chain(
+            folder / f"{self._writer}.jsonl", self._sync_records, self._key
+        )
         return chain
 
     def _close(self) -> None:
@@ -162,7 +182,9 @@ class _Chain:
         with ExitStack() as opened:
             self._file = _open_for(opened, path, os.O_APPEND)
             if not try_lock(self._file):
-                raise AuditUnavailable(f"another process writes {path}; give this one a writer name of its own")
+                raise AuditUnavailable(
+                    f"another process writes {path}; give this one a writer name of its own"
+                )
             self._head = _open_for(opened, head_path(path), 0)
             self._resume(path)
             self._files = opened.pop_all()
@@ -170,21 +192,32 @@ class _Chain:
     def _resume(self, path: Path) -> None:
         tail = read_tail(path)
         mac = read_mac(head_path(path))
-        # A file that ends before its head was cut: going on from the head keeps the gap in sight for ever.
+        # A file that ends before its head was cut: going on from the head keeps the gap in sight
+        # for ever.
         head = read_head(head_path(path)) or Head(0, GENESIS)
         self._last = head if head.seq > tail.last.seq else tail.last
         if self._last != tail.last:
-            log.warning("audit ends before its head", path=str(path), last=tail.last.seq, head=head.seq)
+            log.warning(
+                "audit ends before its head", path=str(path), last=tail.last.seq, head=head.seq
+            )
         self._before = b"\n" if tail.unended else b""
         if tail.torn is not None:
             log.warning("audit had a torn last record", path=str(path), bytes=len(tail.torn))
-            self.append({"phase": "torn", "torn_bytes": len(tail.torn), "torn_sha256": tail.torn_sha256})
-        if self._key and head.seq and not (mac and hmac.compare_digest(mac, head_mac(self._key, path, head))):
+            self.append(
+                {"phase": "torn", "torn_bytes": len(tail.torn), "torn_sha256": tail.torn_sha256}
+            )
+        if (
+            self._key
+            and head.seq
+            and not (mac and hmac.compare_digest(mac, head_mac(self._key, path, head)))
+        ):
             # What is signed from now on must not vouch for what came before.
             self.append({"phase": "unsigned", "head_seq": head.seq, "forged": bool(mac)})
 
     def append(self, fields: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Write one record and return it with what signs it as a head; an `OSError` leaves the chain unusable."""
+        """Write one record and return it with what signs it as a head; an `OSError` leaves the
+        chain unusable.
+        """
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         record = {"seq": self._last.seq + 1, "time": time, **fields, "prev": self._last.hash}
         record["hash"] = record_hash(record)

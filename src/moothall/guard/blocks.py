@@ -1,4 +1,6 @@
-"""What a block of Python asks for, on its way to the gate: numbered, counted, each call like any other."""
+"""What a block of Python asks for, on its way to the gate: numbered, counted, each call like any
+other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Allowance:
 
 @dataclass(slots=True)
 class BlockCalls:
-    """Calls tools for one block. `through` is the way to the gate, `ids` what its request ids begin with."""
+    """Calls tools for one block. `through` is the way to the gate, `ids` what its request ids begin
+    with.
+    """
 
     through: Callable[[ToolCall], Awaitable[ToolResult]]
     ids: str
@@ -32,11 +36,18 @@ class BlockCalls:
     exhausted: bool = False
 
     async def __call__(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the tool's one result; `budget_exceeded` where the block may call no more. Raises what the gate raises."""
+        """Return the tool's one result; `budget_exceeded` where the block may call no more. Raises
+        what the gate raises.
+        """
         call = ToolCall(f"{self.ids}.{len(self.made) + 1}", tool, arguments, self.deadline)
         if self.allowance.calls <= 0:
             self.exhausted = True
-            return ToolResult(call.request_id, tool, ToolStatus.BUDGET_EXCEEDED, error="this block may call no more tools")
+            return ToolResult(
+                call.request_id,
+                tool,
+                ToolStatus.BUDGET_EXCEEDED,
+                error="this block may call no more tools",
+            )
         self.allowance.calls -= 1
         result = await self.through(call)
         self.made.append((call, result))
@@ -51,6 +62,11 @@ class BlockCalls:
     def operations(self) -> list[Operation]:
         """What is remembered of its calls, in order."""
         return [
-            Operation(result.tool, arguments_digest(call.arguments), str(result.status), result.duration_ms)
+            Operation(
+                result.tool,
+                arguments_digest(call.arguments),
+                str(result.status),
+                result.duration_ms,
+            )
             for call, result in self.made
         ]

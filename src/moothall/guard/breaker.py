@@ -33,10 +33,13 @@ _FAULTS = frozenset(
 
 
 def is_fault(spec: ToolSpec, status: ToolStatus) -> bool:
-    """Whether a call failed as opposed to being answered. That a file is not there is an answer; a command that could
+    """Whether a call failed as opposed to being answered. That a file is not there is an answer; a
+    command that could
     not run, or a server that did not reply, is a failure.
     """
-    return status in _FAULTS or (status is ToolStatus.ERROR and (spec.dangerous or spec.requirements.network_access))
+    return status in _FAULTS or (
+        status is ToolStatus.ERROR and (spec.dangerous or spec.requirements.network_access)
+    )
 
 
 @dataclass(slots=True)
@@ -48,11 +51,14 @@ class _Circuit:
 
 
 class Breakers:
-    """One circuit a key, which lives across calls. Closed until `failures` calls in a row failed, then open for `rest_seconds`;
-    then half open: one call may try. If it fails the rest doubles, up to ten minutes.
+    """One circuit a key, which lives across calls. Closed until `failures` calls in a row failed,
+    then open for `rest_seconds`; then half open: one call may try. If it fails the rest doubles, up
+    to ten minutes.
     """
 
-    def __init__(self, failures: int, rest_seconds: float, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, failures: int, rest_seconds: float, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._most = failures
         self._rest = rest_seconds
         self._clock = clock
@@ -60,8 +66,9 @@ class Breakers:
 
     @contextmanager
     def watching(self, key: Key, spec: ToolSpec, *, has_full_time: bool = True) -> Iterator[Told]:
-        """Let a call through, and hear by what is yielded how it ended. Where nothing is said it counts as a failure if it
-        raised an `Exception`, and not at all if it was stopped or cancelled. Without
+        """Let a call through, and hear by what is yielded how it ended. Where nothing is said it
+        counts as a failure if it raised an `Exception`, and not at all if it was stopped or
+        cancelled. Without
         `has_full_time` the caller's deadline is shorter than the tool's own limit, and a timeout
         does not count. Raises `Stopped` while the circuit is open.
         """
@@ -94,8 +101,15 @@ class Breakers:
             return circuit, False
         left = circuit.opened + circuit.rest - self._clock()
         if left > 0 or circuit.probing:
-            when = f"it is tried again in {left:.0f} seconds" if left > 0 else "it is being tried again just now"
-            raise Stopped(ToolStatus.CIRCUIT_OPEN, f"{spec.name} failed {circuit.failures} times in a row; {when}")
+            when = (
+                f"it is tried again in {left:.0f} seconds"
+                if left > 0
+                else "it is being tried again just now"
+            )
+            raise Stopped(
+                ToolStatus.CIRCUIT_OPEN,
+                f"{spec.name} failed {circuit.failures} times in a row; {when}",
+            )
         circuit.probing = True
         return circuit, True
 

@@ -16,7 +16,9 @@ from moothall.tools.spec import ToolSpec
 
 
 def cache_key(tenant: str, workspace: str, spec: ToolSpec, arguments: Mapping[str, Any]) -> str:
-    """Return the key of a call's result. No two tenants share one; a tool that looks at files has one a workspace."""
+    """Return the key of a call's result. No two tenants share one; a tool that looks at files has
+    one a workspace.
+    """
     where = "" if spec.requirements.file_system == "none" else workspace
     return digest(tenant, where, spec.name, spec.version, canonical(arguments))
 
@@ -29,11 +31,16 @@ class _Kept:
 
 
 class ResultCache:
-    """Successful results only, each until the catalogue's time is over; at most `most_bytes` of answers."""
+    """Successful results only, each until the catalogue's time is over; at most `most_bytes` of
+    answers.
+    """
 
     def __init__(self, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
         self._kept: TLRUCache[str, _Kept] = TLRUCache(
-            most_bytes, ttu=lambda _, kept, now: now + kept.seconds, timer=clock, getsizeof=lambda kept: kept.size
+            most_bytes,
+            ttu=lambda _, kept, now: now + kept.seconds,
+            timer=clock,
+            getsizeof=lambda kept: kept.size,
         )
 
     def get(self, key: str) -> ToolResult | None:
@@ -42,7 +49,9 @@ class ResultCache:
         return kept.result if kept else None
 
     def put(self, key: str, spec: ToolSpec, result: ToolResult) -> None:
-        """Keep a result, unless it failed, is too large, or the catalogue does not say for how long."""
+        """Keep a result, unless it failed, is too large, or the catalogue does not say for how
+        long.
+        """
         if result.status is not ToolStatus.SUCCESS or spec.cache_seconds <= 0:
             return
         kept = _Kept(result, len(canonical(result.output)), spec.cache_seconds)

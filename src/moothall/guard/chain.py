@@ -1,7 +1,8 @@
 """The form of an audit chain on disk, and finding out whether one was touched.
 
-What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found unless the one who did it knows the key
-that signs heads, or puts an older head of the same chain back and takes the newer ones from the AUDIT stream too.
+What this shows and what not: a changed, removed, inserted, reordered or cut-off record is found
+unless the one who did it knows the key that signs heads, or puts an older head of the same chain
+back and takes the newer ones from the AUDIT stream too.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class StreamChains:
-    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of chains that lie here. `remote`: records in
-    order, of chains that hosts write on disks of their own.
+    """What the AUDIT stream tells of chains, by tenant and writer. `heads`: hashes by seq, of
+    chains that lie here. `remote`: records in order, of chains that hosts write on disks of their
+    own.
     """
 
     heads: Mapping[tuple[str, str], Mapping[int, str]] = field(default_factory=dict)
@@ -43,7 +45,9 @@ class StreamChains:
 
 @dataclass(frozen=True, slots=True)
 class ChainTail:
-    """How a file ends: its last whole record, the bytes of a torn one after it, and whether a newline is missing."""
+    """How a file ends: its last whole record, the bytes of a torn one after it, and whether a
+    newline is missing.
+    """
 
     last: Head
     torn: bytes | None
@@ -57,7 +61,9 @@ class ChainTail:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a chain. `line` counts from 1. `serious` is False for what a crash leaves behind."""
+    """What is wrong with a chain. `line` counts from 1. `serious` is False for what a crash leaves
+    behind.
+    """
 
     path: Path
     line: int
@@ -79,8 +85,8 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All chains under a data directory, and those of remote hosts. `unfinished` counts calls that began and whose end is not recorded:
-    those that run just now, and those that a crash ended.
+    """All chains under a data directory, and those of remote hosts. `unfinished` counts calls that
+    began and whose end is not recorded: those that run just now, and those that a crash ended.
     """
 
     chains: int
@@ -98,7 +104,9 @@ class AuditReport:
 def record_hash(record: dict[str, Any]) -> str:
     """Return the hash of a record, its own `hash` left out."""
     raw = {name: value for name, value in record.items() if name != "hash"}
-    return hashlib.sha256(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode("ascii")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(raw, sort_keys=True, separators=(",", ":")).encode("ascii")
+    ).hexdigest()
 
 
 def render_record(record: dict[str, Any]) -> bytes:
@@ -112,13 +120,17 @@ def head_path(path: Path) -> Path:
 
 
 def render_head(head: Head, mac: str) -> bytes:
-    """Return the head as a line of fixed width, so that one write replaces the other; `mac` where it is signed."""
+    """Return the head as a line of fixed width, so that one write replaces the other; `mac` where
+    it is signed.
+    """
     told = {"seq": head.seq, "hash": head.hash} | ({"mac": mac} if mac else {})
     return json.dumps(told).encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
 
 
 def head_mac(key: bytes, path: Path, head: Head) -> str:
-    """Return what signs the head of the chain at `path`: of another chain, tenant or seq it is another."""
+    """Return what signs the head of the chain at `path`: of another chain, tenant or seq it is
+    another.
+    """
     about = f"moothall audit head\0{path.parent.name}/{path.stem}\0{head.seq}\0{head.hash}"
     return hmac.new(key, about.encode(), hashlib.sha256).hexdigest()
 
@@ -147,10 +159,18 @@ def read_record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("seq"), int) or not isinstance(record.get("prev"), str):
+    if (
+        not isinstance(record, dict)
+        or not isinstance(record.get("seq"), int)
+        or not isinstance(record.get("prev"), str)
+    ):
         return None
     # Byte for byte, so that no space, escape or doubled key slips in.
-    return record if record.get("hash") == record_hash(record) and render_record(record) == line else None
+    return (
+        record
+        if record.get("hash") == record_hash(record) and render_record(record) == line
+        else None
+    )
 
 
 def read_tail(path: Path) -> ChainTail:
@@ -175,20 +195,27 @@ def read_tail(path: Path) -> ChainTail:
 
 
 def verify(path: Path, key: bytes = b"") -> tuple[Problem, ...]:
-    """Return everything that is wrong with one chain, in order. `key` signs heads; without it their signatures are not looked at."""
+    """Return everything that is wrong with one chain, in order. `key` signs heads; without it their
+    signatures are not looked at.
+    """
     return tuple(_Reading(path, key).problems())
 
 
-def verify_all(data_dir: Path, key: bytes = b"", told: StreamChains = StreamChains(), hosts: bytes = b"") -> AuditReport:
-    """Check every chain of every tenant under a data directory, and what the AUDIT stream tells of those on other disks; `key` as for
-    `verify`, `hosts` is the key of hosts on other machines.
+def verify_all(
+    data_dir: Path, key: bytes = b"", told: StreamChains = StreamChains(), hosts: bytes = b""
+) -> AuditReport:
+    """Check every chain of every tenant under a data directory, and what the AUDIT stream tells of
+    those on other disks; `key` as for `verify`, `hosts` is the key of hosts on other machines.
     """
     root = data_dir / "audit"
     paths = sorted(
         {*root.glob("*/*.jsonl"), *(head.with_suffix(".jsonl") for head in root.glob("*/*.head"))}
         | {root / tenant / f"{writer}.jsonl" for tenant, writer in told.heads}
     )
-    readings = [_Reading(path, key, told.heads.get((path.parent.name, path.stem), {}), hosts) for path in paths]
+    readings = [
+        _Reading(path, key, told.heads.get((path.parent.name, path.stem), {}), hosts)
+        for path in paths
+    ]
     here = {(path.parent.name, path.stem) for path in paths}
     readings += [
         _ToldReading(Path("the bus", tenant, writer), records)
@@ -201,14 +228,25 @@ def verify_all(data_dir: Path, key: bytes = b"", told: StreamChains = StreamChai
         records=sum(reading.records for reading in readings),
         problems=problems,
         unfinished=sum(reading.open.total() for reading in readings),
-        approved=tuple(sorted((item for reading in readings for item in reading.approved), key=lambda item: item.time)),
+        approved=tuple(
+            sorted(
+                (item for reading in readings for item in reading.approved),
+                key=lambda item: item.time,
+            )
+        ),
     )
 
 
 class _Reading:
     """One pass over a chain."""
 
-    def __init__(self, path: Path, key: bytes, told: Mapping[int, str] = MappingProxyType({}), hosts: bytes = b"") -> None:
+    def __init__(
+        self,
+        path: Path,
+        key: bytes,
+        told: Mapping[int, str] = MappingProxyType({}),
+        hosts: bytes = b"",
+    ) -> None:
         self.path = path
         self._key, self._hosts = key, hosts
         self._told = told
@@ -248,13 +286,18 @@ class _Reading:
 
     def _follow(self, record: dict[str, Any]) -> Iterator[Problem]:
         if record["seq"] != self._last.seq + 1:
-            yield self._problem(f"record {record['seq']} stands after record {self._last.seq}: removed, reordered or inserted")
+            yield self._problem(
+                f"record {record['seq']} stands after record {self._last.seq}: removed, reordered "
+                "or inserted"
+            )
         elif record["prev"] != self._last.hash:
             yield self._problem(f"record {record['seq']} does not follow from the one before it")
         self._last = Head(record["seq"], record["hash"])
         self.records += 1
         if self._told.get(record["seq"], record["hash"]) != record["hash"]:
-            yield self._problem(f"record {record['seq']} is not the one that the AUDIT stream tells of")
+            yield self._problem(
+                f"record {record['seq']} is not the one that the AUDIT stream tells of"
+            )
         if record.get("phase") in {"start", "finish"}:
             call = tuple(str(record.get(name)) for name in ("task_id", "seat", "request_id"))
             self.open[call] += 1 if record["phase"] == "start" else -1
@@ -262,33 +305,59 @@ class _Reading:
                 del self.open[call]
         elif record.get("phase") == "unsigned":
             how = "signed with another key" if record.get("forged") else "not signed"
-            what = f"the head before record {record['seq']} was {how}: records may have been cut off there"
+            what = (
+                f"the head before record {record['seq']} was {how}: records may have been cut off "
+                "there"
+            )
             yield Problem(self.path, self._line, what, serious=bool(record.get("forged")))
         elif record.get("phase") == "approved":
-            told = [str(record.get(name)) for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")]
+            told = [
+                str(record.get(name))
+                for name in ("time", "tenant", "tool", "request_id", "principal", "approved_by")
+            ]
             self.approved.append(Approved(*told))
 
-    def _torn_problem(self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False) -> Problem:
+    def _torn_problem(
+        self, broken: bytes, after: dict[str, Any] | None, *, at_end: bool = False
+    ) -> Problem:
         line = self._line - 1
         marked = after is not None and after.get("phase") == "torn"
-        if marked and after is not None and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest():
-            return Problem(self.path, line, "a record was torn by a crash; the chain says so and goes on", serious=False)
-        what = "the last record is torn or changed" if at_end else "a record was changed: its hash is wrong"
+        if (
+            marked
+            and after is not None
+            and after.get("torn_sha256") == hashlib.sha256(broken).hexdigest()
+        ):
+            return Problem(
+                self.path,
+                line,
+                "a record was torn by a crash; the chain says so and goes on",
+                serious=False,
+            )
+        what = (
+            "the last record is torn or changed"
+            if at_end
+            else "a record was changed: its hash is wrong"
+        )
         return Problem(self.path, line, what)
 
     def _end(self, head: Head | None) -> Iterator[Problem]:
         if head is None:
             if self.records:
-                yield self._problem("the head file is missing or unreadable: records may be cut off")
+                yield self._problem(
+                    "the head file is missing or unreadable: records may be cut off"
+                )
         elif head.seq > self._last.seq:
-            yield self._problem(f"ends at record {self._last.seq}, the head says {head.seq}: records were cut off")
+            yield self._problem(
+                f"ends at record {self._last.seq}, the head says {head.seq}: records were cut off"
+            )
         elif head.seq and self._at_head != head.hash:
             yield self._problem(f"record {head.seq} is not the one that the head says")
         if head is not None and self._key:
             yield from self._signature(head)
         if (newest := max(self._told, default=0)) > self._last.seq:
             yield self._problem(
-                f"ends at record {self._last.seq}, the AUDIT stream tells of {newest}: records were cut off, or an older file put back"
+                f"ends at record {self._last.seq}, the AUDIT stream tells of {newest}: records "
+                "were cut off, or an older file put back"
             )
 
     def _signature(self, head: Head) -> Iterator[Problem]:
@@ -296,8 +365,14 @@ class _Reading:
         if not mac:
             what = "the head is not signed, as before heads were: records may be cut off"
             yield Problem(self.path, self._line, what, serious=False)
-        elif not any(hmac.compare_digest(mac, head_mac(key, self.path, head)) for key in (self._key, self._hosts) if key):
-            yield self._problem("the head is not signed with this key: records may be cut off or made up")
+        elif not any(
+            hmac.compare_digest(mac, head_mac(key, self.path, head))
+            for key in (self._key, self._hosts)
+            if key
+        ):
+            yield self._problem(
+                "the head is not signed with this key: records may be cut off or made up"
+            )
 
     def _problem(self, what: str) -> Problem:
         return Problem(self.path, self._line, what)
@@ -315,7 +390,10 @@ class _ToldReading(_Reading):
             record = dict(told)
             self._line = record["seq"]
             if record["seq"] > self._last.seq + 1:
-                what = f"the stream was not told of records {self._last.seq + 1} to {record['seq'] - 1}: they are with the host that wrote them"
+                what = (
+                    f"the stream was not told of records {self._last.seq + 1} to "
+                    f"{record['seq'] - 1}: they are with the host that wrote them"
+                )
                 yield Problem(self.path, self._line, what, serious=False)
                 self._last = Head(record["seq"] - 1, record["prev"])
             if record["hash"] != record_hash(record):

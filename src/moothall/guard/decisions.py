@@ -1,4 +1,6 @@
-"""What the guard decided last, as the AUDIT stream tells it: for people to look at. `moothall audit verify` says whether that is whole."""
+"""What the guard decided last, as the AUDIT stream tells it: for people to look at. `moothall audit
+verify` says whether that is whole.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _KEPT, _TENANTS, _TEXT = 200, 100, 500
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A call of a tool that ended, or was allowed by an operator, in the words of `ToolStatus`; or an alert. `time` is RFC 3339, empty where it is not
-    known.
+    """A call of a tool that ended, or was allowed by an operator, in the words of `ToolStatus`; or
+    an alert. `time` is RFC 3339, empty where it is not known.
     """
 
     time: str
@@ -46,7 +48,9 @@ class _Read:
 
 
 class Decisions:
-    """The last 200 of each of the tenants that were asked for last. The first question reads a tenant's whole stream, later ones what came since."""
+    """The last 200 of each of the tenants that were asked for last. The first question reads a
+    tenant's whole stream, later ones what came since.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -77,11 +81,25 @@ def _decisions_in(event: Event, tenant: str) -> Iterable[Decision]:
             if isinstance(record, Mapping) and record.get("phase") in {"approved", "finish"}:
                 by = record.get("approved_by")
                 status = str(record.get("status") or record.get("phase"))
-                yield _decision(record, str(record.get("time") or ""), status, tenant, f"allowed by {by}" if by else "")
+                yield _decision(
+                    record,
+                    str(record.get("time") or ""),
+                    status,
+                    tenant,
+                    f"allowed by {by}" if by else "",
+                )
 
 
 def _decision(said: Mapping[str, Any], time: str, status: str, tenant: str, why: str) -> Decision:
-    words = {name: str(said.get(name) or "")[:_TEXT] for name in ("tool", "principal", "task_id", "seat")}
+    words = {
+        name: str(said.get(name) or "")[:_TEXT] for name in ("tool", "principal", "task_id", "seat")
+    }
     return Decision(
-        time[:40], status[:40], words["tool"], words["principal"], own_id(words["task_id"], tenant), words["seat"], why[:_TEXT]
+        time[:40],
+        status[:40],
+        words["tool"],
+        words["principal"],
+        own_id(words["task_id"], tenant),
+        words["seat"],
+        why[:_TEXT],
     )

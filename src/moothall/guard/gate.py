@@ -1,8 +1,9 @@
 """The one function through which a seat acts.
 
-schema → identity, tenant and catalogue → grants → capability token → policy → rate limits → breaker → budget → cache →
-run → audit → telemetry: a call passes every step in this order or stops with a tool result that says why. Its start is on
-the audit before anything happens, its end before anyone hears of it.
+schema → identity, tenant and catalogue → grants → capability token → policy → rate limits → breaker
+→ budget → cache →
+run → audit → telemetry: a call passes every step in this order or stops with a tool result that
+says why. Its start is on the audit before anything happens, its end before anyone hears of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from moothall.guard.alerts import Alerts, alert_event
 from moothall.guard.audit import AuditEntry, AuditLog
 from moothall.guard.breaker import Breakers
 from moothall.guard.cache import ResultCache, cache_key
-from moothall.guard.limits import book_time, check_limits, check_spending, cut_output, reserve, shorten
+from moothall.guard.limits import (
+    book_time,
+    check_limits,
+    check_spending,
+    cut_output,
+    reserve,
+    shorten,
+)
 from moothall.guard.parking import check_approval
 from moothall.guard.rates import Rates, check_rate, scope_of
 from moothall.guard.rules import Rules
@@ -77,8 +85,12 @@ class Gate:
         self._slots = asyncio.Semaphore(limits.calls_in_flight)
 
     def list_tools(self, tenant: str, grant: Grant, *, core: bool = False) -> tuple[ToolSpec, ...]:
-        """Return the tools that a grant covers and the tenant has, in catalogue order; with `core` only the few."""
-        return list_tools(grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue)
+        """Return the tools that a grant covers and the tenant has, in catalogue order; with `core`
+        only the few.
+        """
+        return list_tools(
+            grant, core=core, without=self._rules.without(tenant), catalogue=self._rules.catalogue
+        )
 
     @property
     def catalogue(self) -> Mapping[str, ToolSpec]:
@@ -94,10 +106,13 @@ class Gate:
         return with_token(self._rules.tokens, seat)
 
     async def call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
-        """Return exactly one result, whatever a model asked for; two audit records and one `tool.finished` go with it.
+        """Return exactly one result, whatever a model asked for; two audit records and one
+        `tool.finished` go with it.
 
-        Raises `WorkspaceFailed` when the executor is gone (audited; the seat fails), the publisher's own errors,
-        and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error result: before
+        Raises `WorkspaceFailed` when the executor is gone (audited; the seat fails), the
+        publisher's own errors,
+        and `CancelledError` (audited as cancelled). An audit that cannot be written gives an error
+        result: before
         the run, the tool did not run.
         """
         with tool_call(seat, call, self._rules.catalogue) as noted:
@@ -110,7 +125,8 @@ class Gate:
             principal=seat.principal.name,
             task_id=seat.task_id,
             seat=seat.seat,
-            # A caller's own words, which are not checked yet: a record must not be as long as they are.
+            # A caller's own words, which are not checked yet: a record must not be as long as they
+            # are.
             request_id=shorten(call.request_id, _SHOWN_CHARS),
             tool=shorten(str(call.tool), _SHOWN_CHARS),
             arguments_digest=arguments_digest(call.arguments),
@@ -131,19 +147,30 @@ class Gate:
             result = replace(result, status=ToolStatus.CANCELLED)
             raise
         finally:
-            result = replace(result, duration_ms=round((monotonic() - started) * 1000), audit_id=audit_id)
-            # Handed over at once, awaited below: a seat that is being cancelled must not wait, nor go unrecorded.
-            finished = self._audit.submit(replace(entry, phase="finish", status=result.status, duration_ms=result.duration_ms))
+            result = replace(
+                result, duration_ms=round((monotonic() - started) * 1000), audit_id=audit_id
+            )
+            # Handed over at once, awaited below: a seat that is being cancelled must not wait, nor
+            # go unrecorded.
+            finished = self._audit.submit(
+                replace(entry, phase="finish", status=result.status, duration_ms=result.duration_ms)
+            )
         try:
             await finished
         except AuditUnavailable as error:
-            result = replace(result, status=ToolStatus.ERROR, error=f"{error.message}; the tool ran, its end is not recorded")
+            result = replace(
+                result,
+                status=ToolStatus.ERROR,
+                error=f"{error.message}; the tool ran, its end is not recorded",
+            )
         await self._publish(seat, result)
         for alert in self._alerts.take():
             await self._publish_event(alert_event(alert, seat.tenant, self._source))
         return result
 
-    async def _admit_and_run(self, seat: SeatContext, call: ToolCall, entry: AuditEntry) -> ToolResult:
+    async def _admit_and_run(
+        self, seat: SeatContext, call: ToolCall, entry: AuditEntry
+    ) -> ToolResult:
         try:
             checked = await self._admit(seat, call, entry)
             key = scope_of(seat, checked.spec)
@@ -158,14 +185,17 @@ class Gate:
                 self._alerts.count_refusal(seat, call, stopped.reason, escape=stopped.escape)
             return _refusal(call, stopped.status, stopped.reason)
         if result.status is ToolStatus.BLOCKED:
-            # What the gate let through, a wall refused: a link that leaves the workspace, an address that is not public.
+            # What the gate let through, a wall refused: a link that leaves the workspace, an
+            # address that is not public.
             self._alerts.count_refusal(seat, call, result.error, escape=True)
         return result
 
     async def _admit(self, seat: SeatContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
         rules = self._rules
         off = rules.off(seat.tenant)
-        checked = check_schema(call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off)
+        checked = check_schema(
+            call, seat.grant, self._limits.argument_bytes, catalogue=rules.catalogue, off=off
+        )
         check_identity(seat, call)
         check_grants(seat.grant, checked, catalogue=rules.catalogue, off=off)
         check_set(checked, rules.unset(seat.tenant))
@@ -176,7 +206,9 @@ class Gate:
             if rules.parking is None or not stopped.may_be_allowed:
                 raise
             approval = await check_approval(rules.parking, seat, call, stopped)
-            await self._record_approval(replace(entry, phase="approved", approved_by=approval.approver))
+            await self._record_approval(
+                replace(entry, phase="approved", approved_by=approval.approver)
+            )
         await check_rate(self._rates, rules.rates, seat, checked.spec)
         check_limits(seat.meter, self._limits)
         return checked
@@ -197,18 +229,27 @@ class Gate:
                 key = cache_key(seat.tenant, seat.workspace_id, checked.spec, checked.arguments)
                 if (kept := self._cache.get(key)) is not None:
                     return replace(kept, request_id=call.request_id, cached=True)
-            result = self._fit(await self._hand_over(seat, call, checked, held), call, checked, note_of(seat.grant, checked))
+            result = self._fit(
+                await self._hand_over(seat, call, checked, held),
+                call,
+                checked,
+                note_of(seat.grant, checked),
+            )
             if key:
                 self._cache.put(key, checked.spec, result)
         return result
 
-    async def _hand_over(self, seat: SeatContext, call: ToolCall, checked: CheckedCall, held: float) -> ToolResult:
+    async def _hand_over(
+        self, seat: SeatContext, call: ToolCall, checked: CheckedCall, held: float
+    ) -> ToolResult:
         """Let whoever runs the tool run it, for at most `held` seconds."""
         deadline = datetime.now(UTC) + timedelta(seconds=held)
         loop = asyncio.get_running_loop()
         end = loop.time() + held + self._limits.grace_seconds
         # A command may wait for a slot until the caller's deadline; its time begins when it runs.
-        most = max(held, seconds_until(min(call.deadline, seat.deadline))) + self._limits.grace_seconds
+        most = (
+            max(held, seconds_until(min(call.deadline, seat.deadline))) + self._limits.grace_seconds
+        )
         inner = ToolCall(call.request_id, call.tool, checked.arguments, deadline)
         toolkit = self._rules.toolkits.get(checked.spec.category)
         if checked.spec.outside:
@@ -220,7 +261,10 @@ class Gate:
                         return await toolkit(inner, seat.workspace, seat.tenant)
                     return await seat.workspace.call(inner)
         except TimeoutError as error:
-            raise Stopped(ToolStatus.TIMEOUT, f"{call.tool} did not end within {held:.0f} seconds and was stopped") from error
+            raise Stopped(
+                ToolStatus.TIMEOUT,
+                f"{call.tool} did not end within {held:.0f} seconds and was stopped",
+            ) from error
 
     @asynccontextmanager
     async def _slot(self, seconds: float) -> AsyncIterator[None]:
@@ -228,7 +272,10 @@ class Gate:
             async with asyncio.timeout(seconds):
                 await self._slots.acquire()
         except TimeoutError as error:
-            reason = f"{self._limits.calls_in_flight} tool calls are running and none ended in time; try again"
+            reason = (
+                f"{self._limits.calls_in_flight} tool calls are running and none ended in time; "
+                "try again"
+            )
             raise Stopped(ToolStatus.RATE_LIMITED, reason) from error
         try:
             yield
@@ -237,38 +284,73 @@ class Gate:
 
     def _seconds(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> float:
         until = min(call.deadline, seat.deadline) - datetime.now(UTC)
-        return min(until.total_seconds(), checked.spec.call_seconds(checked.arguments), self._limits.call_seconds)
+        return min(
+            until.total_seconds(),
+            checked.spec.call_seconds(checked.arguments),
+            self._limits.call_seconds,
+        )
 
-    def _fit(self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str) -> ToolResult:
-        """What comes out of a workspace is untrusted: it answers this call, and only so much of it."""
-        most = min(checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes)
+    def _fit(
+        self, result: ToolResult, call: ToolCall, checked: CheckedCall, note: str
+    ) -> ToolResult:
+        """What comes out of a workspace is untrusted: it answers this call, and only so much of
+        it.
+        """
+        most = min(
+            checked.spec.caps.result_bytes or self._limits.result_bytes, self._limits.result_bytes
+        )
         output = cut_output(result.output, most)
         if note and result.status is ToolStatus.SUCCESS:
             output["note"] = note
         error = shorten(result.error, _ERROR_CHARS)
-        return replace(result, request_id=call.request_id, tool=call.tool, output=output, error=error)
+        return replace(
+            result, request_id=call.request_id, tool=call.tool, output=output, error=error
+        )
 
     async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
         # The tool's name is the model's word where there is no such tool.
-        shown = replace(result, tool=shorten(result.tool, 100), output=cut_output(result.output, self._limits.event_bytes))
+        shown = replace(
+            result,
+            tool=shorten(result.tool, 100),
+            output=cut_output(result.output, self._limits.event_bytes),
+        )
         # What is parked may still run, under the same request id: its end is an event of its own.
-        ordinal = f"{result.request_id}/parked" if result.status is ToolStatus.PARKED else result.request_id
-        await self._say(EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal)
+        ordinal = (
+            f"{result.request_id}/parked"
+            if result.status is ToolStatus.PARKED
+            else result.request_id
+        )
+        await self._say(
+            EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal
+        )
 
     async def _publish_start(self, seat: SeatContext, call: ToolCall) -> None:
-        """Tell of an effect outside before it happens: where its end is not told, whether it happened is not known."""
-        told = {"request_id": call.request_id, "tool": call.tool, "arguments_digest": arguments_digest(call.arguments)}
+        """Tell of an effect outside before it happens: where its end is not told, whether it
+        happened is not known.
+        """
+        told = {
+            "request_id": call.request_id,
+            "tool": call.tool,
+            "arguments_digest": arguments_digest(call.arguments),
+        }
         await self._say(EventType.TOOL_STARTED, seat, call.request_id, told)
 
     async def _say(
-        self, kind: EventType, seat: SeatContext, request_id: str, told: Mapping[str, Any], *, ordinal: str = ""
+        self,
+        kind: EventType,
+        seat: SeatContext,
+        request_id: str,
+        told: Mapping[str, Any],
+        *,
+        ordinal: str = "",
     ) -> None:
         event = write(
             kind,
             seat.workspace_id,
             {**told, "task_id": seat.task_id, "seat": seat.seat, "workspace": seat.workspace_id},
             ordinal=ordinal or request_id,
-            # The seats' request ids begin with the call id of the model's answer that asked for this.
+            # The seats' request ids begin with the call id of the model's answer that asked for
+            # this.
             causationid=call_event_id(seat.task_id, request_id.rpartition(".")[0]),
             source=self._source,
             correlationid=seat.task_id,
@@ -278,12 +360,19 @@ class Gate:
 
 
 def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
-    return ToolResult(call.request_id, shorten(str(call.tool), _SHOWN_CHARS), status, error=shorten(reason, _ERROR_CHARS))
+    return ToolResult(
+        call.request_id,
+        shorten(str(call.tool), _SHOWN_CHARS),
+        status,
+        error=shorten(reason, _ERROR_CHARS),
+    )
 
 
 @contextmanager
 def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
-    """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends otherwise was cancelled or failed."""
+    """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends
+    otherwise was cancelled or failed.
+    """
     tool = call.tool if call.tool in known else _UNKNOWN  # the name is the model's word
     status = ToolStatus.CANCELLED
     started = perf_counter()
@@ -294,7 +383,10 @@ def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Itera
         "moothall.seat": seat.seat,
         "moothall.workspace": seat.workspace_id,
     }
-    with telemetry.span("execute_tool", about) as span, telemetry.metrics.TOOL_CALLS_IN_FLIGHT.track_inprogress(tool):
+    with (
+        telemetry.span("execute_tool", about) as span,
+        telemetry.metrics.TOOL_CALLS_IN_FLIGHT.track_inprogress(tool),
+    ):
 
         def note_result(result: ToolResult) -> ToolResult:
             nonlocal status

@@ -1,4 +1,6 @@
-"""Which role and which persona may use what: role by tool by operation, from `policies/roles.yaml`."""
+"""Which role and which persona may use what: role by tool by operation, from
+`policies/roles.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +40,36 @@ class _Table(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """The table, made into the tools of the catalogue that each entry covers. What it does not name is not granted."""
+    """The table, made into the tools of the catalogue that each entry covers. What it does not name
+    is not granted.
+    """
 
     roles: Mapping[str, Grant]
     personas: Mapping[str, Grant]
 
     def of(self, role: str, protected: Sequence[str] = (), persona: str = "") -> Grant:
-        """Return what a role's seats may do, narrowed to the persona's. Raises `InvalidRequest` for unknown ones.
+        """Return what a role's seats may do, narrowed to the persona's. Raises `InvalidRequest` for
+        unknown ones.
 
-        `protected` (tests and their configuration) may be edited in a workspace, but the judges use them
+        `protected` (tests and their configuration) may be edited in a workspace, but the judges use
+        them
         as they were on the base: the seat is told so when it writes one.
         """
         known = self.roles.get(read_role(role), Grant(tools=()))
         if persona:
             if persona not in self.personas:
-                raise InvalidRequest(f"unknown persona {persona[:40]!r}; there are {', '.join(self.personas) or 'none'}")
+                raise InvalidRequest(
+                    f"unknown persona {persona[:40]!r}; there are "
+                    f"{', '.join(self.personas) or 'none'}"
+                )
             known = intersection(known, self.personas[persona])
         return Grant(tools=known.tools, protected=known.protected, judged=tuple(protected))
 
 
 def intersection(grant: Grant, by: Grant) -> Grant:
-    """Return what both allow: the tools of `grant` that `by` covers too, and no path that either protects."""
+    """Return what both allow: the tools of `grant` that `by` covers too, and no path that either
+    protects.
+    """
     tools = tuple(tool for tool in grant.tools if is_granted(by, tool))
     return Grant(tools, tuple(dict.fromkeys((*grant.protected, *by.protected))), grant.judged)
 
@@ -90,11 +101,17 @@ def _role(name: str) -> str:
 def _grant(name: str, entry: _Entry, specs: Sequence[ToolSpec]) -> Grant:
     for pattern in entry.tools:
         if not any(fnmatchcase(spec.name, pattern) for spec in specs):
-            raise ConfigurationError(f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no such tool")
+            raise ConfigurationError(
+                f"the table of roles is wrong: {name} is granted {pattern!r}, and there is no "
+                "such tool"
+            )
     tools = tuple(
         spec.name
         for spec in specs
-        if any(fnmatchcase(spec.name, pattern) and spec.danger in operations for pattern, operations in entry.tools.items())
+        if any(
+            fnmatchcase(spec.name, pattern) and spec.danger in operations
+            for pattern, operations in entry.tools.items()
+        )
     )
     return Grant(tools, entry.protected)
 
@@ -106,7 +123,9 @@ def shipped_grants() -> Grants:
 
 
 def policies_folder() -> Path:
-    """Return where the policies that come with Moothall are: beside this package's code, or in the source tree."""
+    """Return where the policies that come with Moothall are: beside this package's code, or in the
+    source tree.
+    """
     inside = Path(__file__).parents[1] / "policies"
     return inside if inside.is_dir() else Path(__file__).parents[3] / "policies"
 

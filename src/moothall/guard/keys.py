@@ -1,4 +1,6 @@
-"""What a house signs with: the secrets in its data directory, and the keys that are made of them."""
+"""What a house signs with: the secrets in its data directory, and the keys that are made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ _KEY_CHARS = 32
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a process signs with. `guard` signs its capability tokens, and from it is made what signs its audit. `approvals` is the public key
-    that checks those of the house, for whoever may not sign any; empty for the house itself.
+    """What a process signs with. `guard` signs its capability tokens, and from it is made what
+    signs its audit. `approvals` is the public key that checks those of the house, for whoever may
+    not sign any; empty for the house itself.
     """
 
     guard: bytes = field(repr=False)
@@ -31,27 +34,37 @@ class Keys:
         return hashlib.sha256(b"moothall audit key\0" + self.guard).digest()
 
     def of_hosts(self) -> Keys:
-        """Return those of hosts on other machines, from which nobody learns these: a host can neither approve anything, nor sign the
-        house's tokens or audit.
+        """Return those of hosts on other machines, from which nobody learns these: a host can
+        neither approve anything, nor sign the house's tokens or audit.
         """
-        return Keys(hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard))
+        return Keys(
+            hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard)
+        )
 
 
 def keys_of(settings: GuardSettings, data_dir: Path) -> Keys:
-    """Return the keys of this data directory: made of the configured secret, else of one in a file there that only its owner can read.
+    """Return the keys of this data directory: made of the configured secret, else of one in a file
+    there that only its owner can read.
 
     Raises `ConfigurationError` for one that can be guessed.
     """
     if settings.key is None:
-        return Keys(hashlib.sha256(b"moothall guard key\0" + ensure_token(data_dir, "guard.key").encode()).digest())
+        return Keys(
+            hashlib.sha256(
+                b"moothall guard key\0" + ensure_token(data_dir, "guard.key").encode()
+            ).digest()
+        )
     secret = settings.key.get_secret_value()
     if len(secret) < _KEY_CHARS:
-        raise ConfigurationError(f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random")
+        raise ConfigurationError(
+            f"guard.key has {len(secret)} characters; at least {_KEY_CHARS} are needed, at random"
+        )
     return Keys(hashlib.sha256(b"moothall guard key\0" + secret.encode()).digest())
 
 
 def ensure_token(data_dir: Path, name: str = "token") -> str:
-    """Return the secret `name` of this data directory, made at the first run; only its owner can read the file.
+    """Return the secret `name` of this data directory, made at the first run; only its owner can
+    read the file.
 
     Raises `ConfigurationError` where the file is empty, readable by others, or cannot be made.
     """
@@ -65,7 +78,9 @@ def ensure_token(data_dir: Path, name: str = "token") -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
     if mode & 0o077:
-        raise ConfigurationError(f"the token file {path} can be read by others; run: chmod 600 {path}")
+        raise ConfigurationError(
+            f"the token file {path} can be read by others; run: chmod 600 {path}"
+        )
     if not token:
         raise ConfigurationError(f"the token file {path} is empty; delete it and a new one is made")
     return token

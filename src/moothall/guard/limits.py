@@ -1,5 +1,5 @@
-"""What a seat may use: how many calls at a time and in all, how many seconds, and how much output goes back. Tokens and money are the
-deliberation's `Ledger`.
+"""What a seat may use: how many calls at a time and in all, how many seconds, and how much output
+goes back. Tokens and money are the deliberation's `Ledger`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _LONGEST_NAME = 100
 def check_limits(meter: Meter, limits: GuardSettings) -> None:
     """The seat may start another call just now; else `Stopped`."""
     if meter.in_flight >= limits.seat_in_flight:
-        reason = f"{meter.in_flight} of your calls are still running and {limits.seat_in_flight} may; wait for one to end"
+        reason = (
+            f"{meter.in_flight} of your calls are still running and {limits.seat_in_flight} may; "
+            "wait for one to end"
+        )
         raise Stopped(ToolStatus.RATE_LIMITED, reason)
 
 
 def cut_output(output: Mapping[str, Any], limit: int) -> dict[str, Any]:
     """Return `output` as it is where its JSON has at most `limit` bytes, else cut to about that.
 
-    Long strings lose their middle (errors stand at the end, headings at the start), long lists and objects
+    Long strings lose their middle (errors stand at the end, headings at the start), long lists and
+    objects
     their tail; `truncated` is then true.
     """
     if _size(output) <= limit:
@@ -73,7 +77,8 @@ def _cut(value: Any, room: int, depth: int) -> Any:
 
 def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, Any]:
     kept: dict[str, Any] = {}
-    # Small things first: a verdict or an exit code must not go because a long text stands before it.
+    # Small things first: a verdict or an exit code must not go because a long text stands before
+    # it.
     for key, item in sorted(value.items(), key=lambda pair: _size(pair[1])):
         if room <= 0:
             break
@@ -83,8 +88,8 @@ def _cut_mapping(value: Mapping[str, Any], room: int, depth: int) -> dict[str, A
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the first third and the last two, and how many are missing. A name, and a text that is
-    hardly longer than `limit`, is cut at its end.
+    """Return at most about `limit` characters: the first third and the last two, and how many are
+    missing. A name, and a text that is hardly longer than `limit`, is cut at its end.
     """
     text = encodable(text)
     if len(text) <= limit:
@@ -107,9 +112,14 @@ def check_spending(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -
 
 def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> str:
     if meter.calls >= limits.seat_calls:
-        return f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"
+        return (
+            f"all {limits.seat_calls} tool calls of this seat are used; finish with what you have"
+        )
     if meter.seconds + meter.held_seconds >= limits.seat_seconds:
-        return f"all {limits.seat_seconds:g} seconds of this seat's tools are used; finish with what you have"
+        return (
+            f"all {limits.seat_seconds:g} seconds of this seat's tools are used; finish with what "
+            "you have"
+        )
     if ledger is None:
         return ""
     spent, budget = ledger.spent, ledger.budget
@@ -125,7 +135,9 @@ def _overspent(ledger: Ledger | None, meter: Meter, limits: GuardSettings) -> st
 
 @contextmanager
 def reserve(meter: Meter, limits: GuardSettings, seconds: float) -> Iterator[float]:
-    """Count a call, and hold up to `seconds` of what the seat has left while it waits and runs. Yields what is held."""
+    """Count a call, and hold up to `seconds` of what the seat has left while it waits and runs.
+    Yields what is held.
+    """
     held = max(0.0, min(seconds, limits.seat_seconds - meter.seconds - meter.held_seconds))
     meter.calls += 1
     meter.in_flight += 1

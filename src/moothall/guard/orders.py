@@ -1,4 +1,6 @@
-"""What operators order, which every gate follows without a restart: tools that a tenant is without, tokens and workspaces that are called off."""
+"""What operators order, which every gate follows without a restart: tools that a tenant is without,
+tokens and workspaces that are called off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ SWITCHES, REVOKED = "tools", "revoked"
 
 
 class _Orders:
-    """A bucket as this process knows it. `refresh` reads it once, `run` follows it; asking costs nothing."""
+    """A bucket as this process knows it. `refresh` reads it once, `run` follows it; asking costs
+    nothing.
+    """
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -58,11 +62,17 @@ class Switches(_Orders):
         """Return the names of the tools that this tenant is without."""
         return self._off.get(tenant, frozenset())
 
-    async def switch(self, tenant: str, tool: str, *, enabled: bool, who: str, reason: str = "") -> None:
-        """Give a tool to a tenant or take it away. Raises `InvalidRequest` for an unknown tool, `BusUnavailable`."""
+    async def switch(
+        self, tenant: str, tool: str, *, enabled: bool, who: str, reason: str = ""
+    ) -> None:
+        """Give a tool to a tenant or take it away. Raises `InvalidRequest` for an unknown tool,
+        `BusUnavailable`.
+        """
         check_id(tenant, "tenant")
         if tool not in self._known:
-            raise InvalidRequest(f"there is no tool {tool[:60]!r}; `moothall tools list` shows them")
+            raise InvalidRequest(
+                f"there is no tool {tool[:60]!r}; `moothall tools list` shows them"
+            )
         await self._give(f"{tenant}.{tool}", who, reason, enabled=enabled)
 
     def _take(self, key: str, document: Mapping[str, Any]) -> None:
@@ -74,7 +84,9 @@ class Switches(_Orders):
 
 
 class Revocations(_Orders):
-    """Tokens and workspaces that are called off, by the bucket REVOKED, which forgets what is older than any token lives."""
+    """Tokens and workspaces that are called off, by the bucket REVOKED, which forgets what is older
+    than any token lives.
+    """
 
     def __init__(self, bucket: Bucket) -> None:
         super().__init__(bucket)
@@ -85,7 +97,8 @@ class Revocations(_Orders):
         return not self._ids.isdisjoint(ids)
 
     async def revoke(self, token_or_workspace: str, *, who: str, reason: str = "") -> None:
-        """Call off a token by its id (`jti`) with all that was made from it, or all tokens of a workspace.
+        """Call off a token by its id (`jti`) with all that was made from it, or all tokens of a
+        workspace.
 
         Raises `InvalidRequest`, `BusUnavailable`.
         """

@@ -1,4 +1,6 @@
-"""Requests that were denied and that an operator may allow. They wait in a bucket that every process follows."""
+"""Requests that were denied and that an operator may allow. They wait in a bucket that every
+process follows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _SHOWN = 2000
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A request that waits, or what an operator said of it. `arguments` are shown to operators, long texts cut."""
+    """A request that waits, or what an operator said of it. `arguments` are shown to operators,
+    long texts cut.
+    """
 
     id: str
     request_id: str
@@ -50,7 +54,9 @@ class Parked:
     @property
     def subject(self) -> Subject:
         """What an approval is over."""
-        return Subject(self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest)
+        return Subject(
+            self.tenant, self.workspace, self.request_id, self.tool, self.arguments_digest
+        )
 
 
 class Parking:
@@ -74,18 +80,28 @@ class Parking:
         async with aclosing(self._parked.follow()) as changes:
             async for key, document in changes:
                 item = self._take(key, document)
-                if item is not None and item.state != "waiting" and (item.id, item.grant) not in self._told:
+                if (
+                    item is not None
+                    and item.state != "waiting"
+                    and (item.id, item.grant) not in self._told
+                ):
                     self._told.add((item.id, item.grant))
                     for listener in self._listeners:
                         listener(item)
 
     def on_resolved(self, listener: Callable[[Parked], None]) -> None:
-        """Call `listener` with every request that is allowed or refused, by whatever process; each once, old ones too."""
+        """Call `listener` with every request that is allowed or refused, by whatever process; each
+        once, old ones too.
+        """
         self._listeners.append(listener)
 
     def list_waiting(self, tenant: str) -> Sequence[Parked]:
         """Return what waits for an operator of this tenant, the longest first."""
-        found = (item for item in self._known.values() if item.tenant == tenant and item.state == "waiting")
+        found = (
+            item
+            for item in self._known.values()
+            if item.tenant == tenant and item.state == "waiting"
+        )
         return sorted(found, key=lambda item: (item.time, item.id))
 
     async def park(self, seat: SeatContext, call: ToolCall, reason: str) -> Parked:
@@ -111,14 +127,28 @@ class Parking:
         await self._put(item)
         return item
 
-    async def resolve(self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = "") -> Parked:
-        """Allow or refuse what waits, named by its id or its request id. Raises `NotFound`, `InvalidRequest`, `BusUnavailable`."""
-        found = [item for item in self._known.values() if item.tenant == tenant and named in {item.id, item.request_id}]
+    async def resolve(
+        self, tenant: str, named: str, *, allow: bool, approver: str, comment: str = ""
+    ) -> Parked:
+        """Allow or refuse what waits, named by its id or its request id. Raises `NotFound`,
+        `InvalidRequest`, `BusUnavailable`.
+        """
+        found = [
+            item
+            for item in self._known.values()
+            if item.tenant == tenant and named in {item.id, item.request_id}
+        ]
         waiting = [item for item in found if item.state == "waiting"]
         if not found:
-            raise NotFound(f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them")
+            raise NotFound(
+                f"no parked request {named[:80]!r}; `moothall tools requeue list` shows them"
+            )
         if len(waiting) != 1:
-            said = "several wait under that request id; name one by its id" if waiting else f"it was {found[0].state} already"
+            said = (
+                "several wait under that request id; name one by its id"
+                if waiting
+                else f"it was {found[0].state} already"
+            )
             raise InvalidRequest(f"the parked request {named[:80]!r} cannot be resolved: {said}")
         item = waiting[0]
         grant = self._approvals.sign(item.subject, approver) if allow else ""
@@ -128,19 +158,27 @@ class Parking:
         return resolved
 
     async def spend_approval(self, seat: SeatContext, call: ToolCall) -> Approval | None:
-        """Spend the approval of this call, if there is one; None where there is none. Good once, whoever asks first.
+        """Spend the approval of this call, if there is one; None where there is none. Good once,
+        whoever asks first.
 
-        A seat that asks for the same again, under another request id, spends it too. Raises `Refused` where what is there is
-        forged, or where the approved request itself comes again after it is spent or expired; `BusUnavailable`.
+        A seat that asks for the same again, under another request id, spends it too. Raises
+        `Refused` where what is there is forged, or where the approved request itself comes again
+        after it is spent or expired; `BusUnavailable`.
         """
         item = self._known.get(_key(seat, call))
         if item is None or item.state != "allowed":
             return None
-        wanted = replace(item.subject, tenant=seat.tenant, workspace=seat.workspace_id, tool=call.tool)
+        wanted = replace(
+            item.subject, tenant=seat.tenant, workspace=seat.workspace_id, tool=call.tool
+        )
         again = call.request_id == item.request_id
         try:
-            approval = self._approvals.check(item.grant, replace(wanted, arguments_digest=arguments_digest(call.arguments)))
-            await self._spent.create(approval.id, {"request_id": item.request_id, "approver": approval.approver})
+            approval = self._approvals.check(
+                item.grant, replace(wanted, arguments_digest=arguments_digest(call.arguments))
+            )
+            await self._spent.create(
+                approval.id, {"request_id": item.request_id, "approver": approval.approver}
+            )
         except ExpiredApproval:
             if again:
                 raise
@@ -153,14 +191,18 @@ class Parking:
 
     async def _put(self, item: Parked) -> None:
         key = f"{item.tenant}.{item.id}"
-        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant to arrive.
+        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant
+        # to arrive.
         await self._parked.put(key, {**dump(item), "grant": item.grant.split(".")})
         self._known[key] = item
 
     def _take(self, key: str, document: Mapping[str, Any]) -> Parked | None:
         try:
             parts = document.get("grant", [])
-            item = load(Parked, {**document, "grant": ".".join(map(str, parts)) if isinstance(parts, list) else ""})
+            item = load(
+                Parked,
+                {**document, "grant": ".".join(map(str, parts)) if isinstance(parts, list) else ""},
+            )
         except InvalidRequest as error:
             log.warning("a parked request cannot be read", key=key, reason=error.message)
             return None
@@ -171,26 +213,44 @@ class Parking:
         return item
 
 
-async def check_approval(parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped) -> Approval:
-    """Return the word of the operator who has allowed this call, once; else it waits for one, and `Stopped` says so."""
+async def check_approval(
+    parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped
+) -> Approval:
+    """Return the word of the operator who has allowed this call, once; else it waits for one, and
+    `Stopped` says so.
+    """
     try:
         approval = await parking.spend_approval(seat, call)
         if approval is not None:
-            log.info("a parked request runs", request=call.request_id, tool=call.tool, approver=approval.approver)
+            log.info(
+                "a parked request runs",
+                request=call.request_id,
+                tool=call.tool,
+                approver=approval.approver,
+            )
             return approval
         item = await parking.park(seat, call, stopped.reason)
     except (Refused, BusUnavailable) as error:
-        raise Stopped(ToolStatus.BLOCKED, error.message, escape=isinstance(error, Refused)) from error
+        raise Stopped(
+            ToolStatus.BLOCKED, error.message, escape=isinstance(error, Refused)
+        ) from error
     if item.state == "refused":
-        raise Stopped(ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}")
-    words = f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for the same again later"
+        raise Stopped(
+            ToolStatus.BLOCKED, f"an operator refused it: {item.comment or stopped.reason}"
+        )
+    words = (
+        f"{stopped.reason}. It waits for an operator as {item.id}; go on without it, or ask for "
+        "the same again later"
+    )
     raise Stopped(ToolStatus.PARKED, words)
 
 
 def refuse_unless_operator(who: Principal) -> None:
     """Only operators say what may be done. Raises `Refused`."""
     if not who.operator:
-        raise Refused(f"{who.name} is no operator: `operator = true` in the file of tokens makes one")
+        raise Refused(
+            f"{who.name} is no operator: `operator = true` in the file of tokens makes one"
+        )
 
 
 def _key(seat: SeatContext, call: ToolCall) -> str:

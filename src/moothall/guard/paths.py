@@ -1,4 +1,6 @@
-"""Looking at a path as text, before anything looks at the disk. The executor resolves links itself."""
+"""Looking at a path as text, before anything looks at the disk. The executor resolves links
+itself.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from moothall.inside.confinement import ROOT
 
 
 def relative_path(path: str) -> str:
-    """Return an absolute path below the workspace's root (as `pwd` and tracebacks in the sandbox print it) as a relative one.
+    """Return an absolute path below the workspace's root (as `pwd` and tracebacks in the sandbox
+    print it) as a relative one.
 
-    Other paths are returned as they are. Only text is looked at: the result has to pass `refuse_path`.
+    Other paths are returned as they are. Only text is looked at: the result has to pass
+    `refuse_path`.
     """
     file, separator, case = path.partition("::")
     if not file.startswith("/"):
@@ -23,7 +27,9 @@ def relative_path(path: str) -> str:
 
 
 def refuse_path(path: str) -> str:
-    """Return why a path may not be used, or nothing if it may. `tests/a.py::test_b` is read as tests/a.py."""
+    """Return why a path may not be used, or nothing if it may. `tests/a.py::test_b` is read as
+    tests/a.py.
+    """
     shown = repr(path[:80])
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in path):  # noqa: PLR2004  # ASCII control characters
         return f"path {shown} holds a control character"
@@ -34,7 +40,10 @@ def refuse_path(path: str) -> str:
         return f"path {shown} looks like an option; write ./{file[:80]}"
     parts = path.replace("\\", "/").split("/")  # the file system knows no "::"
     if ".." in parts:
-        return f"path {shown} leaves the workspace by '..'; paths are relative to it, as in src/utils.py"
+        return (
+            f"path {shown} leaves the workspace by '..'; paths are relative to it, as in "
+            "src/utils.py"
+        )
     if any(part.rstrip(". ").casefold() == ".git" for part in parts):
         return f"path {shown} is inside .git; use git.status, git.diff or git.log"
     return ""

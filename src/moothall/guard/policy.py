@@ -1,4 +1,6 @@
-"""What an operator's policy says of a call. It is asked in one place, its answers are kept, and no answer is a no."""
+"""What an operator's policy says of a call. It is asked in one place, its answers are kept, and no
+answer is a no.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class PolicyQuestion:
-    """Everything that a policy may read, and so the key of its answers: what is not in here cannot change one.
+    """Everything that a policy may read, and so the key of its answers: what is not in here cannot
+    change one.
 
     `arguments` is JSON; of a long string only its length is told.
     """
@@ -48,7 +51,12 @@ class PolicyQuestion:
         """Return it as the policy's `input`."""
         told = {name: getattr(self, name) for name in self.__slots__}
         needs = {name: told.pop(name) for name in ("os_access", "network_access", "file_system")}
-        return {**told, "tags": list(self.tags), "requirements": needs, "arguments": json.loads(self.arguments)}
+        return {
+            **told,
+            "tags": list(self.tags),
+            "requirements": needs,
+            "arguments": json.loads(self.arguments),
+        }
 
 
 def policy_question(seat: SeatContext, checked: CheckedCall) -> PolicyQuestion:
@@ -89,22 +97,30 @@ class PolicyAnswer:
 
 
 Decide = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Rego in process, or a server. Returns `allow`, `reason` and `park`. Raises `PolicyUnavailable`."""
+"""Rego in process, or a server. Returns `allow`, `reason` and `park`. Raises `PolicyUnavailable`.
+"""
 
 
 class Policy:
     """Asks the engine in one of three modes; answers are kept for `keep_seconds`. One a gate."""
 
     def __init__(
-        self, mode: Mode, decide: Decide | None, *, keep_seconds: float = 60.0, clock: Callable[[], float] = monotonic
+        self,
+        mode: Mode,
+        decide: Decide | None,
+        *,
+        keep_seconds: float = 60.0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._mode = mode
         self._engine = decide
-        self._kept: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(_KEPT, keep_seconds, timer=clock)
+        self._kept: TTLCache[PolicyQuestion, PolicyAnswer] = TTLCache(
+            _KEPT, keep_seconds, timer=clock
+        )
 
     async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
-        """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives no clear answer,
-        blocks. In dry-run it is only told what would have been.
+        """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives
+        no clear answer, blocks. In dry-run it is only told what would have been.
         """
         if self._mode == "off":
             return
@@ -113,17 +129,27 @@ class Policy:
             decision = await self._decide(asked)
         except PolicyUnavailable as error:
             decision = PolicyAnswer(
-                allow=False, reason=f"the policy cannot be asked ({error.message}); nothing runs until it can"
+                allow=False,
+                reason=f"the policy cannot be asked ({error.message}); nothing runs until it can",
             )
         if decision.allow:
             metrics.POLICY_DECISIONS.add(checked.spec.name, "allowed")
             return
         if self._mode == "dry-run":
             metrics.POLICY_DECISIONS.add(checked.spec.name, "would_deny")
-            log.warning("the policy would have refused this", tool=asked.tool, tenant=asked.tenant, reason=decision.reason)
+            log.warning(
+                "the policy would have refused this",
+                tool=asked.tool,
+                tenant=asked.tenant,
+                reason=decision.reason,
+            )
             return
         metrics.POLICY_DECISIONS.add(checked.spec.name, "parked" if decision.park else "denied")
-        raise Stopped(ToolStatus.BLOCKED, f"{asked.tool} is refused by policy: {decision.reason}", may_be_allowed=decision.park)
+        raise Stopped(
+            ToolStatus.BLOCKED,
+            f"{asked.tool} is refused by policy: {decision.reason}",
+            may_be_allowed=decision.park,
+        )
 
     async def _decide(self, asked: PolicyQuestion) -> PolicyAnswer:
         if (kept := self._kept.get(asked)) is not None:

@@ -35,9 +35,11 @@ def _all_set(tenant: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the tools that a workspace
-    does not run itself; `unset` says of the tools that lack a setting which it is: a tenant's agents are not offered them;
-    `parking` keeps what an operator may allow; `close_workspace` is called with the id of each one that ends. The defaults are those of a gate that stands alone: a key of its own, and no policy engine.
+    """`off` gives the names of the tools that a tenant is without; `toolkits` run, by category, the
+    tools that a workspace does not run itself; `unset` says of the tools that lack a setting which
+    it is: a tenant's agents are not offered them; `parking` keeps what an operator may allow;
+    `close_workspace` is called with the id of each one that ends. The defaults are those of a gate
+    that stands alone: a key of its own, and no policy engine.
     """
 
     catalogue: Mapping[str, ToolSpec] = field(default_factory=lambda: CATALOGUE)

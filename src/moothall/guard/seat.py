@@ -23,8 +23,10 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class SeatContext:
-    """A seat as the gate knows it: made by the trusted side from credentials and the deliberation, never from
-    what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a UTC instant.
+    """A seat as the gate knows it: made by the trusted side from credentials and the deliberation,
+    never from
+    what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a
+    UTC instant.
     `meter` counts this seat's calls. `token` is its capability token (`Gate.with_token` gives one).
     """
 
@@ -44,11 +46,14 @@ class SeatContext:
 
 
 class Stopped(Exception):
-    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`: by an operator. `escape`: nobody
-    asks this by mistake alone: a path that leaves the workspace, another's identity.
+    """A step of the gate says no. Becomes a tool result; never leaves the gate. `may_be_allowed`:
+    by an operator. `escape`: nobody asks this by mistake alone: a path that leaves the workspace,
+    another's identity.
     """
 
-    def __init__(self, status: ToolStatus, reason: str, *, may_be_allowed: bool = False, escape: bool = False) -> None:
+    def __init__(
+        self, status: ToolStatus, reason: str, *, may_be_allowed: bool = False, escape: bool = False
+    ) -> None:
         super().__init__(reason)
         self.status = status
         self.reason = reason

@@ -1,4 +1,5 @@
-"""What a call must pass before it runs, one function a step. Each raises `Stopped` with what was wrong and what
+"""What a call must pass before it runs, one function a step. Each raises `Stopped` with what was
+wrong and what
 would be right. The gate calls them in order.
 """
 
@@ -48,22 +49,31 @@ def check_schema(
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
     off: Collection[str] = (),
 ) -> CheckedCall:
-    """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off` for it.
+    """The tool exists and its arguments fit its schema. To a tenant there is no tool that is `off`
+    for it.
 
-    The grant only decides which names are suggested. Absolute paths below the workspace's root become relative here, before any
-    step looks at them.
+    The grant only decides which names are suggested. Absolute paths below the workspace's root
+    become relative here, before any step looks at them.
     """
     spec = catalogue.get(call.tool)
     if spec is None or spec.name in off:
-        raise Stopped(ToolStatus.INVALID, _unknown_tool(str(call.tool), list_tools(grant, without=off, catalogue=catalogue)))
+        raise Stopped(
+            ToolStatus.INVALID,
+            _unknown_tool(str(call.tool), list_tools(grant, without=off, catalogue=catalogue)),
+        )
     try:
         raw = canonical(call.arguments)
         plain = json.loads(raw)  # what is checked and run is what the digest is of
     except (ValueError, RecursionError) as error:
-        raise Stopped(ToolStatus.INVALID, f"the arguments of {spec.name} are not JSON; right is {_right(spec)}") from error
+        raise Stopped(
+            ToolStatus.INVALID,
+            f"the arguments of {spec.name} are not JSON; right is {_right(spec)}",
+        ) from error
     if len(raw) > argument_bytes:
         raise Stopped(
-            ToolStatus.INVALID, f"the arguments of {spec.name} have {len(raw)} bytes; at most {argument_bytes} may be sent"
+            ToolStatus.INVALID,
+            f"the arguments of {spec.name} have {len(raw)} bytes; at most {argument_bytes} may be "
+            "sent",
         )
     try:
         arguments = spec.arguments.model_validate(plain).model_dump()
@@ -71,16 +81,27 @@ def check_schema(
         raise Stopped(ToolStatus.INVALID, _wrong_arguments(spec, error)) from error
     for name in spec.paths:
         value = arguments[name]
-        arguments[name] = [relative_path(path) for path in value] if isinstance(value, list) else relative_path(value)
+        arguments[name] = (
+            [relative_path(path) for path in value]
+            if isinstance(value, list)
+            else relative_path(value)
+        )
     return CheckedCall(spec, arguments)
 
 
 def check_identity(seat: SeatContext, call: ToolCall) -> None:
     """The seat is one tenant's, in its own workspace, and the request can be told from others."""
     if seat.principal.tenant != seat.tenant:
-        raise Stopped(ToolStatus.BLOCKED, "this seat belongs to another tenant than its principal", escape=True)
+        raise Stopped(
+            ToolStatus.BLOCKED,
+            "this seat belongs to another tenant than its principal",
+            escape=True,
+        )
     if seat.workspace.id != seat.workspace_id:
-        raise Stopped(ToolStatus.BLOCKED, f"workspace {seat.workspace.id!r} is not this seat's, which is {seat.workspace_id!r}")
+        raise Stopped(
+            ToolStatus.BLOCKED,
+            f"workspace {seat.workspace.id!r} is not this seat's, which is {seat.workspace_id!r}",
+        )
     if seat.role not in ROLES:
         raise Stopped(ToolStatus.BLOCKED, f"unknown role {seat.role[:40]!r}")
     try:
@@ -94,20 +115,34 @@ def check_identity(seat: SeatContext, call: ToolCall) -> None:
 
 
 def check_grants(
-    grant: Grant, checked: CheckedCall, *, catalogue: Mapping[str, ToolSpec] = CATALOGUE, off: Collection[str] = ()
+    grant: Grant,
+    checked: CheckedCall,
+    *,
+    catalogue: Mapping[str, ToolSpec] = CATALOGUE,
+    off: Collection[str] = (),
 ) -> None:
-    """The grant covers the tool, and no path leaves the workspace or is written though it is protected."""
+    """The grant covers the tool, and no path leaves the workspace or is written though it is
+    protected.
+    """
     spec = checked.spec
     if not is_granted(grant, spec.name):
-        names = ", ".join(other.name for other in list_tools(grant, without=off, catalogue=catalogue)) or "none"
-        raise Stopped(ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}")
+        names = (
+            ", ".join(other.name for other in list_tools(grant, without=off, catalogue=catalogue))
+            or "none"
+        )
+        raise Stopped(
+            ToolStatus.BLOCKED, f"{spec.name} is not granted to this seat; granted are {names}"
+        )
     for path in checked.values(spec.paths):
         if reason := refuse_path(path):
             raise Stopped(ToolStatus.BLOCKED, reason, escape=True)
     for path in checked.values(spec.writes):
         for pattern in grant.protected:
             if covers(pattern, path):
-                raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed by this role (protected: {pattern})")
+                raise Stopped(
+                    ToolStatus.BLOCKED,
+                    f"{path[:80]!r} may not be changed by this role (protected: {pattern})",
+                )
 
 
 def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
@@ -116,10 +151,17 @@ def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
         raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not set up here: {reason}")
 
 
-def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> None:
-    """The seat's token is good here and now, is this seat's, and covers the tool and what it writes."""
+def check_capability(
+    tokens: Tokens, seat: SeatContext, call: ToolCall, checked: CheckedCall
+) -> None:
+    """The seat's token is good here and now, is this seat's, and covers the tool and what it
+    writes.
+    """
     if not seat.token:
-        raise Stopped(ToolStatus.BLOCKED, "there is no capability token; whoever opens a workspace is given one")
+        raise Stopped(
+            ToolStatus.BLOCKED,
+            "there is no capability token; whoever opens a workspace is given one",
+        )
     try:
         capability = tokens.check(seat.token, seat.workspace_id)
     except Refused as error:
@@ -130,18 +172,26 @@ def check_capability(tokens: Tokens, seat: SeatContext, call: ToolCall, checked:
     if capability.request and capability.request != request_digest(call):
         raise Stopped(ToolStatus.BLOCKED, "the capability token is bound to another request")
     if not is_granted(capability.grant, checked.spec.name):
-        raise Stopped(ToolStatus.BLOCKED, f"{checked.spec.name} is not covered by the capability token")
+        raise Stopped(
+            ToolStatus.BLOCKED, f"{checked.spec.name} is not covered by the capability token"
+        )
     for path in checked.values(checked.spec.writes):
         for pattern in capability.grant.protected:
             if covers(pattern, path):
-                raise Stopped(ToolStatus.BLOCKED, f"{path[:80]!r} may not be changed with this token (protected: {pattern})")
+                raise Stopped(
+                    ToolStatus.BLOCKED,
+                    f"{path[:80]!r} may not be changed with this token (protected: {pattern})",
+                )
 
 
 def note_of(grant: Grant, checked: CheckedCall) -> str:
     """Return what a seat should know about a write that gains it nothing, or nothing."""
     for path in checked.values(checked.spec.writes):
         if any(covers(pattern, path) for pattern in grant.judged):
-            return f"{path[:80]} is protected: if it was there before, it is judged as it was. Change the code instead."
+            return (
+                f"{path[:80]} is protected: if it was there before, it is judged as it was. "
+                "Change the code instead."
+            )
     return ""
 
 
@@ -165,14 +215,22 @@ def _unknown_tool(name: str, known: Iterable[ToolSpec]) -> str:
     wanted = name[:60].lower().replace("_", ".").replace(":", ".").replace("/", ".")
     swapped = ".".join(reversed(wanted.split(".")))
     near = get_close_matches(wanted, names, n=1) or get_close_matches(swapped, names, n=1)
-    near = near or [other for other in names if other.rpartition(".")[2] in {wanted, *wanted.split(".")}][:1]
+    near = (
+        near
+        or [other for other in names if other.rpartition(".")[2] in {wanted, *wanted.split(".")}][
+            :1
+        ]
+    )
     hint = f"did you mean {near[0]}?" if near else f"the tools are {', '.join(names) or 'none'}"
     return f"there is no tool {name[:60]!r}; {hint}"
 
 
 def _right(spec: ToolSpec) -> str:
     shape = spec.schema(None)
-    fields = (f"{name}{'' if name in shape['required'] else '?'}: {_type(field)}" for name, field in shape["properties"].items())
+    fields = (
+        f"{name}{'' if name in shape['required'] else '?'}: {_type(field)}"
+        for name, field in shape["properties"].items()
+    )
     return f"{spec.name}({', '.join(fields)})"
 
 
@@ -197,7 +255,9 @@ def _wrong_arguments(spec: ToolSpec, error: ValidationError) -> str:
             wrong.append(f"argument {name!r} is missing")
         elif item.fault == "extra_forbidden":
             near = get_close_matches(name, known, n=1)
-            wrong.append(f"there is no argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+            wrong.append(
+                f"there is no argument {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+            )
         else:
             wrong.append(f"argument {name!r}: {item.sentence}")
     return f"{spec.name}: {'; '.join(wrong)}. Right is {_right(spec)}"

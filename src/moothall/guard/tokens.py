@@ -1,8 +1,9 @@
 """Capability tokens: JWTs that say what their holder may do in one workspace, for a short time.
 
-A holder can hand on less than it has, without asking anybody: `narrow` makes a child that is signed with a key made from
-the parent's signature, and that carries the parent without it. Whoever keeps the root key makes the parent's signature
-again, and so checks the whole line; what a child may do is what every ancestor may, however it words its claims.
+A holder can hand on less than it has, without asking anybody: `narrow` makes a child that is signed
+with a key made from the parent's signature, and that carries the parent without it. Whoever keeps
+the root key makes the parent's signature again, and so checks the whole line; what a child may do
+is what every ancestor may, however it words its claims.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a token allows. `chain` are the ids of its ancestors and its own: revoking one of them, or the workspace, ends
-    it. `request`, where there is one, is the only request that it is good for. `expires` in seconds since 1970; `ends` is when
-    the first of its line does.
+    """What a token allows. `chain` are the ids of its ancestors and its own: revoking one of them,
+    or the workspace, ends it. `request`, where there is one, is the only request that it is good
+    for. `expires` in seconds since 1970; `ends` is when the first of its line does.
     """
 
     principal: str
@@ -60,7 +61,8 @@ def request_digest(call: ToolCall) -> str:
 
 
 class Tokens:
-    """Makes and checks tokens with the root key. `longest` in seconds bounds what is accepted, whoever made it.
+    """Makes and checks tokens with the root key. `longest` in seconds bounds what is accepted,
+    whoever made it.
     `revoked` says whether any of some ids was revoked.
     """
 
@@ -79,7 +81,15 @@ class Tokens:
         self._known: LRUCache[tuple[str, str], Capability] = LRUCache(_KEPT)
 
     def mint(
-        self, *, principal: str, tenant: str, workspace: str, role: str, grant: Grant, seconds: float, persona: str = ""
+        self,
+        *,
+        principal: str,
+        tenant: str,
+        workspace: str,
+        role: str,
+        grant: Grant,
+        seconds: float,
+        persona: str = "",
     ) -> str:
         """Return a token for `seconds`, at most the longest."""
         import jwt
@@ -102,7 +112,9 @@ class Tokens:
         return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"typ": TYPE})
 
     def check(self, token: str, workspace: str) -> Capability:
-        """Return what a token allows in a workspace, which may be named as its tenant knows it. Raises `Refused` with what is wrong with it."""
+        """Return what a token allows in a workspace, which may be named as its tenant knows it.
+        Raises `Refused` with what is wrong with it.
+        """
         found = self._known.get((token, workspace))
         if found is None:
             if len(token) > _LONGEST_TOKEN:
@@ -116,31 +128,51 @@ class Tokens:
         return found
 
     def _read(self, token: str, workspace: str, depth: int) -> tuple[Capability, bytes]:
-        """Return the capability and the token's signature, which is what its children are signed with."""
+        """Return the capability and the token's signature, which is what its children are signed
+        with.
+        """
         import jwt
 
         if token.count(".") != _DOTS:
             raise Refused(
-                "capability_token is no capability token: it is what opening the workspace answered, three parts with dots"
+                "capability_token is no capability token: it is what opening the workspace "
+                "answered, three parts with dots"
             )
         try:
             header = jwt.get_unverified_header(token)
             if header.get("typ") == TYPE:
                 return self._read_root(token, workspace), _signature(token)
             if header.get("typ") != CHILD_TYPE or depth <= 1:
-                raise Refused(f"the capability token has the wrong type: {str(header.get('typ'))[:40]!r}, not {TYPE!r}")
-            carried = jwt.decode(token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False})
-            parent, key = self._read(self._whole(carried.get("parent"), depth - 1), workspace, depth - 1)
+                raise Refused(
+                    f"the capability token has the wrong type: {str(header.get('typ'))[:40]!r}, "
+                    f"not {TYPE!r}"
+                )
+            carried = jwt.decode(
+                token, options={"verify_signature": False, "verify_exp": False, "verify_aud": False}
+            )
+            parent, key = self._read(
+                self._whole(carried.get("parent"), depth - 1), workspace, depth - 1
+            )
             # How long they live we check ourselves, by our own clock and with our bounds.
             claims = jwt.decode(
                 token,
                 _child_key(key),
                 algorithms=[_ALGORITHM],
-                options={"require": ["iat", "exp", "jti", "parent"], "verify_exp": False, "verify_iat": False},
+                options={
+                    "require": ["iat", "exp", "jti", "parent"],
+                    "verify_exp": False,
+                    "verify_iat": False,
+                },
             )
             self._check_bounds(claims)
             return _less(parent, claims), _signature(token)
-        except (jwt.InvalidTokenError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (
+            jwt.InvalidTokenError,
+            ValueError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise Refused(f"the capability token is refused: {str(error)[:200]}") from error
 
     def _read_root(self, token: str, workspace: str) -> Capability:
@@ -167,7 +199,11 @@ class Tokens:
             workspace=claims["aud"],
             role=claims["role"],
             persona=claims.get("persona", ""),
-            grant=Grant(tuple(claims["tools"]), tuple(claims.get("protected", ())), tuple(claims.get("judged", ()))),
+            grant=Grant(
+                tuple(claims["tools"]),
+                tuple(claims.get("protected", ())),
+                tuple(claims.get("judged", ())),
+            ),
             expires=float(claims["exp"]),
             chain=(claims["jti"],),
             ends=float(claims["exp"]),
@@ -176,7 +212,10 @@ class Tokens:
     def _check_bounds(self, claims: Mapping[str, Any]) -> None:
         life = float(claims["exp"]) - float(claims["iat"])
         if life > self._longest + 1:
-            raise Refused(f"the capability token lives too long: {life:.0f} seconds, and {self._longest:.0f} are allowed")
+            raise Refused(
+                f"the capability token lives too long: {life:.0f} seconds, and "
+                f"{self._longest:.0f} are allowed"
+            )
         if float(claims["iat"]) > self._clock() + _LEEWAY:
             raise Refused("the capability token begins in the future")
         if float(claims["exp"]) <= self._clock():
@@ -201,7 +240,9 @@ def narrow(
     request: str = "",
     clock: Callable[[], float] = time.time,
 ) -> str:
-    """Return a token that allows less: only these tools, fewer paths, a shorter time, one request. Needs no key."""
+    """Return a token that allows less: only these tools, fewer paths, a shorter time, one request.
+    Needs no key.
+    """
     import jwt
 
     now = clock()
@@ -217,14 +258,19 @@ def narrow(
         claims["tools"] = list(tools)
     if request:
         claims["request"] = request
-    return jwt.encode(claims, _child_key(_signature(token)), algorithm=_ALGORITHM, headers={"typ": CHILD_TYPE})
+    return jwt.encode(
+        claims, _child_key(_signature(token)), algorithm=_ALGORITHM, headers={"typ": CHILD_TYPE}
+    )
 
 
 def _less(parent: Capability, claims: Mapping[str, Any]) -> Capability:
     """Return what parent and child both allow."""
     tools = claims.get("tools", ("*",))
     protected = claims.get("protected", ())
-    if not all(isinstance(words, list | tuple) and all(isinstance(word, str) for word in words) for words in (tools, protected)):
+    if not all(
+        isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+        for words in (tools, protected)
+    ):
         raise Refused("the capability token's tools and protected paths are lists of words")
     request = claims.get("request", parent.request)
     if parent.request and request != parent.request:

@@ -1,4 +1,5 @@
-"""Forbidden acts, tried inside a sandbox. Standard library only; started as `python -c BOOT FD OPTIONS`.
+"""Forbidden acts, tried inside a sandbox. Standard library only; started as `python -c BOOT FD
+OPTIONS`.
 
 Writes one JSON line to the socket FD: name → [whether the wall held, what happened].
 """
@@ -37,7 +38,9 @@ def _try_act(act: Callable[[], object], what: str) -> Said:
 
 
 def _first_failure(*tried: Said) -> Said:
-    return next((said for said in tried if not said[0]), (True, "; ".join(text for _, text in tried)))
+    return next(
+        (said for said in tried if not said[0]), (True, "; ".join(text for _, text in tried))
+    )
 
 
 def _write(path: str) -> None:
@@ -53,7 +56,9 @@ def _identity() -> Said:
     with Path("/proc/thread-self/status").open(encoding="ascii") as file:
         capabilities = next(line.split()[1] for line in file if line.startswith("CapEff"))
     held = int(capabilities, 16) == 0
-    return _first_failure((held, f"capabilities {capabilities}"), _try_act(lambda: os.setuid(0), "setuid(0)"))
+    return _first_failure(
+        (held, f"capabilities {capabilities}"), _try_act(lambda: os.setuid(0), "setuid(0)")
+    )
 
 
 def _files(options: Mapping[str, Any]) -> Said:
@@ -116,7 +121,10 @@ def _executor() -> Said:
         finally:
             os._exit(code)
     held = os.waitpid(child, 0)[1] == 0
-    return held, "its children cannot signal or limit it" if held else "its children can signal or limit it"
+    return (
+        held,
+        "its children cannot signal or limit it" if held else "its children can signal or limit it",
+    )
 
 
 def _landlock(version: int) -> Said:
@@ -124,7 +132,9 @@ def _landlock(version: int) -> Said:
         return False, "the kernel has no Landlock"
     if Path("/dev").stat().st_uid != os.getuid():
         return False, "/dev is not writable for a reason of its own, so nothing was shown"
-    return _try_act(lambda: _write("/dev/moothall-probe"), f"ABI {version}, writing beside the allowed paths")
+    return _try_act(
+        lambda: _write("/dev/moothall-probe"), f"ABI {version}, writing beside the allowed paths"
+    )
 
 
 def _processes(limit: int) -> Said:
@@ -153,7 +163,14 @@ def _command(code: str, options: Mapping[str, Any], wakeup: int) -> Said:
         file_bytes=options["file"],
         in_cgroup=options["cgroup"],
     )
-    ended = run((sys.executable, "-I", "-S", "-c", code), cwd=ROOT, env={}, walls=walls, wakeup=wakeup, stopped=lambda: "")
+    ended = run(
+        (sys.executable, "-I", "-S", "-c", code),
+        cwd=ROOT,
+        env={},
+        walls=walls,
+        wakeup=wakeup,
+        stopped=lambda: "",
+    )
     how = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     return ended.exit_code != 0, f"ended by {how}"
 
@@ -176,9 +193,13 @@ def main() -> None:
     with Path(ROOT, "base").open("a", encoding="ascii") as file:
         file.write(", changed")
     found["memory"] = _command(
-        f"b = bytearray({3 * options['memory']}); b[::4096] = b'x' * len(b[::4096])", options, link.fileno()
+        f"b = bytearray({3 * options['memory']}); b[::4096] = b'x' * len(b[::4096])",
+        options,
+        link.fileno(),
     )
-    found["disk"] = _command(f"open('big', 'wb').write(bytes({2 * options['file']}))", options, link.fileno())
+    found["disk"] = _command(
+        f"open('big', 'wb').write(bytes({2 * options['file']}))", options, link.fileno()
+    )
     with contextlib.suppress(OSError):
         Path(ROOT, "big").unlink()
     link.sendall(json.dumps(found).encode() + b"\n")

@@ -1,7 +1,9 @@
-"""The cases of a test run, read from what its runner wrote: lines of JSON by our reporters, or JUnit's XML.
+"""The cases of a test run, read from what its runner wrote: lines of JSON by our reporters, or
+JUnit's XML.
 
-Standard library only: they are read inside the sandbox. Code under test may have written anything there, so that whatever is
-read is bounded, no link is followed, and nothing that it holds makes reading fail.
+Standard library only: they are read inside the sandbox. Code under test may have written anything
+there, so that whatever is read is bounded, no link is followed, and nothing that it holds makes
+reading fail.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _FILES, _PIECE, _DEEPEST, _SECONDS = 200, 1 << 16, 20, 5.0
 
 
 class Cases:
-    """Cases by id: `results`, what red ones `said`, and how many milliseconds they took; `begun` have not ended."""
+    """Cases by id: `results`, what red ones `said`, and how many milliseconds they took; `begun`
+    have not ended.
+    """
 
     def __init__(self) -> None:
         self.results: dict[str, str] = {}
@@ -83,16 +87,23 @@ class Cases:
             self.said[case] = f"{self.said[case]}\n{said}" if case in self.said else said
 
     def next_id(self, case: str) -> str:
-        """Return `case`, or with a number where it is taken: runners may give two cases one name."""
+        """Return `case`, or with a number where it is taken: runners may give two cases one
+        name.
+        """
         case, number = _short(case), 1
-        while (found := case if number == 1 else f"{case} #{number}") in self.results and number < MAX_CASES:
+        while (
+            found := case if number == 1 else f"{case} #{number}"
+        ) in self.results and number < MAX_CASES:
             number += 1
         return found
 
     def stop(self, why: str) -> None:
         """What had begun and not ended is red."""
         for case in list(self.begun):
-            if not any(other.startswith(f"{case}::") and self.results[other] in RED for other in self.results):
+            if not any(
+                other.startswith(f"{case}::") and self.results[other] in RED
+                for other in self.results
+            ):
                 self.tell(case, FAILED, said=why)
 
 
@@ -105,7 +116,9 @@ def _clip(text: str, room: int) -> str:
 
 def _short(case: str) -> str:
     return (
-        _ADDRESS.sub("0x…", case[: 2 * MAX_CASE_ID])[:MAX_CASE_ID].encode("utf-8", "replace").decode()
+        _ADDRESS.sub("0x…", case[: 2 * MAX_CASE_ID])[:MAX_CASE_ID]
+        .encode("utf-8", "replace")
+        .decode()
     )  # a lone surrogate could not be sent
 
 
@@ -128,7 +141,12 @@ def _read_line(cases: Cases, line: bytes) -> None:
         if not isinstance(said, dict):
             return
         if "case" in said:
-            cases.tell(str(said["case"]), str(said.get("result")), int(said.get("ms") or 0), str(said.get("said") or ""))
+            cases.tell(
+                str(said["case"]),
+                str(said.get("result")),
+                int(said.get("ms") or 0),
+                str(said.get("said") or ""),
+            )
         elif "start" in said:
             cases.begin(str(said["start"]))
         elif "end" in said:
@@ -138,7 +156,9 @@ def _read_line(cases: Cases, line: bytes) -> None:
 
 
 def _pieces(path: str, until: float) -> Iterator[bytes]:
-    """Yield what a regular file holds; nothing where there is none, or it is too large or read for too long."""
+    """Yield what a regular file holds; nothing where there is none, or it is too large or read for
+    too long.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -148,7 +168,11 @@ def _pieces(path: str, until: float) -> Iterator[bytes]:
         if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT:
             return
         read = 0
-        while read <= MAX_REPORT and time.monotonic() < until and (data := os.read(descriptor, _PIECE)):
+        while (
+            read <= MAX_REPORT
+            and time.monotonic() < until
+            and (data := os.read(descriptor, _PIECE))
+        ):
             read += len(data)
             yield data
     except OSError:
@@ -167,7 +191,9 @@ def _lines(path: str, until: float) -> Iterator[bytes]:
 
 
 class _Junit:
-    """What a parser tells of a report. Builds no tree: a report that a test wrote may hold millions of elements."""
+    """What a parser tells of a report. Builds no tree: a report that a test wrote may hold millions
+    of elements.
+    """
 
     def __init__(self, cases: Cases) -> None:
         self._cases = cases
@@ -177,7 +203,9 @@ class _Junit:
         self._depth = 0
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """Begin an element. Raises `ValueError` where they lie deeper than in any report: a parser keeps them all."""
+        """Begin an element. Raises `ValueError` where they lie deeper than in any report: a parser
+        keeps them all.
+        """
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValueError("no report is so deep")
@@ -212,7 +240,10 @@ class _Junit:
 
 def read_junit(cases: Cases, path: str) -> None:
     """Read a JUnit file, as far as it is one."""
-    from xml.etree.ElementTree import ParseError, XMLParser  # costs start time, and few commands write such a report
+    from xml.etree.ElementTree import (
+        ParseError,
+        XMLParser,
+    )  # costs start time, and few commands write such a report
 
     parser = XMLParser(target=_Junit(cases))  # noqa: S314 - expat refuses entity bombs, and the size is bounded
     try:

@@ -1,7 +1,8 @@
-"""A check as the executor runs it: its output is read while it comes, and its cases when it ended. Standard library only.
+"""A check as the executor runs it: its output is read while it comes, and its cases when it ended.
+Standard library only.
 
-A runner that tells nothing for too long hangs in a case: that case is red. So is one in which the process ended; pytest goes on
-with the others then, in a new process.
+A runner that tells nothing for too long hangs in a case: that case is red. So is one in which the
+process ended; pytest goes on with the others then, in a new process.
 """
 
 from __future__ import annotations
@@ -24,25 +25,61 @@ if TYPE_CHECKING:
 
 _STUCK = "stuck"
 _OURS = (b"moothall_pytest", b"moothall_node")
-_NO_REPORTERS = {"PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": "", "NODE_OPTIONS": "", "MOOTHALL_NODE": ""}
+_NO_REPORTERS = {
+    "PYTEST_ADDOPTS": "",
+    "PYTEST_PLUGINS": "",
+    "NODE_OPTIONS": "",
+    "MOOTHALL_NODE": "",
+}
 _PROCESSES = 6  # that pytest may lose, one after the other
 _REPORTS = 200
 _STEER = frozenset(
-    {"conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml"}
+    {
+        "conftest.py",
+        "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
+        ".pytest.toml",
+        "tox.ini",
+        "setup.cfg",
+        "pyproject.toml",
+    }
 ) | {
-    *("sitecustomize.py", "usercustomize.py"),
+    "sitecustomize.py",
+    "usercustomize.py",
 }
-_OF_TESTS = frozenset({"test", "tests", "testdata", "spec", "__tests__", "__snapshots__", "__fixtures__", "fixtures"})
+_OF_TESTS = frozenset(
+    {"test", "tests", "testdata", "spec", "__tests__", "__snapshots__", "__fixtures__", "fixtures"}
+)
 _PASSED_BY = frozenset({"node_modules", "target", "__pycache__", "venv", "build", "dist"})
-_SOURCES = (".py", ".pyc", ".go", ".rs", ".js", ".cjs", ".mjs", ".jsx", ".ts", ".cts", ".mts", ".tsx")
-_DATA, _SHOWN = 20_000, 20  # files of tests that are looked at, and of these the written ones that are told of
+_SOURCES = (
+    ".py",
+    ".pyc",
+    ".go",
+    ".rs",
+    ".js",
+    ".cjs",
+    ".mjs",
+    ".jsx",
+    ".ts",
+    ".cts",
+    ".mts",
+    ".tsx",
+)
+_DATA, _SHOWN = (
+    20_000,
+    20,
+)  # files of tests that are looked at, and of these the written ones that are told of
 _LOOK_SECONDS = 1.0
-_QUIET_FACTOR, _QUIET_MORE = 3, 10.0  # of a case's limit: what is set up for several cases may take longer
+_QUIET_FACTOR, _QUIET_MORE = (
+    3,
+    10.0,
+)  # of a case's limit: what is set up for several cases may take longer
 
 
 class Checking:
-    """One check. `told` is what the trusted side says of it: its name, the folder in the checkout where it runs, the limit of a
-    case in seconds, and patterns of JUnit files that it writes.
+    """One check. `told` is what the trusted side says of it: its name, the folder in the checkout
+    where it runs, the limit of a case in seconds, and patterns of JUnit files that it writes.
     """
 
     def __init__(self, argv: tuple[str, ...], told: Mapping[str, Any]) -> None:
@@ -96,8 +133,8 @@ class Checking:
         return _QUIET_FACTOR * self._seconds + _QUIET_MORE
 
     def run(self, once: Callable[..., CommandEnd], seconds: float) -> dict[str, Any]:
-        """Run it by `once`, given more of the environment, the seconds that are left and a command that is not the usual one, and
-        return what came of it.
+        """Run it by `once`, given more of the environment, the seconds that are left and a command
+        that is not the usual one, and return what came of it.
         """
         begun, contention = time.monotonic(), Contention()
 
@@ -106,16 +143,24 @@ class Checking:
 
         self._data = {} if is_linter(self._argv) else data_of_tests(ROOT)
         ended = once({}, seconds)
-        if not self._cases.told and not _size(self.folder) and any(name in ended.output for name in _OURS):
+        if (
+            not self._cases.told
+            and not _size(self.folder)
+            and any(name in ended.output for name in _OURS)
+        ):
             ended = once(_NO_REPORTERS, left())  # it doesn't find our reporters
         for _ in range(_PROCESSES):
             cases.read_folder(self._cases, self.folder)
             if not checks.is_pytest(self._argv) or not self._is_cut_short(ended) or left() <= 0:
                 break
             self._stop(ended)
-            if written := _steering_file(self.cwd, self._begun) or _written_file(checks.SITE, self._begun):
+            if written := _steering_file(self.cwd, self._begun) or _written_file(
+                checks.SITE, self._begun
+            ):
                 self._cases.tell(
-                    written, cases.ERRORED, said="it steers the runner, was written while that ran, and is not run with"
+                    written,
+                    cases.ERRORED,
+                    said="it steers the runner, was written while that ran, and is not run with",
                 )
                 break
             self._progressed, self._contended_before = time.monotonic(), 0.0
@@ -124,7 +169,11 @@ class Checking:
 
     def _is_cut_short(self, ended: CommandEnd) -> bool:
         """Whether the process ended within a case."""
-        return ended.status in {"success", _STUCK} and not self._cases.ended and bool(self._cases.begun)
+        return (
+            ended.status in {"success", _STUCK}
+            and not self._cases.ended
+            and bool(self._cases.begun)
+        )
 
     def _stop(self, ended: CommandEnd) -> None:
         if ended.status == "success":
@@ -140,7 +189,9 @@ class Checking:
         self._cases.stop(limit)
 
     def _answer(self, ended: CommandEnd) -> dict[str, Any]:
-        if ended.status == _STUCK or (self._cases.begun and (ended.status != "success" or self._is_cut_short(ended))):
+        if ended.status == _STUCK or (
+            self._cases.begun and (ended.status != "success" or self._is_cut_short(ended))
+        ):
             self._stop(ended)
         found = self._cases
         if self._reports:
@@ -176,10 +227,14 @@ class Checking:
 
 
 def data_of_tests(top: str) -> dict[str, int]:
-    """When the data that lie with tests were last changed: what is expected may stand there, and nobody is to write it meanwhile."""
+    """When the data that lie with tests were last changed: what is expected may stand there, and
+    nobody is to write it meanwhile.
+    """
     found: dict[str, int] = {}
     for at, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name not in _PASSED_BY and not name.startswith(".")]
+        folders[:] = [
+            name for name in folders if name not in _PASSED_BY and not name.startswith(".")
+        ]
         if not _OF_TESTS.isdisjoint(at.removeprefix(top).split("/")):
             paths = (os.path.join(at, name) for name in names if not name.endswith(_SOURCES))  # noqa: PTH118 - as above
             found |= {path: _changed(path) for path in paths}
@@ -197,7 +252,9 @@ def _changed(path: str) -> int:
 
 
 def _steering_file(top: str, since: float) -> str:
-    """Return the first file below `top` that steers a runner of Python and was written since, '' where there is none."""
+    """Return the first file below `top` that steers a runner of Python and was written since, ''
+    where there is none.
+    """
     for at, _, names in os.walk(top):
         for name in names:
             path = os.path.join(at, name)  # noqa: PTH118 - as above
@@ -221,7 +278,9 @@ def _join(first: CommandEnd, second: CommandEnd) -> CommandEnd:
     ended = second.status == "success" and first.status in {"success", _STUCK}
     return CommandEnd(
         status=second.status,
-        exit_code=(1 if second.exit_code in {0, 1, 5} else second.exit_code) if ended else second.exit_code,
+        exit_code=(1 if second.exit_code in {0, 1, 5} else second.exit_code)
+        if ended
+        else second.exit_code,
         output=first.output + b"\n" + second.output,
         total=first.total + second.total,
         seconds=first.seconds + second.seconds,
@@ -235,6 +294,9 @@ def _size(folder: str) -> int:
     """Bytes that reporters wrote."""
     try:
         with os.scandir(folder) as entries:
-            return sum(entry.stat(follow_symlinks=False).st_size for entry, _ in zip(entries, range(_REPORTS), strict=False))
+            return sum(
+                entry.stat(follow_symlinks=False).st_size
+                for entry, _ in zip(entries, range(_REPORTS), strict=False)
+            )
     except OSError:
         return 0

@@ -1,6 +1,8 @@
-"""Commands with a verdict: what is run for a check, in which environment, and what its result means.
+"""Commands with a verdict: what is run for a check, in which environment, and what its result
+means.
 
-Standard library only: the executor reads the result. How the cases are told is written in `tools.cases`.
+Standard library only: the executor reads the result. How the cases are told is written in
+`tools.cases`.
 """
 
 from __future__ import annotations
@@ -46,13 +48,19 @@ def is_pytest(argv: Sequence[str]) -> bool:
     words = tuple(argv[:8])
     if any(_program(word) in {"pytest", "py.test"} for word in words[:1]):
         return True
-    if words[1:2] == ("run",) and any(_program(word) in {"pytest", "py.test"} for word in words[2:4]):
+    if words[1:2] == ("run",) and any(
+        _program(word) in {"pytest", "py.test"} for word in words[2:4]
+    ):
         return True  # uv run pytest, poetry run pytest
-    return any(words[at] == "-m" and words[at + 1] in {"pytest", _MAIN} for at in range(1, len(words) - 1))
+    return any(
+        words[at] == "-m" and words[at + 1] in {"pytest", _MAIN} for at in range(1, len(words) - 1)
+    )
 
 
 def _is_unittest(argv: Sequence[str]) -> bool:
-    return any(tuple(argv[at : at + 2]) == ("-m", "unittest") for at in range(1, min(len(argv), 8) - 1))
+    return any(
+        tuple(argv[at : at + 2]) == ("-m", "unittest") for at in range(1, min(len(argv), 8) - 1)
+    )
 
 
 def _django(argv: Sequence[str]) -> int:
@@ -75,11 +83,18 @@ def _is(argv: Sequence[str], program: str, *commands: str) -> bool:
 
 def tells_cases(argv: Sequence[str]) -> bool:
     """Whether a command always tells its cases, so that a run without any tested nothing."""
-    return is_pytest(argv) or _is_unittest(argv) or _is(argv, "go", "test") or _is(argv, "cargo", "test", "t", "nextest")
+    return (
+        is_pytest(argv)
+        or _is_unittest(argv)
+        or _is(argv, "go", "test")
+        or _is(argv, "cargo", "test", "t", "nextest")
+    )
 
 
 def may_tell_cases(argv: Sequence[str]) -> bool:
-    """Whether a command may tell its cases as they end, and so which one hangs. A script, or make, is one case that ends or does not."""
+    """Whether a command may tell its cases as they end, and so which one hangs. A script, or make,
+    is one case that ends or does not.
+    """
     return tells_cases(argv) or (bool(argv) and _program(argv[0]) in _NODE)
 
 
@@ -93,12 +108,19 @@ def _operands(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def command(
-    argv: Sequence[str], paths: Sequence[str] = (), keyword: str = "", *, cases: Sequence[str] = (), seconds: float = 0.0
+    argv: Sequence[str],
+    paths: Sequence[str] = (),
+    keyword: str = "",
+    *,
+    cases: Sequence[str] = (),
+    seconds: float = 0.0,
 ) -> tuple[str, ...]:
-    """Return the command of a check so that its cases can be read; of tests, narrowed to test files or cases where its program
-    can be. `seconds` are the limit of a case.
+    """Return the command of a check so that its cases can be read; of tests, narrowed to test files
+    or cases where its program can be. `seconds` are the limit of a case.
     """
-    argv = tuple(f"{part}:{PLUGINS}" if part.startswith("PYTHONPATH=") else part for part in argv)  # after `env`
+    argv = tuple(
+        f"{part}:{PLUGINS}" if part.startswith("PYTHONPATH=") else part for part in argv
+    )  # after `env`
     if is_pytest(argv):
         return _pytest(argv, cases or paths, keyword)
     if not {*cases}.isdisjoint(paths):
@@ -127,7 +149,9 @@ def _pytest(argv: tuple[str, ...], paths: Sequence[str], keyword: str) -> tuple[
 
 
 def _safe(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Start pytest by our own module, which loads it before anything of the working directory; see `moothall_main`."""
+    """Start pytest by our own module, which loads it before anything of the working directory; see
+    `moothall_main`.
+    """
     for at in range(1, min(len(argv), 8) - 1):
         if argv[at : at + 2] == ("-m", "pytest") and _PYTHON.fullmatch(_program(argv[at - 1])):
             return (*argv[: at + 1], _MAIN, *argv[at + 2 :])
@@ -142,22 +166,33 @@ def _unittest(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str])
     return (*argv[:at], _UNITTEST, *said, *(word for case in cases for word in ("-k", case)))
 
 
-def _own_runner(argv: tuple[str, ...], at: int, paths: Sequence[str], cases: Sequence[str]) -> tuple[str, ...]:
+def _own_runner(
+    argv: tuple[str, ...], at: int, paths: Sequence[str], cases: Sequence[str]
+) -> tuple[str, ...]:
     """Start a script that runs unittest's runner through our module, which reports the cases."""
     script = argv[at:]
     if _program(argv[at]).startswith("django-admin"):
         script = ("-m", "django", *argv[at + 1 :])
     python = () if any(_PYTHON.fullmatch(_program(word)) for word in argv[:at]) else ("python",)
-    folder = next((f"{word[8:].strip('/')}/" for word in argv[:at] if word.startswith("--chdir=")), "")
+    folder = next(
+        (f"{word[8:].strip('/')}/" for word in argv[:at] if word.startswith("--chdir=")), ""
+    )
     inner = (path.removeprefix(folder).removesuffix(".py").strip("/") for path in paths)
     labels = () if cases else tuple(path.replace("/", ".") for path in inner)
     return (
-        *(*argv[:at], *python, "-m", _SCRIPT, *script, *labels),
+        *argv[:at],
+        *python,
+        "-m",
+        _SCRIPT,
+        *script,
+        *labels,
         *(word for case in cases for word in ("-k", case)),
     )
 
 
-def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], seconds: float) -> tuple[str, ...]:
+def _go(
+    argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], seconds: float
+) -> tuple[str, ...]:
     said = argv[2:]
     options = [] if "-json" in said else ["-json"]
     if seconds and not any(part.startswith("-timeout") for part in said):
@@ -169,11 +204,18 @@ def _go(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str], secon
         names = dict.fromkeys(name.partition("/")[0] for _, _, name in tests if name)
         if names:
             options.append(f"-run=^({'|'.join(re.escape(name) for name in names)})$")
-    return (*argv[:2], *options, *((part for part in said if part != "./...") if packages else said), *packages)
+    return (
+        *argv[:2],
+        *options,
+        *((part for part in said if part != "./...") if packages else said),
+        *packages,
+    )
 
 
 def _node(argv: tuple[str, ...], paths: Sequence[str]) -> tuple[str, ...]:
-    if argv[:2] == ("npm", "exec") and "--call" in argv:  # what follows its command is no argument of that command
+    if (
+        argv[:2] == ("npm", "exec") and "--call" in argv
+    ):  # what follows its command is no argument of that command
         at = argv.index("--call") + 1
         return (*argv[:at], f"{argv[at]} {shlex.join(_operands(paths))}", *argv[at + 1 :])
     if argv and _program(argv[0]) in _NODE - {"node", "npx"}:
@@ -188,7 +230,9 @@ def _cargo(argv: tuple[str, ...], paths: Sequence[str], cases: Sequence[str]) ->
         folder, _, file = path.rpartition("/")
         if folder.rpartition("/")[2] == "tests" and file.endswith(".rs"):
             options += ["--test", file.removesuffix(".rs")]
-    names = tuple(dict.fromkeys(case.partition("::")[2].partition(" #")[0] for case in cases if "::" in case))
+    names = tuple(
+        dict.fromkeys(case.partition("::")[2].partition(" #")[0] for case in cases if "::" in case)
+    )
     last = (*after, *(name for name in names if not name.startswith("-")))
     return (*before, *options, *(("--", *last) if last else ()))
 
@@ -201,8 +245,9 @@ def variables(
     plugins: str = PLUGINS,
     folder: str = FOLDER,
 ) -> dict[str, str]:
-    """Return what the environment of the command `argv` holds beside the usual: whichever runner it starts is told to report to
-    `folder`, by the reporters in `plugins`, and to end a case after `seconds`.
+    """Return what the environment of the command `argv` holds beside the usual: whichever runner it
+    starts is told to report to `folder`, by the reporters in `plugins`, and to end a case after
+    `seconds`.
     """
     pytest = (
         "-p moothall_pytest",
@@ -223,11 +268,17 @@ def variables(
         "RUFF_OUTPUT_FORMAT": "concise",
     }
     if {_MAIN, _UNITTEST, _SCRIPT} & {*argv[:12]}:
-        found["PYTHONSAFEPATH"] = "1"  # they put the working directory on the path themselves, once the runner is loaded
+        found["PYTHONSAFEPATH"] = (
+            "1"  # they put the working directory on the path themselves, once the runner is loaded
+        )
     titles = [case.partition("::")[2] or case for case in cases]
     if titles:
-        found["MOOTHALL_ONLY"] = "|".join(f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles)
-        found["MOOTHALL_ONLY_LAST"] = "|".join(f"^{_title_pattern(title.rpartition(' > ')[2])}$" for title in titles)
+        found["MOOTHALL_ONLY"] = "|".join(
+            f"{_title_pattern(title.replace(' > ', ' '))}$" for title in titles
+        )
+        found["MOOTHALL_ONLY_LAST"] = "|".join(
+            f"^{_title_pattern(title.rpartition(' > ')[2])}$" for title in titles
+        )
     return found
 
 
@@ -240,21 +291,37 @@ def with_reporters_path(path: str, plugins: str = PLUGINS) -> str:
 
 
 def _title_pattern(title: str) -> str:
-    """Return a pattern of a title, whose last number may be one that a reporter of ours gave to cases of one name."""
+    """Return a pattern of a title, whose last number may be one that a reporter of ours gave to
+    cases of one name.
+    """
     said, mark, number = title.rpartition(" #")
     return f"{re.escape(said)}(?: #{number})?" if mark and number.isdecimal() else re.escape(title)
 
 
 def verdict(argv: Sequence[str], exit_code: int, cases: Mapping[str, str]) -> str:
-    """Return what a command that ran to its end says. A run that tested nothing is `missing`, whatever the exit code."""
+    """Return what a command that ran to its end says. A run that tested nothing is `missing`,
+    whatever the exit code.
+    """
     results = set(cases.values())
     if not results:
         return _of_exit_code(argv, exit_code)
     red = bool(results & set(RED))
     if exit_code == 0:
-        return PASSED if PASSED in results and not red else MISSING if is_pytest(argv) or not red else FAILED
+        return (
+            PASSED
+            if PASSED in results and not red
+            else MISSING
+            if is_pytest(argv) or not red
+            else FAILED
+        )
     if is_pytest(argv):
-        return MISSING if exit_code == _PYTEST_NO_TESTS else FAILED if red and exit_code == _PYTEST_FAILED else ERRORED
+        return (
+            MISSING
+            if exit_code == _PYTEST_NO_TESTS
+            else FAILED
+            if red and exit_code == _PYTEST_FAILED
+            else ERRORED
+        )
     return FAILED if red else ERRORED
 
 

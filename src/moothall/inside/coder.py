@@ -1,8 +1,9 @@
-"""The process in a runner's box: blocks of Python in a Monty worker, one after another. Trusted by nobody.
+"""The process in a runner's box: blocks of Python in a Monty worker, one after another. Trusted by
+nobody.
 
-Started as the executor is, with one inherited socket and nothing else: no network, no workspace, no file of ours but the
-interpreter. Each block has a session of its own. The worker's limits end what runs too long or grows too large; whatever gets
-past them is ended from outside, with this process.
+Started as the executor is, with one inherited socket and nothing else: no network, no workspace, no
+file of ours but the interpreter. Each block has a session of its own. The worker's limits end what
+runs too long or grows too large; whatever gets past them is ended from outside, with this process.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 MONTY = "/opt/monty"
-_PRELUDE = "ToolError = RuntimeError"  # Monty's classes inherit nothing: what tools raise is a RuntimeError
-_LIMITS = (("TimeoutError", "feed time limit", "timeout"), ("MemoryError", "memory limit", "memory"))
+# Monty's classes inherit nothing: what tools raise is a RuntimeError
+_PRELUDE = "ToolError = RuntimeError"
+_LIMITS = (
+    ("TimeoutError", "feed time limit", "timeout"),
+    ("MemoryError", "memory limit", "memory"),
+)
 _SUSPENDED = "suspension limit"
 _UNSUPPORTED = "monty syntax parser does not yet support"
 _IMPORTS = ("ImportError", "ModuleNotFoundError", "NotImplementedError", "AttributeError")
@@ -78,7 +83,15 @@ class Coder:
         duration = round((time.monotonic() - begun) * 1000)
         usage = self._usage()
         usage["cpu_ms"] = max(0, usage["cpu_ms"] - self._cpu)
-        self._send({**answer, "id": self._current, "printed": "".join(self._printed), "duration_ms": duration, "usage": usage})
+        self._send(
+            {
+                **answer,
+                "id": self._current,
+                "printed": "".join(self._printed),
+                "duration_ms": duration,
+                "usage": usage,
+            }
+        )
 
     def _usage(self) -> dict[str, int]:
         if not os.path.exists(f"/proc/{self._worker}/stat"):  # noqa: PTH110 - pathlib costs start time
@@ -86,7 +99,9 @@ class Coder:
         return _measure(self._worker)
 
     def _find_unsupported(self, code: str) -> str:
-        """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or nothing."""
+        """Ask Monty about what the code imports, before any of it runs: why it is not for Monty, or
+        nothing.
+        """
         try:
             tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -102,36 +117,60 @@ class Coder:
 
     def _run(self, request: Message) -> Message:
         face = Face(request["tools"], self._ask, agents=bool(request["agents"]))
-        inputs: Message = {name: value for name, value in request["inputs"].items() if name.isidentifier()}
+        inputs: Message = {
+            name: value for name, value in request["inputs"].items() if name.isidentifier()
+        }
         inputs |= {group: _proxy(self._monty, face, group) for group in face.groups}
         limits = {
             "max_feed_duration_secs": float(request["seconds"]),
             "max_memory": int(request["memory_bytes"]),
             "max_recursion_depth": int(request["recursion"]),
-            # A call is one, and so is an attribute that is looked up; Monty ends what goes on asking beyond all refusals.
+            # A call is one, and so is an attribute that is looked up; Monty ends what goes on
+            # asking beyond all refusals.
             "max_suspensions": 2 * int(request["tool_calls"]) + 100,
         }
         policy = {"sleep": "zero", "random_start": {"seed": str(request["seed"])}}
         begun = time.monotonic()
         try:
-            with self._pool.checkout(limits=limits, os_policy=policy, script_name="block.py") as session:
+            with self._pool.checkout(
+                limits=limits, os_policy=policy, script_name="block.py"
+            ) as session:
                 session.feed_run(_PRELUDE)
-                value = session.feed_run(request["code"], inputs=inputs, print_callback=self._print(begun))
+                value = session.feed_run(
+                    request["code"], inputs=inputs, print_callback=self._print(begun)
+                )
         except self._monty.MontyCrashedError as error:
             status = "timeout" if error.timed_out else "error"
-            return {"status": status, "error": f"the interpreter was ended: {error}", "crashed": True}
+            return {
+                "status": status,
+                "error": f"the interpreter was ended: {error}",
+                "crashed": True,
+            }
         except self._monty.MontyError as error:
             return self._failure(error)
         return {"status": "success", "value": plain(value)}
 
     def _failure(self, error: Any) -> Message:
         name, said = type(error.exception()).__name__, str(error)
-        if name == "NotImplementedError" and _UNSUPPORTED in said and not (self._printed or self._asked):
+        if (
+            name == "NotImplementedError"
+            and _UNSUPPORTED in said
+            and not (self._printed or self._asked)
+        ):
             return {"status": "unsupported", "why": said.partition(": ")[2] or said}
         if _SUSPENDED in said:
-            return {"status": "budget_exceeded", "error": "it asked for more than tools may be called"}
-        status = next((status for kind, words, status in _LIMITS if name == kind and words in said), "error")
-        return {"status": status, "error": error.display() if hasattr(error, "display") else said, "crashed": status == "timeout"}
+            return {
+                "status": "budget_exceeded",
+                "error": "it asked for more than tools may be called",
+            }
+        status = next(
+            (status for kind, words, status in _LIMITS if name == kind and words in said), "error"
+        )
+        return {
+            "status": status,
+            "error": error.display() if hasattr(error, "display") else said,
+            "crashed": status == "timeout",
+        }
 
     def _ask(self, name: str, arguments: Message) -> Message:
         self._asked += 1
@@ -145,8 +184,16 @@ class Coder:
         def collect(_stream: str, text: str) -> None:
             self._room -= len(text.encode("utf-8", "replace"))
             if self._room < 0:
-                # Monty would go on until its time is over: this process ends with it, and another takes its place.
-                self._end({"status": "output", "error": "it printed more than is kept; print less", "crashed": True}, begun)
+                # Monty would go on until its time is over: this process ends with it, and another
+                # takes its place.
+                self._end(
+                    {
+                        "status": "output",
+                        "error": "it printed more than is kept; print less",
+                        "crashed": True,
+                    },
+                    begun,
+                )
                 os._exit(0)
             self._printed.append(text)
 
@@ -159,20 +206,26 @@ class Coder:
 
 
 def _measure(worker: str) -> dict[str, int]:
-    """Return what this process and its worker used so far; the kernel counts in hundredths of a second."""
+    """Return what this process and its worker used so far; the kernel counts in hundredths of a
+    second.
+    """
     own, ticks, most = os.times(), 0, 0
     with contextlib.suppress(OSError):  # it was just replaced
         with open(f"/proc/{worker}/stat", "rb") as file:  # noqa: PTH123 - pathlib costs start time
             fields = file.read().rpartition(b")")[2].split()
         ticks = int(fields[11]) + int(fields[12])
         with open(f"/proc/{worker}/status", "rb") as file:  # noqa: PTH123 - as above
-            most = next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM")), 0)
+            most = next(
+                (int(line.split()[1]) * 1024 for line in file if line.startswith(b"VmHWM")), 0
+            )
     cpu = round((own.user + own.system) * 1000) + ticks * 1000 // os.sysconf("SC_CLK_TCK")
     return {"cpu_ms": cpu, "max_rss_bytes": most}
 
 
 def _probes(tree: ast.AST) -> list[str]:
-    """Return the code's imports, and the uses of what imported modules hold, as statements of their own."""
+    """Return the code's imports, and the uses of what imported modules hold, as statements of their
+    own.
+    """
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {
         alias.asname or alias.name: f"import {alias.name} as {alias.asname or alias.name}"
@@ -184,12 +237,16 @@ def _probes(tree: ast.AST) -> list[str]:
     used = {
         (node.value.id, node.attr)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
     }
     probes = [ast.unparse(node) for node in imports]
     if used:
         lines = [modules[name] for name in sorted({name for name, _ in used})]
-        probes.append("\n".join([*lines, *(f"{name}.{attribute}" for name, attribute in sorted(used))]))
+        probes.append(
+            "\n".join([*lines, *(f"{name}.{attribute}" for name, attribute in sorted(used))])
+        )
     return probes
 
 
@@ -217,7 +274,9 @@ def main() -> NoReturn:
 
     version = shut_in(options)
     # Its own watchdog is for what Monty's limits cannot stop; ours, outside, for what this cannot.
-    pool = pydantic_monty.Monty(binary_path=f"{MONTY}/monty", min_processes=1, max_processes=1, request_timeout=None)
+    pool = pydantic_monty.Monty(
+        binary_path=f"{MONTY}/monty", min_processes=1, max_processes=1, request_timeout=None
+    )
     with pool:
         coder = Coder(link, pool, pydantic_monty)
         with pool.checkout() as session:

@@ -46,13 +46,17 @@ _HINTS = (
     (
         "disk",
         # As C, Python, Go, Rust, Java, Node and shells spell it.
-        r"(?i)no space left on device|file too large|file size limit exceeded|disk quota exceeded|\b(?:ENOSPC|EFBIG|EDQUOT)\b",
+        (
+            r"(?i)no space left on device|file too large|file size limit exceeded|disk quota "
+            r"exceeded|\b(?:ENOSPC|EFBIG|EDQUOT)\b"
+        ),
     ),
     ("processes", r"Resource temporarily unavailable|can't start new thread|fork: retry"),
 )
 
 
-# No dataclasses here: what makes them costs the executor more time at its start than all of its own code.
+# No dataclasses here: what makes them costs the executor more time at its start than all of its own
+# code.
 class Walls:
     """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: output is
     unlimited, and only the kept part is bounded. Time spent waiting for a core does not count in
@@ -110,7 +114,11 @@ class _Kept:
         cut = self.total - len(self._head) - self._half
         if cut <= 0:
             return bytes(self._head + self._tail)
-        return bytes(self._head) + f"\n[… {cut} bytes cut …]\n".encode() + bytes(self._tail[-self._half :])
+        return (
+            bytes(self._head)
+            + f"\n[… {cut} bytes cut …]\n".encode()
+            + bytes(self._tail[-self._half :])
+        )
 
 
 def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls) -> NoReturn:
@@ -123,7 +131,8 @@ def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls)
         if not walls.in_cgroup:
             resource.setrlimit(resource.RLIMIT_DATA, (walls.memory_bytes, walls.memory_bytes))
         os.nice(_NICE)
-        # Python ignores the first two, and the executor the third; other programs expect the default.
+        # Python ignores the first two, and the executor the third; other programs expect the
+        # default.
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         spare_the_others()
@@ -145,21 +154,38 @@ def run(
     reader: Checking | None = None,
     shell: Output | None = None,
 ) -> CommandEnd:
-    """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to meanwhile:
-    when it is readable `stopped` is called, and what it returns, unless empty, ends the command with that status.
-    `shell` keeps the output of a command of the shell, which is interrupted before it is ended, so that it can say where it was.
+    """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to
+    meanwhile:
+    when it is readable `stopped` is called, and what it returns, unless empty, ends the command
+    with that status.
+    `shell` keeps the output of a command of the shell, which is interrupted before it is ended, so
+    that it can say where it was.
     """
-    return _watch(lambda: _become(argv, cwd, env, walls), walls, wakeup, stopped, side, reader=reader, shell=shell)
+    return _watch(
+        lambda: _become(argv, cwd, env, walls),
+        walls,
+        wakeup,
+        stopped,
+        side,
+        reader=reader,
+        shell=shell,
+    )
 
 
-def call(function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]) -> CommandEnd:
-    """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the output."""
+def call(
+    function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]
+) -> CommandEnd:
+    """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the
+    output.
+    """
 
     def child() -> NoReturn:
         code = 1
         try:
             cpu = max(1, round(walls.cpu_seconds))
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))  # the first is a signal that says why
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (cpu, cpu + 1)
+            )  # the first is a signal that says why
             data = memoryview(function())
             while data:
                 data = data[os.write(1, data) :]
@@ -192,7 +218,9 @@ def _watch(
     os.close(writing)
     if side:
         side.close_theirs()
-    watch = _Watch(reading, os.pidfd_open(pid), wakeup, walls=walls, begun=begun, side=side, reader=reader)
+    watch = _Watch(
+        reading, os.pidfd_open(pid), wakeup, walls=walls, begun=begun, side=side, reader=reader
+    )
     left: list[str] = []
     if shell:
         watch.kept = shell
@@ -235,12 +263,24 @@ class _Watch:
     """Follows a child: its output, its end, its walls."""
 
     def __init__(
-        self, reading: int, leader: int, wakeup: int, *, walls: Walls, begun: float, side: Talk | None, reader: Checking | None
+        self,
+        reading: int,
+        leader: int,
+        wakeup: int,
+        *,
+        walls: Walls,
+        begun: float,
+        side: Talk | None,
+        reader: Checking | None,
     ) -> None:
         self.kept: _Kept | Output = _Kept(walls.output_bytes)
         self.seen = Seen()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
-        self._walls, self._deadline, self._last = walls, begun + walls.wall_seconds, begun + walls.most_seconds
+        self._walls, self._deadline, self._last = (
+            walls,
+            begun + walls.wall_seconds,
+            begun + walls.most_seconds,
+        )
         self._contention, self._looked = Contention(), 0.0
         self.contended = self._forgiven = 0.0
         self._side, self._hears = side, False
@@ -251,7 +291,9 @@ class _Watch:
             self._poll.register(descriptor, select.POLLIN)
 
     def until_end(self, stopped: Callable[[], str]) -> str:
-        """Return '' when the child ended by itself, or the status for which it has to be stopped."""
+        """Return '' when the child ended by itself, or the status for which it has to be
+        stopped.
+        """
         due = time.monotonic()
         while True:
             now = time.monotonic()
@@ -314,7 +356,9 @@ class _Watch:
                 self._poll.unregister(self._side.ours)
 
     def interrupt(self) -> None:
-        """Interrupt the command as Ctrl-C does, and take what it prints until it has ended, for a moment at most."""
+        """Interrupt the command as Ctrl-C does, and take what it prints until it has ended, for a
+        moment at most.
+        """
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGINT)
         poll, end = select.poll(), time.monotonic() + _INTERRUPT_SECONDS
@@ -328,7 +372,9 @@ class _Watch:
                 return
 
     def linger(self) -> list[str]:
-        """Give what the command left running, such as a `tee`, a moment to end by itself; return what did not."""
+        """Give what the command left running, such as a `tee`, a moment to end by itself; return
+        what did not.
+        """
         poll, end = select.poll(), time.monotonic() + _LINGER_SECONDS
         poll.register(self._reading, select.POLLIN)
         while (left := running_commands()) and time.monotonic() < end:
@@ -363,7 +409,10 @@ class _Watch:
         self.kept.add(self._reader.feed(data) if self._reader else data)
 
     def _broken_wall(self) -> str:
-        if self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR and not self._walls.any_output:
+        if (
+            self.kept.total > self._walls.output_bytes * _OUTPUT_FACTOR
+            and not self._walls.any_output
+        ):
             return "output"
         begun = time.monotonic()
         if begun < self._next_sample:
@@ -372,7 +421,9 @@ class _Watch:
         self._note_contention()
         now = time.monotonic()
         self._next_sample = now + max(_SAMPLE_SECONDS, 10 * (now - begun))
-        return _broken_limit(self.seen, self._walls) or (self._reader.check_stuck(self.contended) if self._reader else "")
+        return _broken_limit(self.seen, self._walls) or (
+            self._reader.check_stuck(self.contended) if self._reader else ""
+        )
 
 
 def _broken_limit(seen: Seen, walls: Walls) -> str:
@@ -397,6 +448,8 @@ def explain_end(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) 
     if code != 0:
         tail = output[-_HINT_BYTES:].decode("utf-8", "replace")
         for status, words in _HINTS:
-            if re.search(words, tail) and (status != "processes" or seen.processes * 2 >= walls.processes):
+            if re.search(words, tail) and (
+                status != "processes" or seen.processes * 2 >= walls.processes
+            ):
                 return status
     return "success"

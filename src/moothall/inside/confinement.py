@@ -22,7 +22,10 @@ _WRITABLE = (
     ROOT,
     "/tmp",  # noqa: S108 - inside the sandbox
     "/dev/shm",  # noqa: S108 - inside the sandbox
-    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")),
+    *(
+        f"/dev/{name}"
+        for name in ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts")
+    ),
 )
 EXECUTOR_PID = 2
 """In its pid namespace, whose init is bubblewrap."""
@@ -34,10 +37,13 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
 def shut_in(options: Mapping[str, Any]) -> int:
-    """Apply what holds for this process and all that it starts; return Landlock's ABI, 0 where there is none.
+    """Apply what holds for this process and all that it starts; return Landlock's ABI, 0 where
+    there is none.
 
-    `options`: writable (paths beside the usual ones), landlock (whether it must be there), open_files, processes, own_users (whether
-    the user namespace is the sandbox's own: where it is a node's, the kernel would count the processes of others). Raises `OSError` where a wall cannot be raised.
+    `options`: writable (paths beside the usual ones), landlock (whether it must be there),
+    open_files, processes, own_users (whether the user namespace is the sandbox's own: where it is a
+    node's, the kernel would count the processes of others). Raises `OSError` where a wall cannot be
+    raised.
     """
     # No one in here may look into this process's memory: they share its uid.
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -58,7 +64,8 @@ def shut_in(options: Mapping[str, Any]) -> int:
 
 
 def spare_the_others() -> None:
-    """From here on this process and its children cannot signal everybody at once, which would end the executor too.
+    """From here on this process and its children cannot signal everybody at once, which would end
+    the executor too.
 
     Raises `OSError`. All other ways to signal it are closed to the whole sandbox.
     """
@@ -78,5 +85,8 @@ def spare_the_others() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.c_char_p(program), 0, 0):
         why = ctypes.get_errno()
-        if why not in {errno.EINVAL, errno.ENOSYS}:  # a kernel without such filters: the probe has told, and was overruled
+        if why not in {
+            errno.EINVAL,
+            errno.ENOSYS,
+        }:  # a kernel without such filters: the probe has told, and was overruled
             raise OSError(why, f"seccomp: {os.strerror(why)}")

@@ -1,6 +1,8 @@
-"""A program among the workspace's files that is talked to line by line: its lines are carried over one socket. Runs inside; standard library only.
+"""A program among the workspace's files that is talked to line by line: its lines are carried over
+one socket. Runs inside; standard library only.
 
-Started as `python -c … FD`, where FD is the socket; what to run lies in `BLOCK`. What the program says on standard error is the command's output.
+Started as `python -c … FD`, where FD is the socket; what to run lies in `BLOCK`. What the program
+says on standard error is the command's output.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.inside.conversing import main; main()"
+COMMAND = (
+    "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.inside.conversing import "
+    "main; main()"
+)
 _PART = 1 << 16
 _LEAVING = 2.0  # seconds that a program has to end by itself when nobody talks to it any more
 
@@ -28,7 +33,9 @@ class Flooded(Exception):
 
 
 def lines_of(descriptor: int, most: int) -> Iterator[list[str]]:
-    """Yield the lines that have come, as soon as there is one, until the end. Raises `Flooded` after `most` bytes."""
+    """Yield the lines that have come, as soon as there is one, until the end. Raises `Flooded`
+    after `most` bytes.
+    """
     held: list[bytes] = []
     while data := os.read(descriptor, _PART):
         most -= len(data)
@@ -48,7 +55,9 @@ def main() -> None:
         order = json.load(file)
     os.unlink(BLOCK)  # noqa: PTH108 - as above
     try:
-        child = subprocess.Popen(order["argv"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)  # noqa: S603 - what this is for
+        child = subprocess.Popen(  # noqa: S603 - what this is for
+            order["argv"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
     except OSError as error:
         socket.say({"ended": f"{order['argv'][0]} cannot be run: {error.strerror}"})
         return
@@ -59,7 +68,9 @@ def main() -> None:
     try:
         while not (told := socket.ask("lines", {"lines": lines})).get("end"):
             with contextlib.suppress(BrokenPipeError):  # its end is heard where it is read
-                child.stdin.write("".join(f"{line}\n" for line in told["lines"]).encode("utf-8", "replace"))
+                child.stdin.write(
+                    "".join(f"{line}\n" for line in told["lines"]).encode("utf-8", "replace")
+                )
             lines = next(coming, [])
             if not lines:
                 socket.say({"ended": f"it ended with exit code {child.wait()}"})

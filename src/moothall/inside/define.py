@@ -1,6 +1,8 @@
-"""`files.define`: a whole function, method or class by its name, replaced or added. Runs in a child of the executor.
+"""`files.define`: a whole function, method or class by its name, replaced or added. Runs in a child
+of the executor.
 
-Only the named span changes: every byte before and after it stays, with the file's own line ends and byte order mark.
+Only the named span changes: every byte before and after it stays, with the file's own line ends and
+byte order mark.
 """
 
 from __future__ import annotations
@@ -30,17 +32,27 @@ class Definition:
 
 
 def define(text: str, language: str, name: str, content: str) -> Definition:
-    """Return `text` with the definition of `name` being `content`. Raises `ToolFailure` where that is not clear or breaks it."""
+    """Return `text` with the definition of `name` being `content`. Raises `ToolFailure` where that
+    is not clear or breaks it.
+    """
     mark = _MARK if text.startswith(_MARK) else ""
     data = text.removeprefix(_MARK).encode("utf-8", "surrogateescape")
-    own = content.removeprefix(_MARK).replace("\r\n", "\n").strip("\n").rstrip().encode("utf-8", "replace")
+    own = (
+        content.removeprefix(_MARK)
+        .replace("\r\n", "\n")
+        .strip("\n")
+        .rstrip()
+        .encode("utf-8", "replace")
+    )
     if not own.strip():
         raise ToolFailure("content is empty; send the whole definition", "invalid")
     root = parse(language, data)
     found = list(definitions(root, language, deep=True))
     wanted = Wanted(language, name, own, found)
     old = wanted.place()
-    start, until, before, after, indent = spot_of(data, old, wanted) if old else free_spot(data, root, wanted)
+    start, until, before, after, indent = (
+        spot_of(data, old, wanted) if old else free_spot(data, root, wanted)
+    )
     end = b"\r\n" if 2 * data.count(b"\r\n") > data.count(b"\n") else b"\n"
     refusal = ""
     for shift in (with_indent, first_shifted):
@@ -50,7 +62,12 @@ def define(text: str, language: str, name: str, content: str) -> Definition:
         refusal = _what_is_wrong(root, data, made, data[:start].count(b"\n"), wanted)
         if not refusal:
             first = made[: start + len(before)].count(b"\n") + 1
-            return Definition(mark + made.decode("utf-8", "surrogateescape"), old is not None, first, first + body.count(b"\n"))
+            return Definition(
+                mark + made.decode("utf-8", "surrogateescape"),
+                old is not None,
+                first,
+                first + body.count(b"\n"),
+            )
     raise ToolFailure(refusal)
 
 
@@ -61,11 +78,21 @@ def _what_is_wrong(root: Node, data: bytes, made: bytes, first_row: int, wanted:
     error = first_error(after)
     if error is not None and not root.has_error:
         return _where(made, error.start_point[0] + 1, first_row, wanted, "")
-    if language == "python" and not root.has_error and _python_error(data) is None and (wrong := _python_error(made)):
+    if (
+        language == "python"
+        and not root.has_error
+        and _python_error(data) is None
+        and (wrong := _python_error(made))
+    ):
         return _where(made, wrong[0], first_row, wanted, f": {wrong[1]}")
     named = {item.parts for item in definitions(after, language, deep=True)}
-    if wanted.parts not in named and not any(parts[-len(wanted.parts) :] == wanted.parts for parts in named):
-        return f"with this content the file would not define {'.'.join(wanted.parts)!r}; send the whole definition"
+    if wanted.parts not in named and not any(
+        parts[-len(wanted.parts) :] == wanted.parts for parts in named
+    ):
+        return (
+            f"with this content the file would not define {'.'.join(wanted.parts)!r}; send the "
+            "whole definition"
+        )
     return ""
 
 
@@ -85,5 +112,8 @@ def _where(made: bytes, line: int, first_row: int, wanted: Wanted, why: str) -> 
     within = line - first_row
     place = f"near line {within} of the content{why}: {shown!r}"
     if not 0 < within <= wanted.content.count(b"\n") + 1:
-        place = f"near its line {line}, {shown!r}{why}; is a bracket or a quote of the content left open?"
+        place = (
+            f"near its line {line}, {shown!r}{why}; is a bracket or a quote of the content left "
+            "open?"
+        )
     return f"nothing was changed: the file would not parse any more, {place}"

@@ -1,6 +1,8 @@
-"""`files.edit`: search and replace. The text as it is written first, then with other spaces at the line ends and one other indentation.
+"""`files.edit`: search and replace. The text as it is written first, then with other spaces at the
+line ends and one other indentation.
 
-Never a guess between two places; what is not found is answered with the nearest text of the file. Runs in a child of the executor.
+Never a guess between two places; what is not found is answered with the nearest text of the file.
+Runs in a child of the executor.
 """
 
 from __future__ import annotations
@@ -40,8 +42,13 @@ def replace(path: str, text: str, old: str, new: str, count: int = 1) -> tuple[s
     Raises `ToolFailure`.
     """
     if not old:
-        raise ToolFailure("old is empty; send the text that new replaces, or the whole file with files.write", "invalid")
-    for spelled in dict.fromkeys((old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))):
+        raise ToolFailure(
+            "old is empty; send the text that new replaces, or the whole file with files.write",
+            "invalid",
+        )
+    for spelled in dict.fromkeys(
+        (old, with_ends(old, line_end(text)), with_ends(old, "\n"), with_ends(old, "\r\n"))
+    ):
         if found := text.count(spelled):
             if count and found != count:
                 lines = [text.count("\n", 0, place) + 1 for place in _places(text, spelled)]
@@ -88,7 +95,8 @@ def _places(text: str, old: str) -> list[int]:
 def _wrong_count(path: str, at: Sequence[int], found: int, count: int) -> str:
     lines = ", ".join(map(str, at[:_PLACES_SHOWN]))
     return (
-        f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send more of the lines around it so that it "
+        f"old text occurs {found} times in {path!r} (lines {lines}), not {_times(count)}: send "
+        "more of the lines around it so that it "
         f"occurs {_times(count)}, or count={found} to replace all"
     )
 
@@ -108,13 +116,18 @@ def _trim(old: str) -> list[str]:
 
 
 def _same_but_for_spaces(rows: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return where, from 0, whole lines stand that are `wanted` but for the spaces at their ends and one shift of all."""
+    """Return where, from 0, whole lines stand that are `wanted` but for the spaces at their ends
+    and one shift of all.
+    """
     stripped = [row.strip() for row in rows]
     bare = [row.strip() for row in wanted]
     found: list[int] = []
     at = 0
     while at + len(bare) <= len(rows):
-        if stripped[at : at + len(bare)] == bare and _shift(rows[at : at + len(bare)], wanted) is not None:
+        if (
+            stripped[at : at + len(bare)] == bare
+            and _shift(rows[at : at + len(bare)], wanted) is not None
+        ):
             found.append(at)
             at += len(bare)
         else:
@@ -127,14 +140,23 @@ def _lead(row: str) -> str:
 
 
 def _shift(rows: Sequence[str], wanted: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what all wanted lines begin with, what stands in the file instead), or None where they differ in more than that."""
-    pairs = [(_lead(row.rstrip()), _lead(want)) for row, want in zip(rows, wanted, strict=True) if want.strip()]
+    """Return (what all wanted lines begin with, what stands in the file instead), or None where
+    they differ in more than that.
+    """
+    pairs = [
+        (_lead(row.rstrip()), _lead(want))
+        for row, want in zip(rows, wanted, strict=True)
+        if want.strip()
+    ]
     there, here = pairs[0]
     same = 0
     while same < min(len(there), len(here)) and there[-1 - same] == here[-1 - same]:
         same += 1
     there, here = there[: len(there) - same], here[: len(here) - same]
-    if all(lead.startswith(there) and want.startswith(here) and lead[len(there) :] == want[len(here) :] for lead, want in pairs):
+    if all(
+        lead.startswith(there) and want.startswith(here) and lead[len(there) :] == want[len(here) :]
+        for lead, want in pairs
+    ):
         return here, there
     return None
 
@@ -149,7 +171,10 @@ def _fit(rows: Sequence[str], wanted: Sequence[str], new: str, usual: str) -> li
     here, there = shift
     end = line_end(rows[0]) or usual or "\n"
     fresh = new.replace("\r\n", "\n").strip("\n").split("\n") if new.strip() else []
-    made = [(there + row[len(here) :] if row.startswith(here) else row) if row.strip() else "" for row in fresh]
+    made = [
+        (there + row[len(here) :] if row.startswith(here) else row) if row.strip() else ""
+        for row in fresh
+    ]
     last = rows[-1][len(rows[-1].rstrip("\r\n")) :]
     return [row + (end if at < len(made) - 1 else last) for at, row in enumerate(made)]
 
@@ -191,7 +216,9 @@ def _most_shared(rows: Sequence[str], wanted: Sequence[str]) -> int | None:
 
 
 def _most_alike(rows: Sequence[str], wanted: Sequence[str]) -> int | None:
-    """Return the line that is most like the longest of those looked for; the window begins as far before it as they do."""
+    """Return the line that is most like the longest of those looked for; the window begins as far
+    before it as they do.
+    """
     from difflib import SequenceMatcher  # costs start time
 
     number, longest = max(enumerate(wanted), key=lambda item: len(item[1].strip()))
@@ -200,6 +227,10 @@ def _most_alike(rows: Sequence[str], wanted: Sequence[str]) -> int | None:
     best_at: int | None = None
     for at, row in enumerate(rows[:_COMPARED_ROWS]):
         matcher.set_seq1(row.strip()[:_COMPARED_CHARS])
-        if matcher.real_quick_ratio() > best and matcher.quick_ratio() > best and (ratio := matcher.ratio()) > best:
+        if (
+            matcher.real_quick_ratio() > best
+            and matcher.quick_ratio() > best
+            and (ratio := matcher.ratio()) > best
+        ):
             best, best_at = ratio, at - number
     return best_at

@@ -13,7 +13,17 @@ class CommandEnd:
     ended with it.
     """
 
-    __slots__ = ("contended", "cpu_ms", "exit_code", "left", "max_rss_bytes", "output", "seconds", "status", "total")
+    __slots__ = (
+        "contended",
+        "cpu_ms",
+        "exit_code",
+        "left",
+        "max_rss_bytes",
+        "output",
+        "seconds",
+        "status",
+        "total",
+    )
 
     def __init__(
         self,

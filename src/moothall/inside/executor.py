@@ -1,8 +1,10 @@
 """The process inside a workspace that runs tools. Trusted by nobody; standard library only.
 
-Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no network
+Started as `python -I -S -c BOOT FD OPTIONS`. It has one inherited socket and nothing else: no
+network
 (set-up has the port of a proxy outside),
-no credentials, an empty environment. First it shuts itself in (Landlock, rlimits), then it says that it
+no credentials, an empty environment. First it shuts itself in (Landlock, rlimits), then it says
+that it
 is ready, then it answers one request at a time until the socket closes.
 """
 
@@ -42,7 +44,9 @@ _EXECUTABLE = "100755"
 
 
 class Executor:
-    """Answers requests from one socket, a bare descriptor: the module for sockets costs start time."""
+    """Answers requests from one socket, a bare descriptor: the module for sockets costs start
+    time.
+    """
 
     def __init__(self, link: int, options: Mapping[str, Any]) -> None:
         self._link = link
@@ -87,14 +91,20 @@ class Executor:
         begun, used = time.monotonic(), _cpu_seconds()
         self._current = int(request["id"])
         try:
-            answer = {"files": self._files, "run": self._run, "apply": self._apply, "processes": self._processes}[
-                str(request["op"])
-            ](request)
+            answer = {
+                "files": self._files,
+                "run": self._run,
+                "apply": self._apply,
+                "processes": self._processes,
+            }[str(request["op"])](request)
         except ToolFailure as failed:
             answer = failed.answer()
         except OSError as error:
             status = "disk" if error.errno in DISK_FULL else "error"
-            answer = {"status": status, "error": f"{error.filename or 'workspace'}: {error.strerror}"}
+            answer = {
+                "status": status,
+                "error": f"{error.filename or 'workspace'}: {error.strerror}",
+            }
         answer.setdefault("duration_ms", round((time.monotonic() - begun) * 1000))
         answer.setdefault("usage", _own_usage(used))
         answer["id"] = self._current
@@ -117,7 +127,9 @@ class Executor:
 
     def _files(self, request: Message) -> Message:
         tool, args = str(request["tool"]), request["args"]
-        limits = texts.TextLimits(int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"]))
+        limits = texts.TextLimits(
+            int(request["limits"]["file_bytes"]), int(request["limits"]["output_bytes"])
+        )
         if tool not in files.TOOLS:
             raise ToolFailure(f"no tool {tool!r} in the workspace", "invalid")
         if tool not in files.SLOW:
@@ -137,20 +149,36 @@ class Executor:
 
         def inside() -> bytes:
             try:
-                answer: Message = {"status": "success", "output": files.TOOLS[tool](self._root, args, limits)}
+                answer: Message = {
+                    "status": "success",
+                    "output": files.TOOLS[tool](self._root, args, limits),
+                }
             except ToolFailure as failed:
                 answer = failed.answer()
             return json.dumps(answer).encode()
 
         ended = call(inside, walls=bounded, wakeup=self._link, stopped=self._find_stop)
         if ended.status == "timeout":
-            return {"status": "timeout", "error": f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"}
+            return {
+                "status": "timeout",
+                "error": (
+                    f"{tool} took more than {seconds:g} s; use a simpler pattern or a smaller path"
+                ),
+            }
         if ended.status != "success":
-            return {"status": ended.status, "error": f"{tool} was stopped: {ended.status}", "usage": ended.usage()}
+            return {
+                "status": ended.status,
+                "error": f"{tool} was stopped: {ended.status}",
+                "usage": ended.usage(),
+            }
         try:
             answer = json.loads(ended.output)
         except ValueError:
-            return {"status": "error", "error": f"{tool} failed (exit {ended.exit_code})", "usage": ended.usage()}
+            return {
+                "status": "error",
+                "error": f"{tool} failed (exit {ended.exit_code})",
+                "usage": ended.usage(),
+            }
         return {**answer, "usage": ended.usage()}
 
     def _run(self, request: Message) -> Message:
@@ -162,7 +190,14 @@ class Executor:
         if request.get("shell_state"):
             return self._run_shell(argv, request)
         cwd = os.path.join(ROOT, str(request.get("folder") or ""))  # noqa: PTH118 - pathlib costs start time
-        ended = run(argv, cwd=cwd, env=request["env"], walls=self._walls(request), wakeup=self._link, stopped=self._find_stop)
+        ended = run(
+            argv,
+            cwd=cwd,
+            env=request["env"],
+            walls=self._walls(request),
+            wakeup=self._link,
+            stopped=self._find_stop,
+        )
         return ended.document()
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
@@ -175,19 +210,33 @@ class Executor:
         os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
         begun = time.monotonic()
 
-        def once(more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()) -> CommandEnd:
+        def once(
+            more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()
+        ) -> CommandEnd:
             walls = self._walls(request)
             walls.wall_seconds = seconds
             walls.most_seconds = max(seconds, walls.most_seconds - (time.monotonic() - begun))
-            env = {**request["env"], "PATH": with_reporters_path(request["env"].get("PATH", "")), **more}
+            env = {
+                **request["env"],
+                "PATH": with_reporters_path(request["env"].get("PATH", "")),
+                **more,
+            }
             return run(
-                other or argv, cwd=checking.cwd, env=env, walls=walls, wakeup=self._link, stopped=self._find_stop, reader=checking
+                other or argv,
+                cwd=checking.cwd,
+                env=env,
+                walls=walls,
+                wakeup=self._link,
+                stopped=self._find_stop,
+                reader=checking,
             )
 
         return checking.run(once, float(request["limits"]["wall_seconds"]))
 
     def _run_shell(self, argv: tuple[str, ...], request: Message) -> Message:
-        from moothall.inside.shell import Shell  # costs start time, and many workspaces run no command
+        from moothall.inside.shell import (
+            Shell,
+        )  # costs start time, and many workspaces run no command
 
         shell = self._shell = self._shell or Shell(int(self._options["memory_bytes"]))
         order = request["shell_state"]
@@ -212,7 +261,9 @@ class Executor:
         return {**ended.document(), "folder": shell.folder, "left": ended.left, "note": note}
 
     def _run_block(self, argv: tuple[str, ...], request: Message) -> Message:
-        """Run a command that asks something meanwhile, over a socket whose number is its last argument."""
+        """Run a command that asks something meanwhile, over a socket whose number is its last
+        argument.
+        """
         number = self._current
         talk = self._talk = Talk(lambda message: _send(self._link, {**message, "id": number}))
         _put_aside(BLOCK)  # a pipe in its place would never be read
@@ -236,13 +287,20 @@ class Executor:
     def _processes(self, _request: Message) -> Message:
         found = []
         for pid in sorted(map(int, (*others(), str(os.getpid())))):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            with (
+                contextlib.suppress(OSError),
+                open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file,  # noqa: PTH123
+            ):
                 found.append({"pid": pid, "name": file.read().strip()})
         return {"status": "success", "output": {"processes": found}}
 
     def _apply(self, request: Message) -> Message:
-        """Write the files of a patch: deletions first, so that a folder can take a file's place and back."""
-        changes = sorted(request["changes"], key=lambda change: (change["content"] is not None, change["path"]))
+        """Write the files of a patch: deletions first, so that a folder can take a file's place and
+        back.
+        """
+        changes = sorted(
+            request["changes"], key=lambda change: (change["content"] is not None, change["path"])
+        )
         for change in changes:
             path = clean_for_writing(unpack_path(change["path"]))
             if change["content"] is None:
@@ -258,7 +316,9 @@ class Executor:
             except ToolFailure:
                 return
             try:
-                os.unlink(name, dir_fd=parent) if not _is_folder(name, parent) else os.rmdir(name, dir_fd=parent)
+                os.unlink(name, dir_fd=parent) if not _is_folder(name, parent) else os.rmdir(
+                    name, dir_fd=parent
+                )
             except OSError:
                 return  # a folder that still holds something, or gone already
             finally:
@@ -273,7 +333,9 @@ class Executor:
                 if not _is_folder(part, holder):
                     _clear(part, holder)
                     os.mkdir(part, 0o755, dir_fd=holder)
-                inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+                inner = os.open(
+                    part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder
+                )
                 os.close(holder)
                 holder = inner
             _clear(parts[-1], holder)
@@ -281,7 +343,9 @@ class Executor:
                 os.symlink(content, parts[-1], dir_fd=holder)
                 return
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(parts[-1], flags, 0o755 if mode == _EXECUTABLE else 0o644, dir_fd=holder)
+            descriptor = os.open(
+                parts[-1], flags, 0o755 if mode == _EXECUTABLE else 0o644, dir_fd=holder
+            )
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
         finally:
@@ -306,7 +370,9 @@ def _own_usage(before: float) -> dict[str, int]:
 
 
 def _put_aside(path: str) -> None:
-    """Make place for a file of ours, whatever code put there: a tree may be too deep to be removed in one go."""
+    """Make place for a file of ours, whatever code put there: a tree may be too deep to be removed
+    in one go.
+    """
     if os.path.lexists(path):
         os.rename(path, f"{path}.{os.urandom(8).hex()}")  # noqa: PTH104 - pathlib costs start time
 
@@ -325,7 +391,9 @@ def _clear(name: str, holder: int) -> None:
         try:
             shutil.rmtree(name, dir_fd=holder)
         except RecursionError as error:
-            raise ToolFailure(f"{name!r} is a folder too deep to be removed; remove it with code of your own") from error
+            raise ToolFailure(
+                f"{name!r} is a folder too deep to be removed; remove it with code of your own"
+            ) from error
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=holder)
@@ -338,7 +406,9 @@ def main() -> None:
     link = int(sys.argv[1])
     os.set_inheritable(link, False)
     if options["proxied"]:
-        from moothall.inside.chromium import open_port  # costs start time, and only set-up has a way out
+        from moothall.inside.chromium import (
+            open_port,
+        )  # costs start time, and only set-up has a way out
 
         open_port(link)
     version = shut_in(options)

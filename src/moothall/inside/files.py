@@ -51,7 +51,9 @@ _COUNTED_ENTRIES = 20_000
 MAX_MATCHES = 200
 MAX_LINE = 300
 MAX_DEPTH = 64
-_HIDDEN = frozenset({".git", "__pycache__", ".pytest_cache", "node_modules", ".venv", ".mypy_cache", ".ruff_cache"})
+_HIDDEN = frozenset(
+    {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv", ".mypy_cache", ".ruff_cache"}
+)
 
 
 def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
@@ -66,7 +68,9 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     rows = rows_of(text)
     start, wanted = args.get("start", 1), args.get("lines", 2000)
     if start > max(1, len(rows)):
-        raise ToolFailure(f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid")
+        raise ToolFailure(
+            f"{path!r} has {len(rows)} lines; start {start} is behind its end", "invalid"
+        )
     part = rows[start - 1 : start - 1 + wanted]
     content, cut = cut_text("".join(part), limits.output_bytes)
     return {
@@ -80,7 +84,9 @@ def read(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
 
 
 def _list_folder(root: int, path: str, limits: TextLimits) -> Result:
-    """Return the names in a folder (`entries`, folders with a '/' at the end), within limits, and how many there are (`total`)."""
+    """Return the names in a folder (`entries`, folders with a '/' at the end), within limits, and
+    how many there are (`total`).
+    """
     names: list[str] = []
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -101,7 +107,12 @@ def _list_folder(root: int, path: str, limits: TextLimits) -> Result:
         if size > limits.output_bytes:
             break
         shown.append(name)
-    return {"path": path or ".", "entries": shown, "total": len(names), "truncated": len(shown) < len(names)}
+    return {
+        "path": path or ".",
+        "entries": shown,
+        "total": len(names),
+        "truncated": len(shown) < len(names),
+    }
 
 
 def write(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
@@ -128,7 +139,10 @@ def append(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     if before and not before.endswith(("\n", "\r")) and not content.startswith(("\n", "\r")):
         content = "\n" + content
     content = with_ends(content, line_end(before))
-    return {"path": path, "bytes": write_text(root, path, content, limits, encoding=encoding, append=True)}
+    return {
+        "path": path,
+        "bytes": write_text(root, path, content, limits, encoding=encoding, append=True),
+    }
 
 
 def _text_before(root: int, path: str, limits: TextLimits) -> tuple[str, Encoding]:
@@ -151,18 +165,26 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def glob_matches(path: str, glob: str) -> bool:
-    """Whether a relative path matches: `**` any folders, `*` within a name; without '/' a name anywhere."""
+    """Whether a relative path matches: `**` any folders, `*` within a name; without '/' a name
+    anywhere.
+    """
     pattern = tuple(part for part in glob.split("/") if part)
     if len(pattern) == 1 and pattern[0] != "**":
         pattern = ("**", *pattern)
     if pattern and pattern[-1] == "**":
         pattern = (*pattern, "*")
-    squeezed = tuple(part for at, part in enumerate(pattern) if part != "**" or at == 0 or pattern[at - 1] != "**")
+    squeezed = tuple(
+        part
+        for at, part in enumerate(pattern)
+        if part != "**" or at == 0 or pattern[at - 1] != "**"
+    )
     return _matches(tuple(path.split("/")), squeezed)
 
 
 def _walk(root: int, path: str, *, hidden: bool = False) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path, lstat) of everything beneath, folders before what is in them, sorted; no symlink is followed."""
+    """Yield (path, lstat) of everything beneath, folders before what is in them, sorted; no symlink
+    is followed.
+    """
     descriptor = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         names = sorted(os.listdir(descriptor))  # noqa: PTH208 - of a descriptor, so that no one can change the way there
@@ -193,19 +215,30 @@ def define(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     language = language_of(path)
     if not language:
         raise ToolFailure(
-            f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use files.edit or files.write"
+            f"{path!r} is of no language that files.define knows ({' '.join(ENDINGS)}); use "
+            "files.edit or files.write"
         )
     before, encoding = _text_before(root, path, limits)
     made = definer.define(before, language, args["name"], args["content"])
     write_text(root, path, made.text, limits, encoding=encoding)
-    return {"path": path, "name": args["name"], "replaced": made.replaced, "start": made.start, "end": made.end}
+    return {
+        "path": path,
+        "name": args["name"],
+        "replaced": made.replaced,
+        "start": made.start,
+        "end": made.end,
+    }
 
 
 def survey(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for a council's first prompt."""
+    """Say what of the files bears on a task. Not in the catalogue: only the trusted side asks, for
+    a council's first prompt.
+    """
     from moothall.inside import survey as surveyor  # costs start time
 
-    files = [(path, found.st_size) for path, found in _walk(root, "") if stat.S_ISREG(found.st_mode)]
+    files = [
+        (path, found.st_size) for path, found in _walk(root, "") if stat.S_ISREG(found.st_mode)
+    ]
     return surveyor.survey(root, files, args, limits)
 
 
@@ -260,7 +293,9 @@ def _files(root: int, path: str, glob: str) -> Iterator[str]:
         yield path
         return
     for below, found in _walk(root, path):
-        if stat.S_ISREG(found.st_mode) and glob_matches(below[len(path) + 1 :] if path else below, glob):
+        if stat.S_ISREG(found.st_mode) and glob_matches(
+            below[len(path) + 1 :] if path else below, glob
+        ):
             yield below
 
 
@@ -307,7 +342,12 @@ def info(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
     finally:
         os.close(parent)
     kind = next((word for is_kind, word in _KINDS if is_kind(found.st_mode)), "other")
-    result: Result = {"path": path, "type": kind, "bytes": found.st_size, "executable": bool(found.st_mode & 0o100)}
+    result: Result = {
+        "path": path,
+        "type": kind,
+        "bytes": found.st_size,
+        "executable": bool(found.st_mode & 0o100),
+    }
     if kind == "symlink":
         result["target"] = target
     if kind == "file":
@@ -330,13 +370,18 @@ def diff(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
         other,
     )
     text, cut = cut_text(
-        "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows), limits.output_bytes
+        "".join(
+            row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows
+        ),
+        limits.output_bytes,
     )
     return {"diff": text, "truncated": cut}
 
 
 def store(root: int, args: Mapping[str, Any], limits: TextLimits) -> Result:
-    """Make a file of bytes in base64. Not in the catalogue: only tools of the trusted side ask for it, and for `load`."""
+    """Make a file of bytes in base64. Not in the catalogue: only tools of the trusted side ask for
+    it, and for `load`.
+    """
     path = clean_for_writing(args["path"])
     try:
         raw = base64.b64decode(args["content"], validate=True)
@@ -369,4 +414,6 @@ TOOLS: Mapping[str, Callable[[int, Mapping[str, Any], TextLimits], Result]] = {
 }
 
 # Their time depends on what they are given: the executor runs them in a child with a deadline.
-SLOW = frozenset({"files.define", "files.edit", "files.list", "files.search", "files.survey", "files.diff"})
+SLOW = frozenset(
+    {"files.define", "files.edit", "files.list", "files.search", "files.survey", "files.diff"}
+)

@@ -15,35 +15,72 @@ MAX_FINDINGS = 5000
 _LONGEST = 1000
 _PROGRAMS = frozenset(
     {
-        *(
-            "ruff",
-            "flake8",
-            "pylint",
-            "mypy",
-            "pyright",
-            "basedpyright",
-            "pycodestyle",
-            "pydocstyle",
-            "pyflakes",
-            "black",
-            "isort",
-        ),
-        *("bandit", "vulture", "ty", "pyrefly", "eslint", "tsc", "biome", "prettier", "standard", "xo", "oxlint", "stylelint"),
-        *("golangci-lint", "staticcheck", "gofmt", "goimports", "rustfmt", "shellcheck", "yamllint", "codespell", "cpplint"),
-        *("clang-tidy", "lint-imports"),
+        "ruff",
+        "flake8",
+        "pylint",
+        "mypy",
+        "pyright",
+        "basedpyright",
+        "pycodestyle",
+        "pydocstyle",
+        "pyflakes",
+        "black",
+        "isort",
+        "bandit",
+        "vulture",
+        "ty",
+        "pyrefly",
+        "eslint",
+        "tsc",
+        "biome",
+        "prettier",
+        "standard",
+        "xo",
+        "oxlint",
+        "stylelint",
+        "golangci-lint",
+        "staticcheck",
+        "gofmt",
+        "goimports",
+        "rustfmt",
+        "shellcheck",
+        "yamllint",
+        "codespell",
+        "cpplint",
+        "clang-tidy",
+        "lint-imports",
     }
 )
 _RUNNERS = frozenset(
-    {"npx", "uv", "uvx", "poetry", "pdm", "hatch", "pnpm", "yarn", "npm", "exec", "run", "python", "python3", "-m"}
+    {
+        "npx",
+        "uv",
+        "uvx",
+        "poetry",
+        "pdm",
+        "hatch",
+        "pnpm",
+        "yarn",
+        "npm",
+        "exec",
+        "run",
+        "python",
+        "python3",
+        "-m",
+    }
 )
 _AT = re.compile(
-    r"(?P<path>[^\s:()][^:()\n]{0,300}?)(?::\d+(?::\d+)?(?:-\d+(?::\d+)?)?:?|\(\d+(?:,\d+)?\):) *(?:-\s*)?(?P<said>\S.*)$"
+    r"(?P<path>[^\s:()][^:()\n]{0,300}?)(?::\d+(?::\d+)?(?:-\d+(?::\d+)?)?:?|\(\d+(?:,\d+)?\):) "
+    r"*(?:-\s*)?(?P<said>\S.*)$"
 )
 _ARROW = re.compile(r"\s*--> (?P<path>[^:\n]{1,300}):\d+")
 _SAID = re.compile(r"(?:error|warning|[A-Z]{1,4}\d{2,5})\b.*$")
 _UNDER = re.compile(r"\s+\d+:\d+\s+(?P<said>(?:error|warning|info)\b.*|\S.*)$")
 _FILE = re.compile(r"\s*(?P<path>[\w@./\\-]{1,300}\.\w{1,6})$")
-_FORMAT = re.compile(r"(?:[Ww]ould reformat:?|ERROR:|\[warn\]|Diff in) (?P<path>[\w@./\\-]+\.\w{1,6})(?::\d+:?| .*)?$")
+_FORMAT = re.compile(
+    r"(?:[Ww]ould reformat:?|ERROR:|\[warn\]|Diff in) (?P<path>[\w@./\\-]+\.\w{1,6})(?::\d+:?| "
+    r".*)?$"
+)
 _NUMBER = re.compile(r"\b(line|column|col) \d+\b")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -53,7 +90,9 @@ def is_linter(argv: Sequence[str]) -> bool:
     words = [word.rpartition("/")[2] for word in argv[:8]]
     if words[:2] in (["go", "vet"], ["cargo", "clippy"], ["cargo", "fmt"], ["go", "fmt"]):
         return True
-    program = next((word for word in words if word not in _RUNNERS and not word.startswith("-")), "")
+    program = next(
+        (word for word in words if word not in _RUNNERS and not word.startswith("-")), ""
+    )
     return program in _PROGRAMS
 
 

@@ -1,6 +1,8 @@
-"""A block of Python under CPython, beside the workspace's files, with tools asked over one socket. Runs inside; standard library only.
+"""A block of Python under CPython, beside the workspace's files, with tools asked over one socket.
+Runs inside; standard library only.
 
-Started as `python -c … FD`, where FD is the socket; the block lies in `BLOCK`. What it prints is the command's output.
+Started as `python -c … FD`, where FD is the socket; the block lies in `BLOCK`. What it prints is
+the command's output.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-COMMAND = "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.inside.fullpython import main; main()"
+COMMAND = (
+    "import sys; sys.path.insert(0, '/opt/moothall'); from moothall.inside.fullpython import "
+    "main; main()"
+)
 
 
 class Socket:
@@ -83,10 +88,16 @@ def main() -> None:
     except MemoryError:
         end = {"status": "memory", "error": "MemoryError"}
     except SystemExit as ended:
-        end = {"status": "error" if ended.code else "success", "error": f"it ended with sys.exit({ended.code!r})"}
+        end = {
+            "status": "error" if ended.code else "success",
+            "error": f"it ended with sys.exit({ended.code!r})",
+        }
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the block ended
         shown = None if isinstance(error, SyntaxError) else _inner(error)
-        end = {"status": "error", "error": "".join(traceback.format_exception(type(error), error, shown))}
+        end = {
+            "status": "error",
+            "error": "".join(traceback.format_exception(type(error), error, shown)),
+        }
     sys.stdout.flush()
     socket.say({"op": "end", **end})
     os._exit(0)

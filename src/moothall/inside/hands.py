@@ -1,7 +1,9 @@
-"""The first process of a container that runs what a model wrote, of a workspace's pod: `python -I -S -c BOOT SOCKET OPTIONS`.
+"""The first process of a container that runs what a model wrote, of a workspace's pod: `python -I
+-S -c BOOT SOCKET OPTIONS`.
 
-It waits for the socket of the pod's link, connects, and becomes the program that answers there. As init of its container nothing in
-it can signal it, and when the link is gone it ends, and all else in the container with it. Standard library only.
+It waits for the socket of the pod's link, connects, and becomes the program that answers there. As
+init of its container nothing in it can signal it, and when the link is gone it ends, and all else
+in the container with it. Standard library only.
 """
 
 from __future__ import annotations

@@ -64,17 +64,30 @@ def allow_writes_only(paths: Iterable[str]) -> int:
     version = abi()
     handled = _rights_handled(version)
     attributes = _RulesetAttr(handled)
-    ruleset = _syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0))
+    ruleset = _syscall(
+        _CREATE_RULESET,
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
+        ctypes.c_uint32(0),
+    )
     try:
         for path in paths:
             if not os.path.exists(path):  # noqa: PTH110 - pathlib costs start time here
                 continue
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
-                wanted = handled if stat.S_ISDIR(os.fstat(target).st_mode) else handled & (_WRITE_FILE | _TRUNCATE)
+                wanted = (
+                    handled
+                    if stat.S_ISDIR(os.fstat(target).st_mode)
+                    else handled & (_WRITE_FILE | _TRUNCATE)
+                )
                 rule = _PathBeneath(wanted, target)
                 _syscall(
-                    _ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_RULE_PATH_BENEATH), ctypes.byref(rule), ctypes.c_uint32(0)
+                    _ADD_RULE,
+                    ctypes.c_int(ruleset),
+                    ctypes.c_int(_RULE_PATH_BENEATH),
+                    ctypes.byref(rule),
+                    ctypes.c_uint32(0),
                 )
             finally:
                 os.close(target)

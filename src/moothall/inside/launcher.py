@@ -1,11 +1,14 @@
 """The first process of a sandbox: mounts what bubblewrap cannot, drops root, becomes bubblewrap.
 
-Run as a script with the bare interpreter; its order comes marshalled through the descriptor in argv[1]:
+Run as a script with the bare interpreter; its order comes marshalled through the descriptor in
+argv[1]:
 `parent` pid, `uid` to drop to (or null), `cgroups` files to enter, `stage` [[host path, name], …],
-`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`, `descriptors` to leave open:
+`overlay` {lower: [...], upper, work} or null, `program` to become and its `argv`, `descriptors` to
+leave open:
 all others above stderr are closed, whatever the process that started this one had open.
 
-Everything happens in a private mount namespace, so that no mount is ever seen by the host and all are
+Everything happens in a private mount namespace, so that no mount is ever seen by the host and all
+are
 gone with the last process. A tmpfs over /tmp holds the staged paths: the dropped uid reaches them
 there though their parents (a home directory, say) are closed to it.
 """
@@ -40,7 +43,8 @@ def _require_success(result: int, what: str) -> None:
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     _require_success(
-        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()), f"mount {kind or 'bind'} {target}"
+        _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode()),
+        f"mount {kind or 'bind'} {target}",
     )
 
 
@@ -49,8 +53,14 @@ def _own_namespaces() -> None:
     if uid == 0:
         _require_success(_libc.unshare(_CLONE_NEWNS), "unshare mount namespace")
     else:
-        _require_success(_libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare user and mount namespace")
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        _require_success(
+            _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS), "unshare user and mount namespace"
+        )
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib costs start time
                 file.write(text)
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
@@ -66,7 +76,8 @@ def _stage(order: dict[str, Any]) -> None:
     if overlay:
         lower = ":".join(f"/proc/self/fd/{fd}" for fd in held[:-2])
         os.mkdir(f"{STAGE}/overlay")  # noqa: PTH102 - pathlib costs start time
-        options = f"userxattr,lowerdir={lower},upperdir=/proc/self/fd/{held[-2]},workdir=/proc/self/fd/{held[-1]}"
+        upper, work = (f"/proc/self/fd/{fd}" for fd in held[-2:])
+        options = f"userxattr,lowerdir={lower},upperdir={upper},workdir={work}"
         _mount("overlay", f"{STAGE}/overlay", "overlay", _MS_NOSUID | _MS_NODEV, options)
     for descriptor, name in staged:
         target = f"{STAGE}/{name}"
@@ -102,7 +113,8 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(order["uid"], order["uid"], order["uid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    # A change of identity clears the death signal, so it is set after it; bubblewrap then sets its own.
+    # A change of identity clears the death signal, so it is set after it; bubblewrap then sets its
+    # own.
     _require_success(_libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0), "death signal")
     _require_success(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if os.getppid() != order["parent"]:

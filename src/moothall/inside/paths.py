@@ -1,6 +1,7 @@
 """Opening paths inside a workspace, and nowhere else. Standard library only: runs in the executor.
 
-The kernel resolves (openat2 with RESOLVE_BENEATH): symlinks are followed while they stay inside, and
+The kernel resolves (openat2 with RESOLVE_BENEATH): symlinks are followed while they stay inside,
+and
 what is checked is what is opened, whatever else happens to the tree meanwhile.
 """
 
@@ -24,16 +25,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ToolFailure(Exception):
-    """What the model is told: a failed tool is a result, no error of ours. `status` is a tool status; `output` is returned with it."""
+    """What the model is told: a failed tool is a result, no error of ours. `status` is a tool
+    status; `output` is returned with it.
+    """
 
-    def __init__(self, message: str, status: str = "error", output: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, status: str = "error", output: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.output = output
 
     def answer(self) -> dict[str, Any]:
         """Return the failure as an answer of the executor."""
-        return {"status": self.status, "error": str(self), **({"output": self.output} if self.output else {})}
+        return {
+            "status": self.status,
+            "error": str(self),
+            **({"output": self.output} if self.output else {}),
+        }
 
 
 class IsFolder(ToolFailure):
@@ -50,9 +59,14 @@ class _How(ctypes.Structure):
 def clean(path: str) -> str:
     """Return a relative path without '.', '//' or a trailing '/'; '' is the workspace itself."""
     if "\0" in path or len(path.encode("utf-8", "surrogatepass")) > MAX_PATH:
-        raise ToolFailure(f"{path[:80]!r} is no path: at most {MAX_PATH} bytes and no NUL", "invalid")
+        raise ToolFailure(
+            f"{path[:80]!r} is no path: at most {MAX_PATH} bytes and no NUL", "invalid"
+        )
     if path.startswith("/"):
-        raise ToolFailure(f"{path!r} is absolute; paths are relative to the workspace, e.g. 'src/app.py'", "invalid")
+        raise ToolFailure(
+            f"{path!r} is absolute; paths are relative to the workspace, e.g. 'src/app.py'",
+            "invalid",
+        )
     return "/".join(part for part in path.split("/") if part not in {"", "."})
 
 
@@ -63,24 +77,35 @@ def clean_for_writing(path: str) -> str:
     if not wanted or parts[-1] == "..":
         raise ToolFailure(f"{path!r} names a folder; name a file in it", "invalid")
     if any(part.lower() == ".git" for part in parts):
-        raise ToolFailure(f"{path!r}: git's own files are not part of the workspace; use the git tools", "invalid")
+        raise ToolFailure(
+            f"{path!r}: git's own files are not part of the workspace; use the git tools", "invalid"
+        )
     return wanted
 
 
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open `path` (already clean) beneath the directory `root`; raises `ToolFailure` where it leads out."""
+    """Open `path` (already clean) beneath the directory `root`; raises `ToolFailure` where it leads
+    out.
+    """
     how = _How(flags | os.O_CLOEXEC, mode, _BENEATH | _NO_MAGIC_LINKS)
     raw = os.fsencode(path or ".")
     for _ in range(_TRIES):
         found = int(
             _libc.syscall(
-                ctypes.c_long(_OPENAT2), ctypes.c_int(root), raw, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
+                ctypes.c_long(_OPENAT2),
+                ctypes.c_int(root),
+                raw,
+                ctypes.byref(how),
+                ctypes.c_size_t(ctypes.sizeof(how)),
             )
         )
         if found >= 0:
             return found
         code = ctypes.get_errno()
-        if code not in {errno.EAGAIN, errno.EINTR}:  # EAGAIN: something moved while '..' was resolved
+        if code not in {
+            errno.EAGAIN,
+            errno.EINTR,
+        }:  # EAGAIN: something moved while '..' was resolved
             break
     raise failure(code, path)
 

@@ -1,4 +1,6 @@
-"""The processes of a sandbox's pid namespace: seeing, counting and ending them. Standard library only: part of the executor."""
+"""The processes of a sandbox's pid namespace: seeing, counting and ending them. Standard library
+only: part of the executor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Seen:
 
 
 def kill_all() -> None:
-    """End every process here but the executor and the namespace's init, and wait until they are gone."""
+    """End every process here but the executor and the namespace's init, and wait until they are
+    gone.
+    """
     for _ in range(200):
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -43,7 +47,9 @@ def others() -> list[str]:
 
 
 def running_commands() -> list[str]:
-    """Return the beginnings of the command lines of the processes here that have not ended, each once."""
+    """Return the beginnings of the command lines of the processes here that have not ended, each
+    once.
+    """
     found: dict[str, None] = {}
     for pid in others():
         try:
@@ -56,7 +62,11 @@ def running_commands() -> list[str]:
         if not ended:
             # A part of the shell has the command line of the whole, which names nothing.
             of_shell = any(word.startswith("moothall_session=") for word in words)
-            found["bash, a part of the command" if of_shell else " ".join(words).strip() or f"process {pid}"] = None
+            found[
+                "bash, a part of the command"
+                if of_shell
+                else " ".join(words).strip() or f"process {pid}"
+            ] = None
     return list(found)
 
 
@@ -97,7 +107,9 @@ def read_pss() -> int:
     for pid in others():
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:  # noqa: PTH123 - as above
-                total += sum(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss_Anon:"))
+                total += sum(
+                    int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss_Anon:")
+                )
         except OSError:
             continue  # gone meanwhile
     return total

@@ -1,7 +1,10 @@
-"""The words between a workspace's trusted side and its executor: length-prefixed JSON over one socket.
+"""The words between a workspace's trusted side and its executor: length-prefixed JSON over one
+socket.
 
-Request `{"id", "op", …}`, response `{"id", "status", …}`; the executor's first message has id 0. Both
-sides read with a bound: a frame that is too long, has too many parts, or is no JSON object, is a `ProtocolError`.
+Request `{"id", "op", …}`, response `{"id", "status", …}`; the executor's first message has id 0.
+Both
+sides read with a bound: a frame that is too long, has too many parts, or is no JSON object, is a
+`ProtocolError`.
 Standard library only: the executor imports it.
 """
 
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 HEADER_BYTES = 4
 MAX_FRAME = 64_000_000
 MAX_PARTS = 4_000_000
-"""Lists and objects of a message: what they take when they are read is a dozen times what they take here."""
+"""Lists and objects of a message: what they take when they are read is a dozen times what they take
+here.
+"""
 
 
 class ProtocolError(Exception):
@@ -36,7 +41,9 @@ def unpack_path(packed: str) -> str:
 
 def pack(message: dict[str, Any]) -> bytes:
     """Return a message as bytes; raises `ProtocolError` where it is too long to be read."""
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8", "surrogatepass"
+    )
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_FRAME} are read")
     return len(body).to_bytes(HEADER_BYTES, "big") + body

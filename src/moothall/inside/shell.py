@@ -1,7 +1,9 @@
-"""What the shell of a workspace has beside a plain command: a folder that stays, a file for long output, and git.
+"""What the shell of a workspace has beside a plain command: a folder that stays, a file for long
+output, and git.
 
-Git reads a directory of the host's that nobody can write to. What it writes itself (index, refs, new objects) lies in the sandbox's /tmp,
-and `/workspace/.git` leads there while a command of the shell runs: checks never see it. Standard library only: part of the executor.
+Git reads a directory of the host's that nobody can write to. What it writes itself (index, refs,
+new objects) lies in the sandbox's /tmp, and `/workspace/.git` leads there while a command of the
+shell runs: checks never see it. Standard library only: part of the executor.
 """
 
 # pathlib costs the executor start time
@@ -39,7 +41,9 @@ class Shell:
         self._number = 0
 
     def begin(self) -> str:
-        """Return a note where the folder that stayed is gone, and go back to the top; '' where it is there."""
+        """Return a note where the folder that stayed is gone, and go back to the top; '' where it
+        is there.
+        """
         with contextlib.suppress(OSError):
             os.makedirs(FOLDER, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
@@ -51,7 +55,9 @@ class Shell:
         return f"{gone} is gone; the command ran in {ROOT}" if gone != self.folder else ""
 
     def end(self) -> None:
-        """Take over the folder in which a command ended. One that was killed leaves it as it was."""
+        """Take over the folder in which a command ended. One that was killed leaves it as it
+        was.
+        """
         found = os.fsdecode(_read(f"{FOLDER}/folder", _PATH_BYTES).removesuffix(b"\n"))
         if os.path.isabs(found) and "\0" not in found and os.path.isdir(found):
             self.folder = found
@@ -68,14 +74,20 @@ class Shell:
 
     @contextlib.contextmanager
     def git(self, history: str) -> Iterator[None]:
-        """Let git find the history while a command runs, unless the workspace has a `.git` of its own."""
+        """Let git find the history while a command runs, unless the workspace has a `.git` of its
+        own.
+        """
         link = os.path.join(ROOT, ".git")
         shown = False
         if history and not os.path.lexists(link):
             with contextlib.suppress(OSError), _same_times(ROOT):
                 _lay_out(history, f"{FOLDER}/git")
-                if os.stat(ROOT).st_uid != os.geteuid() and not os.path.lexists(f"{HOME}/.gitconfig"):
-                    _write_new(f"{HOME}/.gitconfig", _TRUSTED)  # as in pods, whose volumes belong to root
+                if os.stat(ROOT).st_uid != os.geteuid() and not os.path.lexists(
+                    f"{HOME}/.gitconfig"
+                ):
+                    _write_new(
+                        f"{HOME}/.gitconfig", _TRUSTED
+                    )  # as in pods, whose volumes belong to root
                 _write_new(link, _LINK)
                 shown = True
         try:
@@ -87,7 +99,9 @@ class Shell:
 
 
 class Output:
-    """Head and tail of what is printed; once that is not all of it, the whole goes to a file, as far as that may grow."""
+    """Head and tail of what is printed; once that is not all of it, the whole goes to a file, as
+    far as that may grow.
+    """
 
     def __init__(self, path: str, most: int) -> None:
         self._path, self._most = path, most
@@ -138,7 +152,10 @@ class Output:
             where = "there was no room for it in /tmp"
         elif self._written < self.total:
             where = f"the first {self._written} bytes of the output are in {self._path}"
-        note = f"[… {lines} lines, {self.total - len(head) - len(tail)} bytes are not shown: {where} …]"
+        note = (
+            f"[… {lines} lines, {self.total - len(head) - len(tail)} bytes are not shown: {where} "
+            "…]"
+        )
         return head + (b"" if head.endswith(b"\n") else b"\n") + note.encode() + b"\n" + tail
 
     def close(self) -> None:
@@ -149,27 +166,40 @@ class Output:
 
 
 def _lay_out(history: str, target: str) -> None:
-    """Make a git directory whose objects are those of `history` and whose own it adds, unless it is there."""
+    """Make a git directory whose objects are those of `history` and whose own it adds, unless it is
+    there.
+    """
     if os.path.exists(f"{target}/HEAD"):
         return
     for folder in ("objects/info", "refs/heads", "info"):
         os.makedirs(f"{target}/{folder}", exist_ok=True)
     with open(f"{target}/objects/info/alternates", "wb") as file:
         file.write(f"{history}/objects\n".encode())
-    names = [name for name in os.listdir(history) if name not in {"objects", "refs", "info", "HEAD"}]
-    for name in (*names, *(f"info/{name}" for name in os.listdir(f"{history}/info")), "HEAD"):  # HEAD last: with it, it is whole
+    names = [
+        name for name in os.listdir(history) if name not in {"objects", "refs", "info", "HEAD"}
+    ]
+    for name in (
+        *names,
+        *(f"info/{name}" for name in os.listdir(f"{history}/info")),
+        "HEAD",
+    ):  # HEAD last: with it, it is whole
         with open(f"{history}/{name}", "rb") as source, open(f"{target}/{name}", "wb") as copy:
             while piece := source.read(_COPIED):
                 copy.write(piece)
 
 
 def _write_new(path: str, content: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "wb") as file:
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644),
+        "wb",
+    ) as file:
         file.write(content)
 
 
 def _read(path: str, most: int) -> bytes:
-    """Return the beginning of a file that code may have written; nothing of what is no regular file."""
+    """Return the beginning of a file that code may have written; nothing of what is no regular
+    file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,6 @@
-"""Where in a file a definition goes, and how its lines are indented there. Runs in a child of the executor."""
+"""Where in a file a definition goes, and how its lines are indented there. Runs in a child of the
+executor.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +17,60 @@ if TYPE_CHECKING:
     from moothall.inside.syntax import Definition
     from moothall.inside.wanted import Wanted
 
-_STRINGS = frozenset({"string", "template_string", "raw_string_literal", "string_literal", "interpreted_string_literal"})
+_STRINGS = frozenset(
+    {
+        "string",
+        "template_string",
+        "raw_string_literal",
+        "string_literal",
+        "interpreted_string_literal",
+    }
+)
 _COMMENTS = frozenset({"comment", "line_comment", "block_comment"})
 _NOTES = frozenset({"attribute_item", "decorator"})
-_CLASSES = {"python": "class", "javascript": "class", "typescript": "class", "tsx": "class", "rust": "impl block"}
+_CLASSES = {
+    "python": "class",
+    "javascript": "class",
+    "typescript": "class",
+    "tsx": "class",
+    "rust": "impl block",
+}
 
 Spot = tuple[int, int, bytes, bytes, bytes]
-"""Where the content goes: from, to, what is put before and after it, and the indentation of its lines."""
+"""Where the content goes: from, to, what is put before and after it, and the indentation of its
+lines.
+"""
 
 
 def spot_of(data: bytes, old: Definition, wanted: Wanted) -> Spot:
-    """Return where the old definition stands: what takes its place leaves decorators, `export` and attributes that it has none of."""
+    """Return where the old definition stands: what takes its place leaves decorators, `export` and
+    attributes that it has none of.
+    """
     own, content = wanted.own, wanted.content
     start, end = old.start, old.end
     if own.start == own.inner and old.start != old.inner and wanted.language != "go":
-        start, end = old.inner, old.inner_end  # decorators and `export` stay where the content has none
+        start, end = (
+            old.inner,
+            old.inner_end,
+        )  # decorators and `export` stay where the content has none
     lead = content[: max(own.start - wanted.shift, 0)].strip()
     if lead and start == old.start:
         start, wanted.content = _with_lead(data, old, content, lead, wanted)
     line = line_start(data, start)
-    return start, end, b"", b"", data[line : line + len(data[line:start]) - len(data[line:start].lstrip(b" \t"))]
+    return (
+        start,
+        end,
+        b"",
+        b"",
+        data[line : line + len(data[line:start]) - len(data[line:start].lstrip(b" \t"))],
+    )
 
 
-def _with_lead(data: bytes, old: Definition, content: bytes, lead: bytes, wanted: Wanted) -> tuple[int, bytes]:
-    """Let the comments and attributes that the content begins with take the place of those that stand before the old one.
+def _with_lead(
+    data: bytes, old: Definition, content: bytes, lead: bytes, wanted: Wanted
+) -> tuple[int, bytes]:
+    """Let the comments and attributes that the content begins with take the place of those that
+    stand before the old one.
 
     Attributes that the content has none of are kept.
     """
@@ -74,7 +106,9 @@ def free_spot(data: bytes, root: Node, wanted: Wanted) -> Spot:
     language, parts = wanted.language, wanted.parts
     if len(parts) > 1 and language != "go":
         return _end_of_body(data, _holder(wanted), language)
-    if len(parts) > 1 and (siblings := [item for item in wanted.found if item.parts[:-1] == parts[:-1]]):
+    if len(parts) > 1 and (
+        siblings := [item for item in wanted.found if item.parts[:-1] == parts[:-1]]
+    ):
         return siblings[-1].end, siblings[-1].end, b"\n\n", b"", b""
     gap = b"\n\n\n" if language == "python" else b"\n\n"
     last = _closing_start(root, data, language)
@@ -98,7 +132,12 @@ def _closing_start(root: Node, data: bytes, language: str) -> int | None:
         test = last.child_by_field_name("condition")
         if test is not None and b"__name__" in (test.text or b""):
             return line_start(data, last.start_byte)
-    if language == "rust" and last.type == "mod_item" and len(children) > 1 and children[-2].type == "attribute_item":
+    if (
+        language == "rust"
+        and last.type == "mod_item"
+        and len(children) > 1
+        and children[-2].type == "attribute_item"
+    ):
         return line_start(data, children[-2].start_byte)
     return None
 
@@ -110,10 +149,15 @@ def _holder(wanted: Wanted) -> Definition:
     fits = [
         item
         for item in wanted.found
-        if item.parts == above and item.body is not None and item.is_type and (kind is None or item.node.type in kind)
+        if item.parts == above
+        and item.body is not None
+        and item.is_type
+        and (kind is None or item.node.type in kind)
     ]
     if language == "rust":
-        fits = [item for item in fits if item.trait == wanted.trait] or ([] if wanted.trait else fits)
+        fits = [item for item in fits if item.trait == wanted.trait] or (
+            [] if wanted.trait else fits
+        )
         fits = fits[-1:]
     if len(fits) == 1:
         return fits[0]
@@ -129,7 +173,10 @@ def _end_of_body(data: bytes, holder: Definition, language: str) -> Spot:
     assert body is not None  # noqa: S101 - _holder chose one with a body
     members = [child for child in body.named_children if child.type not in _COMMENTS]
     first = members[0] if members else None
-    own_line = first is not None and not data[line_start(data, first.start_byte) : first.start_byte].strip()
+    own_line = (
+        first is not None
+        and not data[line_start(data, first.start_byte) : first.start_byte].strip()
+    )
     outer = _indent(data, holder.start)
     if own_line and first is not None:
         indent = data[line_start(data, first.start_byte) : first.start_byte]
@@ -137,7 +184,10 @@ def _end_of_body(data: bytes, holder: Definition, language: str) -> Spot:
         indent = outer + _unit(data, language)
     if language == "python":
         if not own_line:
-            raise ToolFailure(f"the body of {'.'.join(holder.parts)!r} stands on the line of its name; define that as a whole")
+            raise ToolFailure(
+                f"the body of {'.'.join(holder.parts)!r} stands on the line of its name; define "
+                "that as a whole"
+            )
         end = body.end_byte
         line_end = data.find(b"\n", end)
         stop = len(data) if line_end < 0 else line_end
@@ -165,17 +215,29 @@ def _unit(data: bytes, language: str) -> bytes:
 
 
 def with_tabs(content: bytes, data: bytes, indent: bytes) -> bytes:
-    """Spell the content's indentation in tabs where the file has them and the content has spaces."""
-    tabs = len(re.findall(rb"^\t", data, re.MULTILINE)) > len(re.findall(rb"^ ", data, re.MULTILINE)) or indent[:1] == b"\t"
+    """Spell the content's indentation in tabs where the file has them and the content has
+    spaces.
+    """
+    tabs = (
+        len(re.findall(rb"^\t", data, re.MULTILINE)) > len(re.findall(rb"^ ", data, re.MULTILINE))
+        or indent[:1] == b"\t"
+    )
     rows = re.findall(rb"^( +)\S", content, re.MULTILINE)
     if not tabs or not rows or re.search(rb"^\t", content, re.MULTILINE):
         return content
     step = min(map(len, rows))
-    return re.sub(rb"^(?: {%d})+" % step, lambda found: b"\t" * (len(found[0]) // step), content, flags=re.MULTILINE)
+    return re.sub(
+        rb"^(?: {%d})+" % step,
+        lambda found: b"\t" * (len(found[0]) // step),
+        content,
+        flags=re.MULTILINE,
+    )
 
 
 def _kept_rows(content: bytes, language: str) -> set[int]:
-    """Return the lines, from 0, that begin within a string that is no docstring: their indentation is part of its value."""
+    """Return the lines, from 0, that begin within a string that is no docstring: their indentation
+    is part of its value.
+    """
     rows: set[int] = set()
     waiting = [parse(language, content)]
     while waiting:
@@ -193,9 +255,16 @@ def with_indent(text: bytes, indent: bytes, language: str) -> bytes:
     """Return the text with `indent` in place of the indentation that all its lines share."""
     kept = _kept_rows(text, language)
     rows = text.split(b"\n")
-    leads = [row[: len(row) - len(row.lstrip(b" \t"))] for at, row in enumerate(rows) if row.strip() and at not in kept]
+    leads = [
+        row[: len(row) - len(row.lstrip(b" \t"))]
+        for at, row in enumerate(rows)
+        if row.strip() and at not in kept
+    ]
     share = len(os.path.commonprefix(leads))  # noqa: RUF071 - of spaces, not of paths
-    return b"\n".join(row if at in kept else indent + row[share:] if row.strip() else row.strip() for at, row in enumerate(rows))
+    return b"\n".join(
+        row if at in kept else indent + row[share:] if row.strip() else row.strip()
+        for at, row in enumerate(rows)
+    )
 
 
 def first_shifted(text: bytes, indent: bytes, language: str) -> bytes:

@@ -1,7 +1,7 @@
 """Cases that a runner tells in its output: `go test -json`, cargo's libtest, nextest, and TAP.
 
-Standard library only, and read inside the sandbox. Each reader is given the output line by line and returns what people are
-shown of the line. Nothing that a line holds makes one fail.
+Standard library only, and read inside the sandbox. Each reader is given the output line by line and
+returns what people are shown of the line. Nothing that a line holds makes one fail.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ class Stream:
     def _show(self, line: bytes, end: bytes) -> bytes:
         text = line.decode("utf-8", "replace")
         shown = self._read(text)
-        return line + end if shown is text else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")
+        return (
+            line + end
+            if shown is text
+            else shown.encode("utf-8", "replace") + (end if shown and shown[-1] != "\n" else b"")
+        )
 
 
 class Go:
-    """`go test -json`: a case is `package::TestName/sub`; a package that did not compile, or panicked, is a case itself."""
+    """`go test -json`: a case is `package::TestName/sub`; a package that did not compile, or
+    panicked, is a case itself.
+    """
 
     def __init__(self, cases: Cases) -> None:
         self._cases = cases
@@ -60,11 +66,19 @@ class Go:
             return text
         try:
             event = json.loads(text)
-            package, test, action = str(event.get("Package") or ""), str(event.get("Test") or ""), str(event.get("Action") or "")
+            package, test, action = (
+                str(event.get("Package") or ""),
+                str(event.get("Test") or ""),
+                str(event.get("Action") or ""),
+            )
             output = str(event.get("Output") or "")
             seconds = float(event.get("Elapsed") or 0)
             return self._event(
-                package or str(event.get("ImportPath") or "").partition(" [")[0], test, action, output, round(seconds * 1000)
+                package or str(event.get("ImportPath") or "").partition(" [")[0],
+                test,
+                action,
+                output,
+                round(seconds * 1000),
             )
         except (ValueError, TypeError, OverflowError, AttributeError, RecursionError):
             return text
@@ -75,7 +89,13 @@ class Go:
             printed = self._printed.setdefault(package if action == "build-output" else case, [])
             if len(printed) < _KEPT and len(self._printed) <= 2 * _KEPT:
                 printed.append(output)
-            return output if not test or output.lstrip().startswith(("---", "===", "panic")) is False or "FAIL" in output else ""
+            return (
+                output
+                if not test
+                or output.lstrip().startswith(("---", "===", "panic")) is False
+                or "FAIL" in output
+                else ""
+            )
         if action == "run":
             self._cases.begin(case)
         elif test and action in {"pass", "fail", "skip"}:
@@ -99,39 +119,55 @@ class Go:
             self._cases.tell(package, ERRORED, ms, said)
 
 
-_RUNNING = re.compile(r"\s+Running (?:unittests )?(?:(?P<source>\S+) \()?(?P<binary>\S+?)-[0-9a-f]{16}(?:\.exe)?\)?$")
+_RUNNING = re.compile(
+    r"\s+Running (?:unittests )?(?:(?P<source>\S+) \()?(?P<binary>\S+?)-[0-9a-f]{16}(?:\.exe)?\)?$"
+)
 _DOC = re.compile(r"\s+Doc-tests (\S+)$")
 _BEGIN = re.compile(r"running \d+ tests?$")
 # A test may have printed the beginning of a line like libtest's own, as trybuild does.
 _TEST = re.compile(
-    r"test (?:.* \.\.\. test )?(?P<name>.+?)(?P<mode> - should panic)? \.\.\. (?P<result>ok|FAILED|ignored|bench:)"
+    r"test (?:.* \.\.\. test )?(?P<name>.+?)(?P<mode> - should panic)? \.\.\. "
+    r"(?P<result>ok|FAILED|ignored|bench:)"
 )
-_LONG = re.compile(r"test (?:.* \.\.\. test )?(?P<name>.+) has been running for over (?P<seconds>\d+) seconds$")
+_LONG = re.compile(
+    r"test (?:.* \.\.\. test )?(?P<name>.+) has been running for over (?P<seconds>\d+) seconds$"
+)
 _OUT = re.compile(r"---- (?P<name>.+?)(?: - should panic)? (?:stdout|stderr) ----$")
 _LINE_NUMBER = re.compile(r" \(line \d+\)")
 _NEXTEST = re.compile(
-    r"\s*(?:TRY \d+ )?(?P<result>[A-Z][A-Z0-9-]*)(?: \d+/\d+)?\s+\[(?P<yet>>?)\s*(?P<seconds>[\d.]+)s\]\s+"
+    r"\s*(?:TRY \d+ )?(?P<result>[A-Z][A-Z0-9-]*)(?: "
+    r"\d+/\d+)?\s+\[(?P<yet>>?)\s*(?P<seconds>[\d.]+)s\]\s+"
     r"(?:\(\s*(?P<number>\d+/\d+|\W+)\)\s+)?(?P<binary>\S+)\s+(?P<name>\S.*)$"
 )
 _NEXTEST_START = re.compile(r"\s+(?:Nextest run ID \S+ with|Starting \d+ tests? across) ")
 _NEXTEST_GREEN = frozenset({"PASS", "LEAK", "FLAKY"})
-_TAP = re.compile(r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?P<dash> +-)? *(?P<name>.*)$")
+_TAP = re.compile(
+    r"(?P<indent> *)(?P<bad>not )?ok\b(?: +(?P<number>\d+))?(?P<dash> +-)? *(?P<name>.*)$"
+)
 _TAP_START = re.compile(r"TAP version \d+$| *1\.\.\d+(?: |$)")
 _TAP_NOTE = re.compile(r"(?P<indent> *)# (?P<subtest>Subtest: )?(?P<name>.+)$")
-# Comments that head no section: what a test logged or why it failed (ava, Perl, bats), and counts at the end.
+# Comments that head no section: what a test logged or why it failed (ava, Perl, bats), and counts
+# at the end.
 _TAP_REMARK = re.compile(
-    r"\s|\((?:in test file|from function) |(?:tests|suites|pass|fail|skip|todo|cancelled|skipped|failed|duration_ms) +[\d.]+$|Ran \d+ test"
+    r"\s|\((?:in test file|from function) "
+    r"|(?:tests|suites|pass|fail|skip|todo|cancelled|skipped|failed|duration_ms) +[\d.]+$|Ran \d+ "
+    r"test"
 )
 _AVA_HOOK = re.compile(r"(?:^| \u203a )(?:before|beforeEach|after|afterEach)(?:\.always)? hook\b")
 _AVA_SEPARATOR = " \u203a "
-# What runs the scripts of several packages at once puts the package before each line: pnpm, yarn, turbo.
-_MEMBER = re.compile(r"(?:(?P<path>[\w@.+/-]{1,200})[ :][\w:-]{1,60}|\[(?P<name>[\w@.+/-]{1,200})\]): ")
+# What runs the scripts of several packages at once puts the package before each line: pnpm, yarn,
+# turbo.
+_MEMBER = re.compile(
+    r"(?:(?P<path>[\w@.+/-]{1,200})[ :][\w:-]{1,60}|\[(?P<name>[\w@.+/-]{1,200})\]): "
+)
 _DIRECTIVE = re.compile(r"(?:^|\s+)# (?P<word>SKIP|TODO|time=[\d.]+ms)\b.*$", re.IGNORECASE)
 
 
 class Plain:
-    """Output for people: libtest's, nextest's and TAP, each known by its first lines. Libtest's cases are
-    `crate src/lib.rs::module::test`, TAP's `above > name`, and `package > above > name` where lines begin with a package.
+    """Output for people: libtest's, nextest's and TAP, each known by its first lines. Libtest's
+    cases are
+    `crate src/lib.rs::module::test`, TAP's `above > name`, and `package > above > name` where lines
+    begin with a package.
     """
 
     def __init__(self, cases: Cases, member: str = "") -> None:
@@ -156,13 +192,21 @@ class Plain:
             if self._nextest:
                 self._read_nextest(text)
                 return text
-            if text[:5] == "test " or text[:8] == "running " or text[:5] == "---- " or self._open or self._said_of:
+            if (
+                text[:5] == "test "
+                or text[:8] == "running "
+                or text[:5] == "---- "
+                or self._open
+                or self._said_of
+            ):
                 self._libtest(text)
             if text[:1] == " " and ("Running " in text or "Doc-tests " in text):
                 self._begin(text)
             elif text[:1] == " " and _NEXTEST_START.match(text):
                 self._nextest = True
-            if (self._tap_red and self._tap_says(text)) or (self._members and self._of_member(text)):
+            if (self._tap_red and self._tap_says(text)) or (
+                self._members and self._of_member(text)
+            ):
                 return text
             if "ok" in text or "#" in text or "1.." in text or "TAP " in text:
                 self._read_tap(text)
@@ -184,7 +228,9 @@ class Plain:
         """A binary ended before it said its result: it crashed."""
         if self._open:
             self._open = False
-            self._cases.tell(self._place or "tests", ERRORED, said="it ended before all of its tests had run")
+            self._cases.tell(
+                self._place or "tests", ERRORED, said="it ended before all of its tests had run"
+            )
 
     def _id(self, name: str) -> str:
         name = _LINE_NUMBER.sub("", name)
@@ -196,7 +242,9 @@ class Plain:
             self._cases.told += 1
         elif text.startswith("test result: "):
             self._open, self._said_of = False, ""
-            self._cases.forget(self._id(""))  # of long ones only: it said how each of its tests ended
+            self._cases.forget(
+                self._id("")
+            )  # of long ones only: it said how each of its tests ended
         elif text.startswith("error: ") and self._open:
             self._tell_crash()
         elif (found := _LONG.match(text)) and self._open:
@@ -204,7 +252,9 @@ class Plain:
         elif (found := _TEST.match(text)) and self._open:
             case = self._id(found["name"])
             result = {"ok": PASSED, "FAILED": FAILED}.get(found["result"], SKIPPED)
-            self._cases.tell(self._cases.next_id(case) if _LINE_NUMBER.search(found["name"]) else case, result)
+            self._cases.tell(
+                self._cases.next_id(case) if _LINE_NUMBER.search(found["name"]) else case, result
+            )
         elif found := _OUT.match(text):
             self._said_of = self._id(found["name"])
         elif text == "failures:":
@@ -213,7 +263,9 @@ class Plain:
             self._cases.say(self._said_of, text)
 
     def _read_nextest(self, text: str) -> None:
-        """What a red case printed follows its line. Of a case that is tried again the last try has a number, and the others none."""
+        """What a red case printed follows its line. Of a case that is tried again the last try has
+        a number, and the others none.
+        """
         if found := _NEXTEST.match(text):
             self._said_of = ""
             again = found["number"] and not found["number"][:1].isdigit()
@@ -264,10 +316,17 @@ class Plain:
             return
         elif self._tap and (found := _TAP.match(text)):
             depth = len(found["indent"]) // 4
-            if depth == 0 and self._above and found["dash"] and _is_of_ava(self._above[0], found["name"]):
+            if (
+                depth == 0
+                and self._above
+                and found["dash"]
+                and _is_of_ava(self._above[0], found["name"])
+            ):
                 self._above = []
             self._tap_case(depth, found["name"], found["number"] or "", bad=bool(found["bad"]))
-        elif self._tap and (found := _TAP_NOTE.match(text)) and len(found["indent"]) // 4 < _DEEPEST:
+        elif (
+            self._tap and (found := _TAP_NOTE.match(text)) and len(found["indent"]) // 4 < _DEEPEST
+        ):
             depth = len(found["indent"]) // 4
             self._tap_subtests = self._tap_subtests or bool(found["subtest"])
             if not found["subtest"] and (self._tap_subtests or _TAP_REMARK.match(found["name"])):
@@ -284,12 +343,17 @@ class Plain:
         result = SKIPPED if word in {"SKIP", "TODO"} else FAILED if bad else PASSED
         case = self._cases.next_id(" > ".join([*filter(None, (self._member, *above)), name]))
         self._cases.tell(case, result)
-        self._tap_red, self._tap_inset, self._tap_open = case if result == FAILED else "", f"{' ' * 4 * depth}  ", False
+        self._tap_red, self._tap_inset, self._tap_open = (
+            case if result == FAILED else "",
+            f"{' ' * 4 * depth}  ",
+            False,
+        )
 
 
 def _is_of_ava(comment: str, name: str) -> bool:
-    """Whether a comment before a test point is ava's: the title of a hook that logged something. It heads no section, and which one
-    comes last before a test depends on the order in which files end.
+    """Whether a comment before a test point is ava's: the title of a hook that logged something. It
+    heads no section, and which one comes last before a test depends on the order in which files
+    end.
     """
     if _AVA_HOOK.search(comment) or comment.endswith(f" for {name.rpartition(_AVA_SEPARATOR)[2]}"):
         return True

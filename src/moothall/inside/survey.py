@@ -1,8 +1,10 @@
-"""What of a repository bears on a task: the code round some lines, a short function to show, and a map of the rest.
+"""What of a repository bears on a task: the code round some lines, a short function to show, and a
+map of the rest.
 
-The map is made as aider's is: definitions and references by tree-sitter's grammars, files ranked by a PageRank that leans towards
-what the task, its failing tests and their tracebacks name. The same files and arguments give the same bytes. Runs in a child of
-the executor; not in the catalogue: only the trusted side asks for it.
+The map is made as aider's is: definitions and references by tree-sitter's grammars, files ranked by
+a PageRank that leans towards what the task, its failing tests and their tracebacks name. The same
+files and arguments give the same bytes. Runs in a child of the executor; not in the catalogue: only
+the trusted side asks for it.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ _CALLS = {
         (decorator (identifier) @r) (type (identifier) @r)""",
     "javascript": """
         (call_expression function: [(identifier) @r (member_expression property: (property_identifier) @r)])
-        (new_expression constructor: (identifier) @r) (import_specifier name: (identifier) @r)""",
+        (new_expression constructor: (identifier) @r) (import_specifier name: (identifier) @r)""",  # noqa: E501 - a line of embedded text
     "go": """
         (call_expression function: [(identifier) @r (selector_expression field: (field_identifier) @r)])
-        (type_identifier) @r""",
+        (type_identifier) @r""",  # noqa: E501 - a line of embedded text
     "rust": """
         (call_expression function: [(identifier) @r (scoped_identifier name: (identifier) @r)
                                     (field_expression field: (field_identifier) @r)])
@@ -71,14 +73,24 @@ def _query(language: str) -> Query:
     return found
 
 
-def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any], limits: TextLimits) -> dict[str, Any]:
-    """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and `map`.
+def survey(
+    root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any], limits: TextLimits
+) -> dict[str, Any]:
+    """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and
+    `map`.
 
-    `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line), `tests` (lists of path and name),
-    `paths` and `words` that count more than others, `names` whose `homes` (files that define them) are looked for, `known` (the only paths
-    that are read, where there are any), and the limits `files`, `bytes`, `map_chars`.
+    `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line),
+    `tests` (lists of path and name), `paths` and `words` that count more than others, `names` whose
+    `homes` (files that define them) are looked for, `known` (the only paths that are read, where
+    there are any), and the limits `files`, `bytes`, `map_chars`.
     """
-    seeds = list(dict.fromkeys([path for path, _ in args["frames"]] + [path for path, _ in args["tests"]] + list(args["paths"])))
+    seeds = list(
+        dict.fromkeys(
+            [path for path, _ in args["frames"]]
+            + [path for path, _ in args["tests"]]
+            + list(args["paths"])
+        )
+    )
     sources = {source.path: source for source in _read(root, files, seeds, args, limits)}
     spans, seen = [], set()
     for path, line in args["frames"]:
@@ -87,8 +99,20 @@ def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any],
             spans.append(span)
     for path, name in args["tests"]:
         source = sources.get(path)
-        spans += [_span(source, item) for item in source.found if item.parts[-1] == name and not item.is_type] if source else []
-    spans = [span for span in spans if (key := (span["path"], span["line"])) not in seen and not seen.add(key)]  # type: ignore[func-returns-value]
+        spans += (
+            [
+                _span(source, item)
+                for item in source.found
+                if item.parts[-1] == name and not item.is_type
+            ]
+            if source
+            else []
+        )
+    spans = [
+        span
+        for span in spans
+        if (key := (span["path"], span["line"])) not in seen and not seen.add(key)  # type: ignore[func-returns-value]
+    ]
     ranked = _rank(list(sources.values()), set(seeds), set(args["words"]))
     return {
         "spans": spans,
@@ -100,7 +124,11 @@ def survey(root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any],
 
 
 def _read(
-    root: int, files: Sequence[tuple[str, int]], seeds: Sequence[str], args: Mapping[str, Any], limits: TextLimits
+    root: int,
+    files: Sequence[tuple[str, int]],
+    seeds: Sequence[str],
+    args: Mapping[str, Any],
+    limits: TextLimits,
 ) -> Iterator[_Source]:
     """Parse the files nearest to the seeds first, until the limits."""
     folders = {path.rpartition("/")[0] for path in seeds}
@@ -114,11 +142,17 @@ def _read(
             path,
         )
 
-    known = [(path, size) for path, size in files if language_of(path) and not _SKIPPED.intersection(path.split("/")[:-1])]
+    known = [
+        (path, size)
+        for path, size in files
+        if language_of(path) and not _SKIPPED.intersection(path.split("/")[:-1])
+    ]
     if tracked := frozenset(args.get("known") or ()):
         known = [(path, size) for path, size in known if path in tracked]
     modules = {path for path, _ in known}
-    known = [(path, size) for path, size in known if not _is_stub_of(path, modules) or path in seeds]
+    known = [
+        (path, size) for path, size in known if not _is_stub_of(path, modules) or path in seeds
+    ]
     left = int(args["bytes"])
     for path, size in sorted(known, key=lambda item: far(item[0]))[: int(args["files"])]:
         if size > left or not size:
@@ -133,7 +167,9 @@ def _read(
         language = language_of(path)
         tree = parse(language, data)
         captured = library().QueryCursor(_query(language)).captures(tree).get("r", [])
-        calls = Counter(data[node.start_byte : node.end_byte].decode("utf-8", "replace") for node in captured)
+        calls = Counter(
+            data[node.start_byte : node.end_byte].decode("utf-8", "replace") for node in captured
+        )
         yield _Source(path, language, data, tree, list(definitions(tree, language)), calls)
 
 
@@ -168,10 +204,21 @@ def _round(source: _Source, line: int) -> dict[str, Any] | None:
     node: Node | None = source.root
     best = None
     while node is not None and best is None:
-        node = next((child for child in node.named_children if child.start_point[0] <= row <= child.end_point[0]), None)
+        node = next(
+            (
+                child
+                for child in node.named_children
+                if child.start_point[0] <= row <= child.end_point[0]
+            ),
+            None,
+        )
         if node is not None and node.end_point[0] - node.start_point[0] < _SPAN_ROWS:
             best = node
-    first, last = (best.start_point[0], best.end_point[0]) if best is not None else (max(row - _ROUND_ROWS, 0), row + _ROUND_ROWS)
+    first, last = (
+        (best.start_point[0], best.end_point[0])
+        if best is not None
+        else (max(row - _ROUND_ROWS, 0), row + _ROUND_ROWS)
+    )
     text = b"\n".join(source.data.split(b"\n")[first : last + 1]).decode("utf-8", "replace")
     return {
         "path": source.path,
@@ -188,7 +235,9 @@ def _homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
         for item in source.found:
             if len(item.parts) == 1 and not _TEST.search(source.path):
                 places[item.parts[0]].append(source.path)
-    return list(dict.fromkeys(places[name][0] for name in names if len(set(places.get(name, ()))) == 1))
+    return list(
+        dict.fromkeys(places[name][0] for name in names if len(set(places.get(name, ()))) == 1)
+    )
 
 
 def _text(source: _Source, item: Definition) -> str:
@@ -206,8 +255,12 @@ def _span(source: _Source, item: Definition) -> dict[str, Any]:
     }
 
 
-def _rank(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> list[tuple[_Source, dict[str, float]]]:
-    """Return the sources, the most relevant first, each with the weight of the names that it defines."""
+def _rank(
+    sources: Sequence[_Source], seeds: set[str], words: set[str]
+) -> list[tuple[_Source, dict[str, float]]]:
+    """Return the sources, the most relevant first, each with the weight of the names that it
+    defines.
+    """
     defines: dict[str, list[int]] = defaultdict(list)
     for number, source in enumerate(sources):
         for name in dict.fromkeys(item.parts[-1] for item in source.found):
@@ -225,11 +278,15 @@ def _rank(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> list[
             ]
         )
     start = [
-        (100.0 if source.path in seeds else 0.0) + sum(10.0 for item in source.found if item.parts[-1] in words) + 1.0
+        (100.0 if source.path in seeds else 0.0)
+        + sum(10.0 for item in source.found if item.parts[-1] in words)
+        + 1.0
         for source in sources
     ]
     rank = _page_rank(edges, start)
-    names: list[dict[str, float]] = [dict.fromkeys((item.parts[-1] for item in source.found), 0.0) for source in sources]
+    names: list[dict[str, float]] = [
+        dict.fromkeys((item.parts[-1] for item in source.found), 0.0) for source in sources
+    ]
     for number, out in enumerate(edges):
         total = sum(weight for _, _, weight in out)
         for to, name, weight in out:
@@ -244,12 +301,16 @@ def _rank(sources: Sequence[_Source], seeds: set[str], words: set[str]) -> list[
 
 
 def _worth(name: str, places: int, words: set[str]) -> float:
-    """Return how much a reference to a name says: much where the task says it, little where many files define it."""
+    """Return how much a reference to a name says: much where the task says it, little where many
+    files define it.
+    """
     worth = 10.0 if name in words else 1.0
     return worth * (0.1 if name.startswith("_") or places > 5 else 1.0)  # noqa: PLR2004 - as aider's
 
 
-def _page_rank(edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequence[float]) -> list[float]:
+def _page_rank(
+    edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequence[float]
+) -> list[float]:
     share = sum(start) or 1.0
     lean = [weight / share for weight in start]
     totals = [sum(weight for _, _, weight in out) for out in edges]
@@ -265,16 +326,28 @@ def _page_rank(edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequenc
 
 
 def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
-    """Return files and signatures, the best that fit, files in the order of their rank and definitions in that of their lines."""
+    """Return files and signatures, the best that fit, files in the order of their rank and
+    definitions in that of their lines.
+    """
     best = sorted(
-        ((weight, number, at) for number, (source, names) in enumerate(ranked) for at, item in enumerate(source.found)
-         if item.node.type != "impl_item" and not item.is_stub and (weight := names.get(item.parts[-1], 0.0)) > 0),
+        (
+            (weight, number, at)
+            for number, (source, names) in enumerate(ranked)
+            for at, item in enumerate(source.found)
+            if item.node.type != "impl_item"
+            and not item.is_stub
+            and (weight := names.get(item.parts[-1], 0.0)) > 0
+        ),
         key=lambda item: (-item[0], item[1], item[2]),
-    )  # fmt: skip
+    )
     chosen: dict[int, set[int]] = defaultdict(set)
     for _weight, number, at in best:
         source = ranked[number][0]
-        cost = len(_row(source, source.found[at])) + 1 + (0 if number in chosen else len(source.path) + 2)
+        cost = (
+            len(_row(source, source.found[at]))
+            + 1
+            + (0 if number in chosen else len(source.path) + 2)
+        )
         if cost > room:
             break
         room -= cost
@@ -282,7 +355,10 @@ def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
     lines = []
     for number in sorted(chosen):
         source = ranked[number][0]
-        lines += [f"{source.path}:", *(_row(source, source.found[at]) for at in sorted(chosen[number]))]
+        lines += [
+            f"{source.path}:",
+            *(_row(source, source.found[at]) for at in sorted(chosen[number])),
+        ]
     return "\n".join(lines)
 
 
@@ -296,23 +372,39 @@ def _row(source: _Source, item: Definition) -> str:
 
 
 def _example(
-    sources: Mapping[str, _Source], seeds: Sequence[str], ranked: Sequence[_Source], spans: Sequence[Mapping[str, Any]]
+    sources: Mapping[str, _Source],
+    seeds: Sequence[str],
+    ranked: Sequence[_Source],
+    spans: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """Return a short function of the code at hand, rather one that is not to be mended, without a string that JSON would escape."""
+    """Return a short function of the code at hand, rather one that is not to be mended, without a
+    string that JSON would escape.
+    """
     meant = {(span["path"], span["name"]) for span in spans}
     near = [sources[path] for path in seeds if path in sources]
-    order = [path for path in dict.fromkeys(source.path for source in (*near, *ranked)) if not _TEST.search(path)]
+    order = [
+        path
+        for path in dict.fromkeys(source.path for source in (*near, *ranked))
+        if not _TEST.search(path)
+    ]
     last: dict[str, Any] | None = None
     for path in order:
         source = sources[path]
         for item in source.found:
             text = _text(source, item)
-            if item.is_type or not 1 < text.count("\n") + 1 <= _EXAMPLE_ROWS or len(text) > _EXAMPLE_CHARS:
+            if (
+                item.is_type
+                or not 1 < text.count("\n") + 1 <= _EXAMPLE_ROWS
+                or len(text) > _EXAMPLE_CHARS
+            ):
                 continue
             if (
                 '"' in text
                 or "\\" in text
-                or (not text.isprintable() and not text.replace("\n", "").replace("\t", "").isprintable())
+                or (
+                    not text.isprintable()
+                    and not text.replace("\n", "").replace("\t", "").isprintable()
+                )
             ):
                 continue
             shown = {**_span(source, item), "text": _bare(text)}

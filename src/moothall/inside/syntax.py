@@ -1,7 +1,9 @@
-"""What is defined where in a source text, by tree-sitter's grammars: Python, JavaScript, TypeScript, Go and Rust.
+"""What is defined where in a source text, by tree-sitter's grammars: Python, JavaScript,
+TypeScript, Go and Rust.
 
-The grammars are C code that reads what others wrote: this runs in a child of the executor, inside the sandbox, which shows
-them read-only at `GRAMMARS`. Besides them it needs the standard library only.
+The grammars are C code that reads what others wrote: this runs in a child of the executor, inside
+the sandbox, which shows them read-only at `GRAMMARS`. Besides them it needs the standard library
+only.
 """
 
 from __future__ import annotations
@@ -45,17 +47,65 @@ ENDINGS = {
 }
 _SCRIPT = frozenset({"javascript", "typescript", "tsx"})
 # Node types that define a name, all in their field `name`; what they hold is within their scope.
-_TYPES = frozenset({"class_definition", "class_declaration", "abstract_class_declaration", "class", "interface_declaration"}) | {
-    *("enum_declaration", "type_alias_declaration", "internal_module", "module", "type_spec", "type_alias"),
-    *("struct_item", "enum_item", "union_item", "trait_item", "mod_item", "type_item"),
+_TYPES = frozenset(
+    {
+        "class_definition",
+        "class_declaration",
+        "abstract_class_declaration",
+        "class",
+        "interface_declaration",
+    }
+) | {
+    "enum_declaration",
+    "type_alias_declaration",
+    "internal_module",
+    "module",
+    "type_spec",
+    "type_alias",
+    "struct_item",
+    "enum_item",
+    "union_item",
+    "trait_item",
+    "mod_item",
+    "type_item",
 }
-_FUNCTIONS = frozenset({"function_definition", "function_declaration", "generator_function_declaration", "method_definition"}) | {
-    *("method_declaration", "function_item", "function_signature_item", "macro_definition"),
+_FUNCTIONS = frozenset(
+    {
+        "function_definition",
+        "function_declaration",
+        "generator_function_declaration",
+        "method_definition",
+    }
+) | {
+    "method_declaration",
+    "function_item",
+    "function_signature_item",
+    "macro_definition",
 }
-_VALUES = frozenset({"arrow_function", "function_expression", "generator_function", "class", "function"})
-_HOLDERS = frozenset({"program", "block", "if_statement", "else_clause", "elif_clause", "try_statement", "except_clause"}) | {
-    *("finally_clause", "with_statement", "class_body", "interface_body", "declaration_list", "statement_block"),
-    *("export_statement", "type_declaration", "expression_statement", "ambient_declaration"),
+_VALUES = frozenset(
+    {"arrow_function", "function_expression", "generator_function", "class", "function"}
+)
+_HOLDERS = frozenset(
+    {
+        "program",
+        "block",
+        "if_statement",
+        "else_clause",
+        "elif_clause",
+        "try_statement",
+        "except_clause",
+    }
+) | {
+    "finally_clause",
+    "with_statement",
+    "class_body",
+    "interface_body",
+    "declaration_list",
+    "statement_block",
+    "export_statement",
+    "type_declaration",
+    "expression_statement",
+    "ambient_declaration",
 }
 
 
@@ -80,18 +130,23 @@ def parser(language: str) -> Parser:
     """Return the parser of a language."""
     tree_sitter = library()
     module, function = _PLACES[language]
-    made: Parser = tree_sitter.Parser(tree_sitter.Language(getattr(import_module(module), function)()))
+    made: Parser = tree_sitter.Parser(
+        tree_sitter.Language(getattr(import_module(module), function)())
+    )
     return made
 
 
 def parse(language: str, data: bytes) -> Node:
-    """Return the root of the syntax tree of UTF-8 text. What is wrong in it is in the tree as errors."""
+    """Return the root of the syntax tree of UTF-8 text. What is wrong in it is in the tree as
+    errors.
+    """
     return parser(language).parse(data).root_node
 
 
 class Definition:
-    """One named thing. Offsets are bytes: `start` to `end` is all of it with decorators and `export`, `inner` to `inner_end` the
-    definition proper. `parts` is its qualified name, `trait` the trait that a Rust method implements.
+    """One named thing. Offsets are bytes: `start` to `end` is all of it with decorators and
+    `export`, `inner` to `inner_end` the definition proper. `parts` is its qualified name, `trait`
+    the trait that a Rust method implements.
     """
 
     __slots__ = ("body", "end", "inner", "inner_end", "node", "outer", "parts", "start", "trait")
@@ -123,7 +178,11 @@ class Definition:
         """Python's decorators, without the @."""
         if self.outer.type != "decorated_definition":
             return []
-        return [_text(child).removeprefix("@").strip() for child in self.outer.children if child.type == "decorator"]
+        return [
+            _text(child).removeprefix("@").strip()
+            for child in self.outer.children
+            if child.type == "decorator"
+        ]
 
     @property
     def is_stub(self) -> bool:
@@ -138,7 +197,9 @@ class Definition:
 
     def signature(self, data: bytes) -> str:
         """Return its beginning up to its body, in one line."""
-        until = self.body.start_byte if self.body is not None else min(self.inner_end, self.inner + 200)
+        until = (
+            self.body.start_byte if self.body is not None else min(self.inner_end, self.inner + 200)
+        )
         text = " ".join(data[self.inner : until].decode("utf-8", "replace").split())
         return text.removesuffix("=>").rstrip(" {=")
 
@@ -159,12 +220,19 @@ def first_child(node: Node | None) -> Node | None:
 
 
 def _text(node: Node | None) -> str:
-    return node.text.decode("utf-8", "replace") if node is not None and node.text is not None else ""
+    return (
+        node.text.decode("utf-8", "replace") if node is not None and node.text is not None else ""
+    )
 
 
 def _plain(node: Node | None) -> str:
     """Return a type's own name: without what it is generic in and the modules it lies in."""
-    return re.split(r"[<\[(]", _text(node).lstrip("*&(").strip())[0].rpartition("::")[2].rpartition(".")[2].strip()
+    return (
+        re.split(r"[<\[(]", _text(node).lstrip("*&(").strip())[0]
+        .rpartition("::")[2]
+        .rpartition(".")[2]
+        .strip()
+    )
 
 
 def _value(node: Node) -> Node | None:
@@ -174,7 +242,11 @@ def _value(node: Node) -> Node | None:
         found = named[0].child_by_field_name("value") if len(named) == 1 else None
     elif node.type == "expression_statement":
         first = first_child(node)
-        found = first.child_by_field_name("right") if first is not None and first.type == "assignment_expression" else None
+        found = (
+            first.child_by_field_name("right")
+            if first is not None and first.type == "assignment_expression"
+            else None
+        )
     elif node.type in {"pair", "field_definition", "public_field_definition"}:
         found = node.child_by_field_name("value")
     else:
@@ -183,7 +255,9 @@ def _value(node: Node) -> Node | None:
 
 
 def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
-    """Return the name that a value is given: `a.prototype.b = ` is a.b, `module.exports.b = ` and `exports.b = ` are b."""
+    """Return the name that a value is given: `a.prototype.b = ` is a.b, `module.exports.b = ` and
+    `exports.b = ` are b.
+    """
     if node.type == "expression_statement":
         first = first_child(node)
         left = _text(first.child_by_field_name("left") if first is not None else None)
@@ -192,7 +266,9 @@ def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
             parts = parts[1:] or [_text(value.child_by_field_name("name")) or "exports"]
         return tuple(parts) if all(re.fullmatch(r"[\w$#]+", part) for part in parts) else ()
     if node.type in {"lexical_declaration", "variable_declaration"}:
-        declarator = next(child for child in node.named_children if child.type == "variable_declarator")
+        declarator = next(
+            child for child in node.named_children if child.type == "variable_declarator"
+        )
         return (_text(declarator.child_by_field_name("name")),)
     for field in ("key", "property", "name"):
         if (found := node.child_by_field_name(field)) is not None:
@@ -201,7 +277,9 @@ def _name_assigned(node: Node, value: Node) -> tuple[str, ...]:
 
 
 def _definition_of(node: Node, language: str) -> tuple[tuple[str, ...], Node] | None:
-    """Return (name, the definition proper) where `node` defines something, as it stands or wrapped."""
+    """Return (name, the definition proper) where `node` defines something, as it stands or
+    wrapped.
+    """
     kind = node.type
     if (inner := _unwrap(node, language)) is not None:
         return _definition_of(inner, language)
@@ -239,7 +317,9 @@ def _receiver(node: Node) -> str:
 
 
 def definitions(root: Node, language: str, *, deep: bool = False) -> Iterator[Definition]:
-    """Yield what is defined, in the order of the text; Rust's impl blocks too. `deep`: also within functions and expressions."""
+    """Yield what is defined, in the order of the text; Rust's impl blocks too. `deep`: also within
+    functions and expressions.
+    """
     waiting: list[tuple[Node, tuple[str, ...], str]] = [(root, (), "")]
     while waiting:
         node, scope, trait = waiting.pop()
@@ -249,7 +329,12 @@ def definitions(root: Node, language: str, *, deep: bool = False) -> Iterator[De
             names, inside = found
             is_impl = inside.type == "impl_item"
             own = trait if inside.type in _FUNCTIONS else ""
-            yield Definition((*scope, *names), node, inside, _plain(inside.child_by_field_name("trait")) if is_impl else own)
+            yield Definition(
+                (*scope, *names),
+                node,
+                inside,
+                _plain(inside.child_by_field_name("trait")) if is_impl else own,
+            )
             scope = (*scope, *names)
             trait = _plain(inside.child_by_field_name("trait")) if is_impl else ""
             if inside.type in _FUNCTIONS and not deep:
@@ -271,7 +356,9 @@ def first_error(root: Node) -> Node | None:
     while True:
         if node.is_error or node.is_missing:
             return node
-        below = next((child for child in node.children if child.has_error or child.is_missing), None)
+        below = next(
+            (child for child in node.children if child.has_error or child.is_missing), None
+        )
         if below is None:
             return node
         node = below

@@ -1,4 +1,6 @@
-"""What a command asks while it runs: carried from a socket of its own over ours, one question at a time. Standard library only."""
+"""What a command asks while it runs: carried from a socket of its own over ours, one question at a
+time. Standard library only.
+"""
 
 from __future__ import annotations
 

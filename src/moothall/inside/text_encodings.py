@@ -49,7 +49,9 @@ class Encoding:
     def name(self) -> str:
         """The name for people, such as `utf-16-le with a byte order mark`."""
         mark = " with a byte order mark" if self.mark else ""
-        return f"{self.codec}{mark}" if self.errors == "strict" else f"{self.codec} with invalid bytes"
+        return (
+            f"{self.codec}{mark}" if self.errors == "strict" else f"{self.codec} with invalid bytes"
+        )
 
     def decode(self, raw: bytes) -> str:
         """Return the text of a whole file. Raises `UnicodeDecodeError`."""
@@ -79,10 +81,19 @@ def find_encoding(raw: bytes) -> Encoding | None:
             return marked
     if b"\0" in raw:
         return _find_wide(raw)
-    names = [found[1].decode() for sign in _DECLARED if (found := re.search(sign, raw[:_DECLARED_BYTES]))]
+    names = [
+        found[1].decode() for sign in _DECLARED if (found := re.search(sign, raw[:_DECLARED_BYTES]))
+    ]
     declared = [Encoding(codec) for name in names if (codec := text_codec(name))]
     broken = [_BROKEN_UTF_8] if _is_mostly_utf_8(raw) else []
-    return next((one for one in (UTF_8, *declared, *broken, Encoding("cp1252"), Encoding("latin-1")) if _fits(one, raw)), None)
+    return next(
+        (
+            one
+            for one in (UTF_8, *declared, *broken, Encoding("cp1252"), Encoding("latin-1"))
+            if _fits(one, raw)
+        ),
+        None,
+    )
 
 
 def text_codec(name: str) -> str:
@@ -100,7 +111,11 @@ def _fits(encoding: Encoding, raw: bytes) -> bool:
     """
     try:
         text = encoding.decode(raw)
-        return encoding.encode(text) == raw and "\0" not in text and (encoding is UTF_8 or not re.search(_BINARY, text))
+        return (
+            encoding.encode(text) == raw
+            and "\0" not in text
+            and (encoding is UTF_8 or not re.search(_BINARY, text))
+        )
     except UnicodeError:
         return False
 
@@ -115,7 +130,11 @@ def _find_wide(raw: bytes) -> Encoding | None:
     """Return UTF-16 without a mark if most characters are below U+0100."""
     half = len(raw) // 2
     for codec, high in (("utf-16-le", raw[1::2]), ("utf-16-be", raw[::2])):
-        if len(raw) % 2 == 0 and high.count(0) > _WIDE_SHARE * half and _fits(wide := Encoding(codec), raw):
+        if (
+            len(raw) % 2 == 0
+            and high.count(0) > _WIDE_SHARE * half
+            and _fits(wide := Encoding(codec), raw)
+        ):
             return wide
     return None
 

@@ -1,4 +1,6 @@
-"""Reading and writing one text file beneath a folder, within limits. Standard library only: runs in the executor."""
+"""Reading and writing one text file beneath a folder, within limits. Standard library only: runs in
+the executor.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from moothall.inside.text_encodings import UTF_8, Encoding, find_encoding
 
 
 class TextLimits:
-    """Bytes of one file, and of the text of one result. No dataclass: what makes those costs start time."""
+    """Bytes of one file, and of the text of one result. No dataclass: what makes those costs start
+    time.
+    """
 
     __slots__ = ("file_bytes", "output_bytes")
 
@@ -31,7 +35,9 @@ def read_bytes(root: int, path: str, limits: TextLimits) -> bytes:
         if not stat.S_ISREG(found.st_mode):
             raise ToolFailure(f"{path!r} is not a regular file")
         if found.st_size > limits.file_bytes:
-            raise ToolFailure(f"{path!r} has {found.st_size} bytes; at most {limits.file_bytes} are read")
+            raise ToolFailure(
+                f"{path!r} has {found.st_size} bytes; at most {limits.file_bytes} are read"
+            )
         return _whole(descriptor, limits.file_bytes)
     except OSError as error:
         raise failure(error.errno or 0, path) from error
@@ -48,7 +54,9 @@ def _whole(descriptor: int, limit: int) -> bytes:
 
 
 def rows_of(text: str) -> list[str]:
-    """Return the lines, each with its end. Only a newline ends one: so count editors, compilers and pytest."""
+    """Return the lines, each with its end. Only a newline ends one: so count editors, compilers and
+    pytest.
+    """
     return list(io.StringIO(text, newline="\n"))
 
 
@@ -67,14 +75,25 @@ def read_encoded(root: int, path: str, limits: TextLimits) -> tuple[str, Encodin
 
 
 def write_text(
-    root: int, path: str, content: str, limits: TextLimits, *, encoding: Encoding = UTF_8, append: bool = False
+    root: int,
+    path: str,
+    content: str,
+    limits: TextLimits,
+    *,
+    encoding: Encoding = UTF_8,
+    append: bool = False,
 ) -> int:
-    """Put text into a file, made with its folders where it is missing, and return its size. Raises `ToolFailure`."""
+    """Put text into a file, made with its folders where it is missing, and return its size. Raises
+    `ToolFailure`.
+    """
     try:
         raw = encoding.encode_part(content) if append else encoding.encode(content)
     except UnicodeEncodeError as error:
         if encoding.codec.startswith("utf-"):
-            said = f"content has half a surrogate pair at character {error.start}; send whole characters"
+            said = (
+                f"content has half a surrogate pair at character {error.start}; send whole "
+                "characters"
+            )
         else:
             said = (
                 f"{path!r} is in {encoding.codec}, which has no {content[error.start]!r} "
@@ -85,10 +104,14 @@ def write_text(
     return write_bytes(root, path, raw, limits, append=append)
 
 
-def write_bytes(root: int, path: str, raw: bytes, limits: TextLimits, *, append: bool = False) -> int:
+def write_bytes(
+    root: int, path: str, raw: bytes, limits: TextLimits, *, append: bool = False
+) -> int:
     """As `write_text`, of bytes."""
     if len(raw) > limits.file_bytes:
-        raise ToolFailure(f"content has {len(raw)} bytes; a file may have {limits.file_bytes}", "invalid")
+        raise ToolFailure(
+            f"content has {len(raw)} bytes; a file may have {limits.file_bytes}", "invalid"
+        )
     parent = path.rpartition("/")[0]
     if parent:
         make_folders(root, parent)
@@ -99,7 +122,10 @@ def write_bytes(root: int, path: str, raw: bytes, limits: TextLimits, *, append:
         if not stat.S_ISREG(found.st_mode):
             raise ToolFailure(f"{path!r} is not a regular file")
         if append and found.st_size + len(raw) > limits.file_bytes:
-            raise ToolFailure(f"{path!r} would have {found.st_size + len(raw)} bytes; a file may have {limits.file_bytes}")
+            raise ToolFailure(
+                f"{path!r} would have {found.st_size + len(raw)} bytes; a file may have "
+                f"{limits.file_bytes}"
+            )
         if not append:
             os.ftruncate(descriptor, 0)
         view = memoryview(raw)

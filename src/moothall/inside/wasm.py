@@ -1,8 +1,10 @@
-"""Runs one WebAssembly module, inside a workspace's sandbox; also compiles it, on the trusted side. A process of its own each.
+"""Runs one WebAssembly module, inside a workspace's sandbox; also compiles it, on the trusted side.
+A process of its own each.
 
-`compile SOURCE TARGET` makes what `run ORDER` loads. An order is JSON: module, arguments, paths, fuel, seconds, memory_bytes,
-table_elements, instances, output_bytes, file_bytes. The last line that a run prints is its answer, a JSON object. What it is
-told, it has from us; the module is an operator's, and gets no environment, no network and no file that is not named.
+`compile SOURCE TARGET` makes what `run ORDER` loads. An order is JSON: module, arguments, paths,
+fuel, seconds, memory_bytes, table_elements, instances, output_bytes, file_bytes. The last line that
+a run prints is its answer, a JSON object. What it is told, it has from us; the module is an
+operator's, and gets no environment, no network and no file that is not named.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def engine() -> wasmtime.Engine:
     config.epoch_interruption = True
     config.max_wasm_stack = 512 * 1024
     config.wasm_threads = False
-    config.memory_reservation = 0  # address space counts as memory where the kernel has no better limit
+    config.memory_reservation = (
+        0  # address space counts as memory where the kernel has no better limit
+    )
     config.memory_guard_size = 0
     return wasmtime.Engine(config)
 
@@ -108,7 +112,10 @@ class Run:
             memory = exported.get("memory")
             start = exported.get("_start")
             if not isinstance(start, wasmtime.Func):
-                return {"status": "error", "error": "the module has no _start: it must be a WASI command"}
+                return {
+                    "status": "error",
+                    "error": "the module has no _start: it must be a WASI command",
+                }
             start(store)
         except wasmtime.ExitTrap as ended:
             if ended.code:
@@ -119,24 +126,35 @@ class Run:
             return _refusal(str(error))
         if self._out.full:
             return self._over("output", "output", "it printed too much")
-        return {"status": "success", "output": {**_output_of(bytes(self._out.data)), **self._about(store)}}
+        return {
+            "status": "success",
+            "output": {**_output_of(bytes(self._out.data)), **self._about(store)},
+        }
 
-    def _answer_trap(self, store: wasmtime.Store, memory: object, trap: wasmtime.Trap) -> dict[str, Any]:
+    def _answer_trap(
+        self, store: wasmtime.Store, memory: object, trap: wasmtime.Trap
+    ) -> dict[str, Any]:
         if self._out.full:
             return self._over("output", "output", "it printed too much")
         match trap.trap_code:
             case wasmtime.TrapCode.OUT_OF_FUEL:
                 return self._over("cpu", "fuel", f"it used up its fuel, {self._order['fuel']}")
             case wasmtime.TrapCode.INTERRUPT:
-                return self._over("timeout", "epoch", f"it ran longer than {self._order['seconds']:g} s")
+                return self._over(
+                    "timeout", "epoch", f"it ran longer than {self._order['seconds']:g} s"
+                )
         return self._answer_failure(store, memory, trap.message.partition("\n")[0][:300])
 
     def _answer_failure(self, store: wasmtime.Store, memory: object, why: str) -> dict[str, Any]:
-        """A module that may not grow its memory fails in its own way: that it was near its limit is what can be seen."""
+        """A module that may not grow its memory fails in its own way: that it was near its limit is
+        what can be seen.
+        """
         if self._out.full:
             return self._over("output", "output", "it printed too much")
         limit = int(self._order["memory_bytes"])
-        if isinstance(memory, wasmtime.Memory) and memory.data_len(store) > limit - max(limit // 8, 2 * _PAGE):
+        if isinstance(memory, wasmtime.Memory) and memory.data_len(store) > limit - max(
+            limit // 8, 2 * _PAGE
+        ):
             return self._over("memory", "memory", f"it wanted more than {limit} bytes of memory")
         return {"status": "error", "error": f"{why}{self._last_words()}"}
 
@@ -168,19 +186,24 @@ class Run:
         return wasi
 
     def _mount(self, wasi: wasmtime.WasiConfig, path: str, shown: Path) -> None:
-        """Show a folder, or a copy of a file: WASI shows folders only, and what lies beside the file is not named."""
+        """Show a folder, or a copy of a file: WASI shows folders only, and what lies beside the
+        file is not named.
+        """
         name = clean(path)
         root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         found = open_beneath(root, name, os.O_RDONLY | os.O_NONBLOCK)
         about = os.fstat(found)
         if stat.S_ISDIR(about.st_mode):
-            # By its descriptor, so that what was checked is what is shown, whatever takes its name's place.
+            # By its descriptor, so that what was checked is what is shown, whatever takes its
+            # name's place.
             wasi.preopen_dir(f"/proc/self/fd/{found}", name or ".", fs_mutable=False)
             return
         if not stat.S_ISREG(about.st_mode):
             raise ToolFailure(f"{path!r} is neither a file nor a folder", "invalid")
         if about.st_size > int(self._order["file_bytes"]):
-            raise ToolFailure(f"{path!r} has {about.st_size} bytes; at most {self._order['file_bytes']} are read")
+            raise ToolFailure(
+                f"{path!r} has {about.st_size} bytes; at most {self._order['file_bytes']} are read"
+            )
         copy = shown / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(found, "rb") as source, copy.open("wb") as target:
@@ -196,7 +219,9 @@ def _output_of(printed: bytes) -> dict[str, Any]:
 
 
 def _refusal(why: str) -> dict[str, Any]:
-    """What could not even begin: a memory or a table that is declared larger than it may be, or a missing import."""
+    """What could not even begin: a memory or a table that is declared larger than it may be, or a
+    missing import.
+    """
     first = " ".join(why.split())[:300]
     for word in ("memory", "table", "instance"):
         if word in first and ("limit" in first or "exceed" in first):

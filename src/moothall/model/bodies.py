@@ -32,13 +32,21 @@ def body_of(request: ChatRequest, model: str) -> dict[str, Any]:
     if request.stop:
         body["stop"] = list(request.stop)
     if request.schema:
-        wanted = {"name": request.schema.name, "strict": True, "schema": dict(request.schema.schema)}
+        wanted = {
+            "name": request.schema.name,
+            "strict": True,
+            "schema": dict(request.schema.schema),
+        }
         body["response_format"] = {"type": "json_schema", "json_schema": wanted}
     if request.tools:
         body["tools"] = [
             {
                 "type": "function",
-                "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                },
             }
             for tool in request.tools
         ]
@@ -81,10 +89,17 @@ def read_reasoning(text: str) -> dict[str, Any]:
 
 
 def _render_call(call: FunctionCall, extras: object) -> dict[str, Any]:
-    """Return a call of an earlier reply. Arguments that are not a JSON object are left out: servers parse them and fail."""
-    function = {"name": call.name, "arguments": call.arguments if is_object(call.arguments) else "{}"}
+    """Return a call of an earlier reply. Arguments that are not a JSON object are left out: servers
+    parse them and fail.
+    """
+    function = {
+        "name": call.name,
+        "arguments": call.arguments if is_object(call.arguments) else "{}",
+    }
     extra = extras.get(call.call_id) if isinstance(extras, dict) else None
-    return {"id": call.call_id, "type": "function", "function": function} | (extra if isinstance(extra, dict) else {})
+    return {"id": call.call_id, "type": "function", "function": function} | (
+        extra if isinstance(extra, dict) else {}
+    )
 
 
 def is_object(text: str) -> bool:
@@ -106,10 +121,19 @@ def encode(body: dict[str, Any]) -> bytes:
 _CHARS_PER_TOKEN = 3  # low, so that an estimate is high and a budget still holds
 
 
-def count_usage(told: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings) -> Usage:
-    """Return the server's count; an estimate on the high side where it gives none, or none that can be right."""
-    prompt, completion = read_count(told.get("prompt_tokens")), read_count(told.get("completion_tokens"))
-    cached = _detail(told, "prompt_tokens_details", "cached_tokens") or read_count(told.get("prompt_cache_hit_tokens"))
+def count_usage(
+    told: Mapping[str, Any], prompt_chars: int, reply_bytes: int, settings: LlmSettings
+) -> Usage:
+    """Return the server's count; an estimate on the high side where it gives none, or none that can
+    be right.
+    """
+    prompt, completion = (
+        read_count(told.get("prompt_tokens")),
+        read_count(told.get("completion_tokens")),
+    )
+    cached = _detail(told, "prompt_tokens_details", "cached_tokens") or read_count(
+        told.get("prompt_cache_hit_tokens")
+    )
     reasoning = _detail(told, "completion_tokens_details", "reasoning_tokens")
     if completion and read_count(told.get("total_tokens")) == prompt + completion + reasoning:
         completion += reasoning  # some servers count reasoning beside the completion

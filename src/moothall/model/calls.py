@@ -1,7 +1,8 @@
 """Read native tool calls and reasoning from the chunks of a chat answer. No I/O.
 
-Servers agree on little here. Fragments of a call are told apart by `index`, by id or by their order; ids come once, in each
-fragment, or never; names come whole, in parts, or again and again; arguments are text in parts, or a whole object.
+Servers agree on little here. Fragments of a call are told apart by `index`, by id or by their
+order; ids come once, in each fragment, or never; names come whole, in parts, or again and again;
+arguments are text in parts, or a whole object.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class CallReader:
     calls: list[_Call] = field(default_factory=list)
 
     def read(self, fragments: object, *, whole: bool = False) -> int:
-        """Add fragments and return how many bytes they brought. `whole`: each one is a complete call."""
+        """Add fragments and return how many bytes they brought. `whole`: each one is a complete
+        call.
+        """
         size = 0
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, dict):
@@ -46,7 +49,9 @@ class CallReader:
         return size
 
     def finish(self, seed: str) -> tuple[FunctionCall, ...]:
-        """Return the calls. Missing and repeated ids are replaced by ones made from `seed`, which are the same each time."""
+        """Return the calls. Missing and repeated ids are replaced by ones made from `seed`, which
+        are the same each time.
+        """
         used: set[str] = set()
         calls = []
         for number, call in enumerate(self.calls):
@@ -66,7 +71,11 @@ class CallReader:
     def _read(self, fragment: Mapping[str, Any], *, whole: bool) -> int:
         function = fragment.get("function")
         function = function if isinstance(function, dict) else {}
-        call_id, name, arguments = _text(fragment.get("id")), _text(function.get("name")), function.get("arguments")
+        call_id, name, arguments = (
+            _text(fragment.get("id")),
+            _text(function.get("name")),
+            function.get("arguments"),
+        )
         call = None if whole else self._find(fragment.get("index"), call_id, name)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
@@ -81,7 +90,13 @@ class CallReader:
         elif isinstance(arguments, dict):
             call.arguments = encodable(json.dumps(arguments, ensure_ascii=False))
         call.extra |= {key: fragment[key] for key in _KEPT_PARAMETERS if fragment.get(key)}
-        size = len(arguments) if isinstance(arguments, str) else len(call.arguments) if arguments else 0
+        size = (
+            len(arguments)
+            if isinstance(arguments, str)
+            else len(call.arguments)
+            if arguments
+            else 0
+        )
         return size + len(name) + (len(json.dumps(call.extra)) if call.extra else 0)
 
     def _find(self, index: object, call_id: str, name: str) -> _Call | None:
@@ -127,20 +142,32 @@ class ReasoningReader:
         self.texts.setdefault(name, []).append(encodable(text))
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields as they are sent back: structured details rather than the same as text."""
+        """Return the fields as they are sent back: structured details rather than the same as
+        text.
+        """
         texts = {name: "".join(parts) for name, parts in self.texts.items()}
         if texts.get("reasoning") == texts.get("reasoning_content") or self.details:
             texts.pop("reasoning", None)
         return texts | ({"reasoning_details": self.details} if self.details else {})
 
     def _read_detail(self, item: dict[str, Any]) -> int:
-        """Add a fragment of OpenRouter's `reasoning_details`: those of one index and type make one item."""
+        """Add a fragment of OpenRouter's `reasoning_details`: those of one index and type make one
+        item.
+        """
         last = self.details[-1] if self.details else None
-        if last is None or any(last.get(key) != item.get(key) for key in ("type", "index")) or item.get("index") is None:
+        if (
+            last is None
+            or any(last.get(key) != item.get(key) for key in ("type", "index"))
+            or item.get("index") is None
+        ):
             self.details.append(dict(item))
         else:
             for key, value in item.items():
-                joined = key in {"text", "summary", "data"} and isinstance(value, str) and isinstance(last.get(key), str)
+                joined = (
+                    key in {"text", "summary", "data"}
+                    and isinstance(value, str)
+                    and isinstance(last.get(key), str)
+                )
                 if value is not None:
                     last[key] = last[key] + value if joined else value
         return len(json.dumps(item))

@@ -1,7 +1,9 @@
-"""What one server takes with one model: learnt from its list of models, a probe and its refusals. No I/O.
+"""What one server takes with one model: learnt from its list of models, a probe and its refusals.
+No I/O.
 
-A call is made as OpenAI documents it. A refusal that names a parameter of the call drops the parameter or translates it, for this
-call and all later ones. `adapt` renders what is known; a call is worth repeating if it renders differently after `learn`.
+A call is made as OpenAI documents it. A refusal that names a parameter of the call drops the
+parameter or translates it, for this call and all later ones. `adapt` renders what is known; a call
+is worth repeating if it renders differently after `learn`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _OVERFLOWS = frozenset({400, _TOO_LARGE, 422})
 _LEAST_WINDOW = 512
 _NAMED = {
     "max_tokens": r"max_(?:completion_|output_|new_)?tokens",
-    "response_format": r"response_format|text\.format|json_?schema|\bschemas?\b|guided|structured.outputs?|\bgrammar",
+    "response_format": r"response_format|text\.format|json_?schema|\bschemas?\b"
+    r"|guided|structured.outputs?|\bgrammar",
     "parallel_tool_calls": r"parallel_tool_calls|parallel tool calls?",
     "stream_options": r"stream_options|include_usage",
     "stop": r"['\"`]stop['\"`]|\bstop sequences?\b|\bloc\b.{0,20}\bstop\b",
@@ -53,12 +56,16 @@ _REMEDY = {
 }
 _ESSENTIAL = frozenset({"model", "messages", "tools"})
 _STRICT = re.compile(
-    r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)", re.IGNORECASE | re.DOTALL
+    r"\bstrict\b.{0,80}(?:extra|unknown|unexpected|unrecogni[sz]ed|permitted|not supported)",
+    re.IGNORECASE | re.DOTALL,
 )
 _HISTORY = re.compile(
-    r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content", re.IGNORECASE
+    r"reasoning_content|reasoning_details|encrypted_content|\bthinking\b|messages\W.{0,40}reasoning|extra_content",
+    re.IGNORECASE,
 )
-_KEYWORD = re.compile(r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE)
+_KEYWORD = re.compile(
+    r"unknown name \W{1,3}([\w$]+)\W{1,3} at \W{0,2}(?:tools|functions)", re.IGNORECASE
+)
 """How Google names a keyword of JSON Schema that it does not know."""
 _FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
     (
@@ -67,10 +74,17 @@ _FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
         True,
         "a user's message after a tool's",
     ),
-    (re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL), "short_ids", True, "long ids of calls"),
+    (
+        re.compile(r"tool call id.{0,200}length of 9", re.IGNORECASE | re.DOTALL),
+        "short_ids",
+        True,
+        "long ids of calls",
+    ),
     (
         re.compile(
-            r"(?:system|developer) (?:role|message|prompt|instruction)|role.{0,40}['\"`]?system|must alternate", re.IGNORECASE
+            r"(?:system|developer) "
+            r"(?:role|message|prompt|instruction)|role.{0,40}['\"`]?system|must alternate",
+            re.IGNORECASE,
         ),
         "system_role",
         False,
@@ -83,25 +97,39 @@ _FORMS: tuple[tuple[re.Pattern[str], str, object, str], ...] = (
         "two messages of one role",
     ),
 )
-"""What refusals say about the form of messages, the attribute that it changes, its value then, and the words for people."""
+"""What refusals say about the form of messages, the attribute that it changes, its value then, and
+the words for people.
+"""
 _MISSING = re.compile(r"missing|must be passed|required", re.IGNORECASE)
 _RESPONSES = re.compile(r"v1/responses|responses api", re.IGNORECASE)
 _OVERFLOW = re.compile(
-    r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input (?:is )?too long|too many tokens"
-    r"|reduce the length|longer than the model|token count.{0,60}exceed|exceeds? the (?:available|maximum).{0,30}(?:context|tokens)"
-    r"|too large for model|maximum (?:input|prompt) length|context the overflows|max_tokens must be at least 1, got -",
+    r"context.{0,3}(?:length|window|size|limit)|exceed_context|prompt (?:is )?too long|input "
+    r"(?:is )?too long|too many tokens"
+    r"|reduce the length|longer than the model|token count.{0,60}exceed|exceeds? the "
+    r"(?:available|maximum).{0,30}(?:context|tokens)"
+    r"|too large for model|maximum (?:input|prompt) length|context the overflows|max_tokens must "
+    r"be at least 1, got -",
     re.IGNORECASE,
 )
 _WINDOW = (
     re.compile(r"\d \+ \d[\d,]* > (\d[\d,]{2,9})"),
-    re.compile(r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})", re.IGNORECASE),
+    re.compile(
+        r"(?:maximum )?context.{0,3}(?:length|window|size|limit)\D{0,40}?(\d[\d,]{2,9})",
+        re.IGNORECASE,
+    ),
     re.compile(r"> ?(\d[\d,]{2,9}) maximum", re.IGNORECASE),
     re.compile(r"(\d[\d,]{2,9}) maximum context", re.IGNORECASE),
     re.compile(r"maximum number of tokens allowed \(?(\d[\d,]{2,9})", re.IGNORECASE),
 )
 _INPUT = (
-    re.compile(r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input )?tokens", re.IGNORECASE),
-    re.compile(r"(\d[\d,]*) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)", re.IGNORECASE),
+    re.compile(
+        r"(?:request|prompt|messages?) (?:has|have|contains?) (?:at least )?(\d[\d,]*) (?:input "
+        r")?tokens",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"(\d[\d,]*) (?:tokens )?(?:in|from) the (?:input )?(?:messages|prompt)", re.IGNORECASE
+    ),
     re.compile(r"context limit: (\d[\d,]*) \+", re.IGNORECASE),
     re.compile(r"(\d[\d,]*) of text input", re.IGNORECASE),
 )
@@ -118,7 +146,9 @@ def is_overflow(error: Rejected) -> bool:
 
 @dataclass(slots=True)
 class Capabilities:
-    """The record of one server and model. `window` is 0 if it is unknown; `window_source` says where it comes from."""
+    """The record of one server and model. `window` is 0 if it is unknown; `window_source` says
+    where it comes from.
+    """
 
     model: str = ""
     owner: str = ""
@@ -127,7 +157,8 @@ class Capabilities:
     reply: ReplyMode | None = None
     tools: bool | None = None
     writes_calls: bool = False
-    """Whether calls came as text, because the server has no parser for how this model writes them."""
+    """Whether calls came as text, because the server has no parser for how this model writes them.
+    """
     window: int = 0
     window_source: str = ""
     limit_name: str = "max_tokens"
@@ -146,14 +177,18 @@ class Capabilities:
     joins_tools: bool = False
     """Whether a user's message right after a tool's is joined with it, as Mistral wants it."""
     short_ids: bool = False
-    """Whether ids of calls are nine letters and digits, as Mistral wants those of other servers too."""
+    """Whether ids of calls are nine letters and digits, as Mistral wants those of other servers
+    too.
+    """
     keywords: set[str] = field(default_factory=set)
     """Keywords of JSON Schema that the parameters of tools must not have."""
     refused: dict[str, str] = field(default_factory=dict)
     """Parameters that are not sent any more, with the refusal."""
     reasoning_fields: set[str] = field(default_factory=set)
     only_reasons: bool = False
-    """Whether a whole reply came as reasoning: the server has a parser for another model's reasoning."""
+    """Whether a whole reply came as reasoning: the server has a parser for another model's
+    reasoning.
+    """
     counts_usage: bool | None = None
 
     @property
@@ -169,7 +204,9 @@ class Capabilities:
         if "max_tokens" in adapted:
             limit = adapted.pop("max_tokens")
             if self.limit_name:
-                adapted[self.limit_name] = min(limit, self.most_tokens) if self.most_tokens else limit
+                adapted[self.limit_name] = (
+                    min(limit, self.most_tokens) if self.most_tokens else limit
+                )
         if "stream" in self.refused:
             adapted.pop("stream_options", None)
         if "response_format" in adapted:
@@ -204,7 +241,10 @@ class Capabilities:
         reasoning = ", ".join(sorted(self.reasoning_fields))
         told = "" if self.sends_reasoning else ", not sent back"
         if self.only_reasons:
-            told += ", which held a whole reply: the server's parser for reasoning does not fit the model"
+            told += (
+                ", which held a whole reply: the server's parser for reasoning does not fit the "
+                "model"
+            )
         lacks = [
             *self.refused,
             *([] if self.strict_flag else ["strict"]),
@@ -216,11 +256,17 @@ class Capabilities:
         return [
             f"API: /v1/{'responses' if self.api == 'responses' else 'chat/completions'}",
             f"native tool calls: {calls}",
-            f"JSON schema: {'not tried' if self.obeys is None and self.schema == 'any' else schema}",
+            (
+                "JSON schema: "
+                f"{'not tried' if self.obeys is None and self.schema == 'any' else schema}"
+            ),
             f"limit of a reply: {limit if self.limit_name else 'not taken'}",
             f"system role: {'yes' if self.system_role else 'joined with the first message'}",
             f"reasoning: {f'in {reasoning}{told}' if reasoning else 'none returned'}",
-            f"usage: {'estimated, the server tells none' if self.counts_usage is False else 'told'}",
+            (
+                "usage: "
+                f"{'estimated, the server tells none' if self.counts_usage is False else 'told'}"
+            ),
             *([f"not sent: {', '.join(lacks)}"] if lacks else []),
         ]
 
@@ -229,13 +275,23 @@ class Capabilities:
         return {**adapted, self.limit_name: room} if room and self.limit_name else dict(adapted)
 
     def give_room(self, given: int) -> bool:
-        """Give replies more room for reasoning, because it filled one that had `given` tokens of it; tell whether there is more now."""
+        """Give replies more room for reasoning, because it filled one that had `given` tokens of
+        it; tell whether there is more now.
+        """
         if not self.is_local and not self.reasoning_room:
-            self.reasoning_room = min(_REASONING_ROOM, self.window // 4) if self.window else _REASONING_ROOM
-            log.info("reasoning filled a reply; replies have more room from now on", tokens=self.reasoning_room, model=self.model)
+            self.reasoning_room = (
+                min(_REASONING_ROOM, self.window // 4) if self.window else _REASONING_ROOM
+            )
+            log.info(
+                "reasoning filled a reply; replies have more room from now on",
+                tokens=self.reasoning_room,
+                model=self.model,
+            )
         return self.reasoning_room > given
 
-    def notice(self, usage: Mapping[str, Any], reasoning: Mapping[str, Any], *, whole: bool) -> None:
+    def notice(
+        self, usage: Mapping[str, Any], reasoning: Mapping[str, Any], *, whole: bool
+    ) -> None:
         """Note what a reply shows of the server. `whole`: it ended, and holds reasoning at most."""
         self.counts_usage = bool(usage)
         self.only_reasons = self.only_reasons or (whole and bool(reasoning))
@@ -253,14 +309,20 @@ class Capabilities:
             self._change("sends_reasoning", False, "the reasoning of earlier replies", error)
 
     def _learn_form(self, error: Rejected, sent: Mapping[str, Any]) -> bool:
-        """Note what a refusal says about the form of messages and tools; tell whether it says anything."""
+        """Note what a refusal says about the form of messages and tools; tell whether it says
+        anything.
+        """
         if found := set(_KEYWORD.findall(error.text)):
             self.keywords |= found
             self._log(f"the keywords {', '.join(sorted(found))} in tools", error)
             return True
         roles = {message["role"] for message in sent["messages"]}
         for pattern, name, value, what in _FORMS:
-            if pattern.search(error.text) and getattr(self, name) != value and (name != "system_role" or "system" in roles):
+            if (
+                pattern.search(error.text)
+                and getattr(self, name) != value
+                and (name != "system_role" or "system" in roles)
+            ):
                 self._change(name, value, what, error)
                 return True
         return False
@@ -275,23 +337,42 @@ class Capabilities:
         return bool(names)
 
     def room(self, error: Rejected, sent: Mapping[str, Any]) -> int:
-        """Return the tokens of reply for which the refusal says that there is room; 0 if it says nothing, or if there is too little."""
+        """Return the tokens of reply for which the refusal says that there is room; 0 if it says
+        nothing, or if there is too little.
+        """
         window = read_window(error.text)
-        used = next((int(found[1].replace(",", "")) for pattern in _INPUT if (found := pattern.search(error.text))), 0)
+        used = next(
+            (
+                int(found[1].replace(",", ""))
+                for pattern in _INPUT
+                if (found := pattern.search(error.text))
+            ),
+            0,
+        )
         limit = int(sent.get(self.limit_name) or 0)
         left = window - used
         if "at least" in error.text and used:  # the server stopped counting there
             left = min(left, limit // 4)
-        return left if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4)) else 0
+        return (
+            left
+            if window and used and limit > left >= max(_LEAST_TOKENS, min(1024, limit // 4))
+            else 0
+        )
 
     def _learn_window(self, message: str) -> None:
         window = read_window(message)
         if window >= _LEAST_WINDOW and (not self.window or window < self.window):
             self.window, self.window_source = window, "a refusal of the server"
-            log.warning("the model's window is smaller than assumed", window=window, model=self.model)
+            log.warning(
+                "the model's window is smaller than assumed", window=window, model=self.model
+            )
 
     def _names(self, name: str, text: str) -> bool:
-        pattern = _NAMED["max_tokens"] if name.startswith("max_") else _NAMED.get(name, rf"\b{re.escape(name)}\b")
+        pattern = (
+            _NAMED["max_tokens"]
+            if name.startswith("max_")
+            else _NAMED.get(name, rf"\b{re.escape(name)}\b")
+        )
         return bool(re.search(pattern, text, re.IGNORECASE))
 
     def _drop(self, name: str, error: Rejected, sent: Mapping[str, Any]) -> None:
@@ -319,9 +400,14 @@ class Capabilities:
         described = sent["response_format"].get("json_schema", {})
         if _STRICT.search(error.text) and self.strict_flag and described.get("strict"):
             self._change("strict_flag", False, "strict", error)
-        elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get("schema"):
+        elif self.schema == "any" and strict_schema(described.get("schema", {})) != described.get(
+            "schema"
+        ):
             self._change("schema", "strict", "this JSON schema", error)
-        elif self.schema != "none" and self._format(sent["response_format"]) == sent["response_format"]:
+        elif (
+            self.schema != "none"
+            and self._format(sent["response_format"]) == sent["response_format"]
+        ):
             self._change("schema", "none", "JSON schemas", error)
 
     def _format(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,7 +426,12 @@ class Capabilities:
         # Most of this is the way of a service and nothing to mend; `moothall doctor` shows it.
         tell = log.warning if what in _REMEDY else log.info
         needs = {"needs": _REMEDY[what]} if what in _REMEDY else {}
-        tell("the model server refuses a part of the call; it is left out from now on", refused=what, said=error.message, **needs)
+        tell(
+            "the model server refuses a part of the call; it is left out from now on",
+            refused=what,
+            said=error.message,
+            **needs,
+        )
 
 
 def read_window(message: str) -> int:
@@ -354,13 +445,20 @@ def read_window(message: str) -> int:
 def _for_api(message: Mapping[str, Any], api: str) -> Mapping[str, Any]:
     """Return a message with the reasoning that this API takes back."""
     other = {"items"} if api == "chat" else {name for name in REASONING_FIELDS if name != "items"}
-    return {name: value for name, value in message.items() if name not in other} if other & set(message) else message
+    return (
+        {name: value for name, value in message.items() if name not in other}
+        if other & set(message)
+        else message
+    )
 
 
 def _without_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in message.items() if name not in REASONING_FIELDS}
     if isinstance(content := kept.get("content"), list):
-        kept["content"] = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict)) or None
+        kept["content"] = (
+            "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+            or None
+        )
     return kept
 
 
@@ -383,13 +481,18 @@ def _shorten_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if "tool_call_id" in message:
         return {**message, "tool_call_id": short_id(message["tool_call_id"])}
     if "tool_calls" in message:
-        return {**message, "tool_calls": [{**call, "id": short_id(call["id"])} for call in message["tool_calls"]]}
+        return {
+            **message,
+            "tool_calls": [{**call, "id": short_id(call["id"])} for call in message["tool_calls"]],
+        }
     return message
 
 
 def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with the system's at the beginning of the first user's."""
-    system = "\n\n".join(str(message["content"]) for message in messages if message["role"] == "system")
+    system = "\n\n".join(
+        str(message["content"]) for message in messages if message["role"] == "system"
+    )
     others = [dict(message) for message in messages if message["role"] != "system"]
     first = next((message for message in others if message["role"] == "user"), None)
     if first is None:
@@ -399,7 +502,9 @@ def _fold_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _join_tools(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with each user's text right after a tool's message at the end of that message."""
+    """Return the messages with each user's text right after a tool's message at the end of that
+    message.
+    """
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and message["role"] == "user" and joined[-1]["role"] == "tool":

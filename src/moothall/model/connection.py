@@ -1,7 +1,8 @@
-"""One connection to a model server, in HTTP/1.1: a request goes out, and what comes back is handed to its taker as it arrives.
+"""One connection to a model server, in HTTP/1.1: a request goes out, and what comes back is handed
+to its taker as it arrives.
 
-httptools reads the bytes. An answer has one timer, and its taker belongs to one call: the next call may have the connection
-before the coroutine of this one runs again.
+httptools reads the bytes. An answer has one timer, and its taker belongs to one call: the next call
+may have the connection before the coroutine of this one runs again.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from moothall.model.takers import WholeTaker
 
 _AROUND_BYTES = 65_536
 _AROUND_SHARE = 64
-"""So much may be around a body: head, sizes of chunks, trailers; and so many times the body, for chunks of a byte."""
+"""So much may be around a body: head, sizes of chunks, trailers; and so many times the body, for
+chunks of a byte.
+"""
 _REST_SECONDS = 1.0
 _INFORMATIONAL = 200
 
 
 class Connection(asyncio.Protocol):
-    """A connection that is kept. `release` is called when it is free for the next request, and `closed` says that it never will be."""
+    """A connection that is kept. `release` is called when it is free for the next request, and
+    `closed` says that it never will be.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, release: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, release: Callable[[Connection], None]
+    ) -> None:
         self.closed = False
         self.free_since = 0.0
         self._loop = loop
@@ -40,10 +47,11 @@ class Connection(asyncio.Protocol):
         self._watched = False
 
     async def ask(self, request: bytes, taker: WholeTaker, *, until: float, idle: float) -> None:
-        """Send a request, and return when `taker` has its answer. `until` is a time of the loop, `idle` the most seconds between
-        two pieces of a body.
+        """Send a request, and return when `taker` has its answer. `until` is a time of the loop,
+        `idle` the most seconds between two pieces of a body.
 
-        Raises `Failed`, `TimeoutError` at `until`, and what the taker raises. Where this is cancelled the connection closes.
+        Raises `Failed`, `TimeoutError` at `until`, and what the taker raises. Where this is
+        cancelled the connection closes.
         """
         if self.closed or self._transport is None:
             raise Failed("Server disconnected", at_once=True)
@@ -94,11 +102,20 @@ class Connection(asyncio.Protocol):
         self.closed = True
         self._transport = None
         if not self._status:
-            self._fail(Failed(f"Server disconnected: {exc}" if exc else "Server disconnected", at_once=True))
+            self._fail(
+                Failed(
+                    f"Server disconnected: {exc}" if exc else "Server disconnected", at_once=True
+                )
+            )
         elif exc is None and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
             self.on_message_complete()
         else:
-            self._fail(Failed(f"Payload not completed: the connection was closed after {self._body} bytes of it"))
+            self._fail(
+                Failed(
+                    f"Payload not completed: the connection was closed after {self._body} bytes "
+                    "of it"
+                )
+            )
 
     def on_message_begin(self) -> None:
         """Notice an answer that nobody asked for: the next call must not take it for its own."""

@@ -1,4 +1,6 @@
-"""How many tokens a text has: the model server says it, where it has `/tokenize` as vLLM and llama.cpp do; else it is estimated."""
+"""How many tokens a text has: the model server says it, where it has `/tokenize` as vLLM and
+llama.cpp do; else it is estimated.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class _Counter:
                 found = self._known[text] = await self._ask(text)
             except (Failed, TimeoutError, ModelReplyInvalid, ValueError) as error:
                 self._asked_from = self._loop.time() + _REST_SECONDS
-                log.info("the model server counts no tokens; they are estimated", url=str(self._url), reason=str(error))
+                log.info(
+                    "the model server counts no tokens; they are estimated",
+                    url=str(self._url),
+                    reason=str(error),
+                )
             else:
                 return found
         return most_tokens(text)
@@ -59,7 +65,9 @@ class _Counter:
         taken = WholeTaker(str(self._url), _BYTES)
         # vLLM reads `prompt`, llama.cpp `content`.
         body = encode({**self._named, "prompt": text, "content": text, "add_special_tokens": False})
-        await self._pool.ask("POST", self._url, taken, until=self._loop.time() + _SECONDS, body=body, headers=JSON)
+        await self._pool.ask(
+            "POST", self._url, taken, until=self._loop.time() + _SECONDS, body=body, headers=JSON
+        )
         if taken.status != _GOOD:
             raise ValueError(f"status {taken.status}")
         said = json.loads(taken.body)
@@ -72,6 +80,8 @@ class _Counter:
 
 @asynccontextmanager
 async def counting(settings: LlmSettings, base_url: str) -> AsyncIterator[CountTokens]:
-    """Yield what counts tokens as the server at `base_url` does. Raises `ConfigurationError` for what is no URL; asks nobody yet."""
+    """Yield what counts tokens as the server at `base_url` does. Raises `ConfigurationError` for
+    what is no URL; asks nobody yet.
+    """
     async with open_pool(settings, base_url) as pool:
         yield _Counter(pool, settings.model)

@@ -1,6 +1,7 @@
 """The door of the local model: what the engine leaves out, on the loopback.
 
-It checks the key and the model's name (the engine ignores a wrong one), chooses the slot of each call, and
+It checks the key and the model's name (the engine ignores a wrong one), chooses the slot of each
+call, and
 passes the answer through as it comes. A caller that goes away ends its call in the engine too.
 """
 
@@ -40,7 +41,12 @@ class Front:
         return app
 
     async def _models(self, _request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "moothall"}]})
+        return web.json_response(
+            {
+                "object": "list",
+                "data": [{"id": self.name, "object": "model", "owned_by": "moothall"}],
+            }
+        )
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -48,13 +54,19 @@ class Front:
         except ValueError:
             return _error(400, "the body is not JSON")
         if not isinstance(body, dict) or not _are_messages(body.get("messages")):
-            return _error(400, "`messages` is a list of objects with `role` and `content`, both texts")
+            return _error(
+                400, "`messages` is a list of objects with `role` and `content`, both texts"
+            )
         if body.get("model") not in {self.name, None}:
-            return _error(404, f"The model `{body['model']}` does not exist; there is `{self.name}`.")
+            return _error(
+                404, f"The model `{body['model']}` does not exist; there is `{self.name}`."
+            )
         if body.get("n", 1) != 1:
             return _error(400, "`n` is 1 here: ask again for another answer")
         async with self.states.slot_for(body["messages"]) as slot:
-            return await self._pass_on(request, {**body, "id_slot": slot.number, "cache_prompt": True})
+            return await self._pass_on(
+                request, {**body, "id_slot": slot.number, "cache_prompt": True}
+            )
 
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         """As vLLM and llama.cpp name it; how many there are is all that is said."""
@@ -76,7 +88,9 @@ class Front:
         response: web.StreamResponse | None = None
         try:
             async with self.session.post("/v1/chat/completions", json=body) as answer:
-                response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
+                response = web.StreamResponse(
+                    status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]}
+                )
                 await response.prepare(request)
                 async for piece in answer.content.iter_any():
                     await response.write(piece)
@@ -101,7 +115,10 @@ def _are_messages(messages: object) -> bool:
         isinstance(messages, list)
         and bool(messages)
         and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str) for one in messages
+            isinstance(one, dict)
+            and isinstance(one.get("role"), str)
+            and isinstance(one.get("content"), str)
+            for one in messages
         )
     )
 
@@ -112,7 +129,15 @@ def _error(status: int, message: str) -> web.Response:
 
 @asynccontextmanager
 async def serve_front(
-    engine: str, engine_key: str, *, name: str, api_key: str, slots: int, states: Path, salt: str, port: int = 0
+    engine: str,
+    engine_key: str,
+    *,
+    name: str,
+    api_key: str,
+    slots: int,
+    states: Path,
+    salt: str,
+    port: int = 0,
 ) -> AsyncIterator[int]:
     """Serve before the engine at the URL `engine`, on `port` or a free one; yield the port."""
     async with aiohttp.ClientSession(
@@ -124,7 +149,9 @@ async def serve_front(
     ) as session:
         shared = SharedStates(LocalEngine(session, name), states, slots, salt)
         front = Front(session, shared, name, api_key)
-        runner = web.AppRunner(front.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+        runner = web.AppRunner(
+            front.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5
+        )
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()

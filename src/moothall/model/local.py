@@ -34,16 +34,21 @@ _STEP = 10  # percent of a download
 
 
 @asynccontextmanager
-async def local_model_server(settings: LlmSettings, data_dir: Path, on_progress: Callable[[str], None]) -> AsyncIterator[str]:
-    """Yield the base URL of a running local model, with its key in the user part; `open_model` understands that.
+async def local_model_server(
+    settings: LlmSettings, data_dir: Path, on_progress: Callable[[str], None]
+) -> AsyncIterator[str]:
+    """Yield the base URL of a running local model, with its key in the user part; `open_model`
+    understands that.
 
     Fetches the weights first where they are not here; `on_progress` is told in sentences. Raises
-    `ConfigurationError` (the extra is not installed, no weights) and `ModelUnavailable` (it does not start, with the
+    `ConfigurationError` (the extra is not installed, no weights) and `ModelUnavailable` (it does
+    not start, with the
     end of its log).
     """
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigurationError(
-            "the local model needs the extra `embedded` (pip install 'moothall[embedded]'); or name a server with MOOTHALL_LLM__BASE_URL"
+            "the local model needs the extra `embedded` (pip install 'moothall[embedded]'); or "
+            "name a server with MOOTHALL_LLM__BASE_URL"
         )
     weights = await fetch_weights(settings, data_dir, download_progress(on_progress))
     serve = Serve(
@@ -82,7 +87,8 @@ def download_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]
 
 @dataclass(slots=True)
 class _Child:
-    """One run after another of the server, on one port, each in a process group of its own: Ctrl-C reaches it through
+    """One run after another of the server, on one port, each in a process group of its own: Ctrl-C
+    reaches it through
     its parent only.
     """
 
@@ -91,7 +97,9 @@ class _Child:
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> int:
-        """Start it and return its port once it can be called. Raises `ModelUnavailable`; then it does not run."""
+        """Start it and return its port once it can be called. Raises `ModelUnavailable`; then it
+        does not run.
+        """
         with _open_log(self.log_path) as output:
             start = output.tell()
             self.process = await start_process(
@@ -108,16 +116,24 @@ class _Child:
         except BaseException:
             await self.stop()
             raise
-        self.serve = replace(self.serve, port=port)  # callers have it: another run answers there too
+        self.serve = replace(
+            self.serve, port=port
+        )  # callers have it: another run answers there too
         return port
 
     async def watch(self) -> None:
-        """Start it again, after a growing pause, whenever it ends without being told to. Callers' retries bridge the gap."""
+        """Start it again, after a growing pause, whenever it ends without being told to. Callers'
+        retries bridge the gap.
+        """
         pause = _PAUSE_SECONDS
         while self.process is not None:
             began = time.monotonic()
             code = await self.process.wait()
-            pause = _PAUSE_SECONDS if time.monotonic() - began > _STEADY_SECONDS else min(pause * 2, _LONGEST_PAUSE)
+            pause = (
+                _PAUSE_SECONDS
+                if time.monotonic() - began > _STEADY_SECONDS
+                else min(pause * 2, _LONGEST_PAUSE)
+            )
             log.warning("the local model ended; starting it again", exit_code=code, after=pause)
             await asyncio.sleep(pause)
             try:
@@ -160,7 +176,9 @@ def _open_log(path: Path) -> BinaryIO:
     return path.open("wb" if grown else "ab")
 
 
-async def _ready(process: asyncio.subprocess.Process, serve: Serve, log_path: Path, start: int) -> int:
+async def _ready(
+    process: asyncio.subprocess.Process, serve: Serve, log_path: Path, start: int
+) -> int:
     if process.stdin is None or process.stdout is None:
         raise AssertionError  # both are pipes
     process.stdin.write((json.dumps(asdict(serve)) + "\n").encode())
@@ -168,10 +186,14 @@ async def _ready(process: asyncio.subprocess.Process, serve: Serve, log_path: Pa
         async with asyncio.timeout(_READY_SECONDS):
             line = await process.stdout.readline()
     except TimeoutError as error:
-        raise ModelUnavailable(f"the local model was not ready within {_READY_SECONDS:g} s; {_tail(log_path, start)}") from error
+        raise ModelUnavailable(
+            f"the local model was not ready within {_READY_SECONDS:g} s; {_tail(log_path, start)}"
+        ) from error
     if not line:
         code = await process.wait()
-        raise ModelUnavailable(f"the local model ended with {code} while it started; {_tail(log_path, start)}")
+        raise ModelUnavailable(
+            f"the local model ended with {code} while it started; {_tail(log_path, start)}"
+        )
     return int(json.loads(line)["port"])
 
 

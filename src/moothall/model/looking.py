@@ -1,4 +1,6 @@
-"""Whether the model servers answer, for whoever watches the house: one short question each, no retries."""
+"""Whether the model servers answer, for whoever watches the house: one short question each, no
+retries.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _NO_LIST = frozenset({400, 404, 405, 501})
 
 @dataclass(frozen=True, slots=True)
 class ServerCount:
-    """How many of a model's servers answer, how many there are, and what is wrong with the first that does not."""
+    """How many of a model's servers answer, how many there are, and what is wrong with the first
+    that does not.
+    """
 
     answering: int
     there: int
@@ -30,9 +34,17 @@ class ServerCount:
 
 
 async def look(models: Models, base_url: str) -> Mapping[str, ServerCount]:
-    """Return how the servers of each model stand, and count it; `base_url` is the server of those that name none."""
+    """Return how the servers of each model stand, and count it; `base_url` is the server of those
+    that name none.
+    """
     names, settings = zip(*models.items(), strict=True)
-    seen = dict(zip(names, await asyncio.gather(*(_look(one, one.base_url or base_url) for one in settings)), strict=True))
+    seen = dict(
+        zip(
+            names,
+            await asyncio.gather(*(_look(one, one.base_url or base_url) for one in settings)),
+            strict=True,
+        )
+    )
     for name, one in seen.items():
         metrics.MODEL_UP.set(one.answering / one.there, name)
     return seen
@@ -40,7 +52,9 @@ async def look(models: Models, base_url: str) -> Mapping[str, ServerCount]:
 
 async def _look(settings: LlmSettings, base_url: str) -> ServerCount:
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
-    wrong = [said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said]
+    wrong = [
+        said for said in await asyncio.gather(*(_wrong(settings, url) for url in urls)) if said
+    ]
     return ServerCount(len(urls) - len(wrong), len(urls), wrong[0] if wrong else "")
 
 
@@ -49,7 +63,12 @@ async def _wrong(settings: LlmSettings, base_url: str) -> str:
     try:
         async with open_pool(settings, base_url) as pool:
             taken = WholeTaker(str(pool.url), _BYTES)
-            await pool.ask("GET", pool.url / "models", taken, until=asyncio.get_running_loop().time() + _SECONDS)
+            await pool.ask(
+                "GET",
+                pool.url / "models",
+                taken,
+                until=asyncio.get_running_loop().time() + _SECONDS,
+            )
     except Failed as failure:
         return f"the model server does not answer: {one_line(failure.reason)}"
     except TimeoutError:

@@ -1,4 +1,6 @@
-"""Whether the model servers can be used, found out before anything is built on them: one question each, and a word that mends."""
+"""Whether the model servers can be used, found out before anything is built on them: one question
+each, and a word that mends.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,11 @@ _GOOD, _TOO_MANY = 200, 429
 
 
 async def reach(settings: LlmSettings, base_url: str, tell: Callable[[str], None]) -> None:
-    """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which `tell` hears.
+    """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which
+    `tell` hears.
 
-    Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any server) and `ModelUnavailable`
-    where none answers.
+    Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any
+    server) and `ModelUnavailable` where none answers.
     """
     urls = tuple(dict.fromkeys((base_url, *settings.replicas)))
     until = time.monotonic() + settings.wait_seconds
@@ -57,7 +60,8 @@ async def reach(settings: LlmSettings, base_url: str, tell: Callable[[str], None
 
 
 async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
-    """Return once the default model or one that stands in for it answers, of those that have servers of their own; which others are away is told.
+    """Return once the default model or one that stands in for it answers, of those that have
+    servers of their own; which others are away is told.
 
     Raises as `reach` does.
     """
@@ -70,7 +74,9 @@ async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
         except ModelUnavailable as error:
             away[name] = error
 
-    found = await asyncio.gather(*(ask(name, one) for name, one in servers.items()), return_exceptions=True)
+    found = await asyncio.gather(
+        *(ask(name, one) for name, one in servers.items()), return_exceptions=True
+    )
     if wrong := [error for error in found if error is not None]:
         raise wrong[0]
     if DEFAULT in away and away.keys() >= set(models.chain("")):
@@ -88,7 +94,9 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
                 if status in _NO_LIST or (status == _GOOD and not _is_list(body)):
                     await _look_below(pool, settings)
         except TimeoutError as error:
-            raise ModelUnavailable(f"{url} does not answer in time; is {_SETTING} right, and does the server run?") from error
+            raise ModelUnavailable(
+                f"{url} does not answer in time; is {_SETTING} right, and does the server run?"
+            ) from error
         except Failed as failure:
             raise _explain(url, failure) from failure
         except ModelReplyInvalid as error:
@@ -96,7 +104,8 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
     if status == _GOOD:
         _check_names(settings, url, body, kind)
     elif status == _TOO_MANY or (status in _NO_LIST and settings.model):
-        return  # it is there, and takes or refuses the first call; a server that keeps no list is one too
+        # it is there, and takes or refuses the first call; a server that keeps no list is one too
+        return
     elif retry.is_retried(status):
         raise ModelUnavailable(
             f"{url} answers HTTP {status} {error_message(body)}".rstrip()
@@ -107,11 +116,16 @@ async def _ask(settings: LlmSettings, base_url: str) -> None:
         raise translate_refusal(Rejected(status, said), str(url), settings.model)
 
 
-async def _get(pool: ConnectionPool, url: URL, settings: LlmSettings) -> tuple[int, bytes, str, str]:
+async def _get(
+    pool: ConnectionPool, url: URL, settings: LlmSettings
+) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
     taken = WholeTaker(str(pool.url), _BYTES)
     await pool.ask(
-        "GET", url / "models", taken, until=asyncio.get_running_loop().time() + min(settings.idle_seconds, _LIST_SECONDS)
+        "GET",
+        url / "models",
+        taken,
+        until=asyncio.get_running_loop().time() + min(settings.idle_seconds, _LIST_SECONDS),
     )
     return taken.status, taken.body, taken.kind, taken.header(b"location")
 
@@ -123,7 +137,9 @@ async def _look_below(pool: ConnectionPool, settings: LlmSettings) -> None:
         return
     status, body, _, _ = await _get(pool, url / "v1", settings)
     if status == _GOOD and _is_list(body):
-        raise ConfigurationError(f"{url} has no list of models, but {url / 'v1'} has: set {_SETTING}={url / 'v1'}")
+        raise ConfigurationError(
+            f"{url} has no list of models, but {url / 'v1'} has: set {_SETTING}={url / 'v1'}"
+        )
 
 
 def _is_list(body: bytes) -> bool:
@@ -139,12 +155,14 @@ def _check_names(settings: LlmSettings, url: URL, body: bytes, kind: str) -> Non
         listed = read_models(body)
     except ValueError as error:
         raise ConfigurationError(
-            f"{url}/models answered with {one_line(kind)}, not with a list of models; {_SETTING} names an OpenAI-compatible root "
+            f"{url}/models answered with {one_line(kind)}, not with a list of models; {_SETTING} "
+            "names an OpenAI-compatible root "
             "and usually ends with /v1"
         ) from error
     if settings.model and settings.model not in listed:
         raise ConfigurationError(
-            f"{url} has no model {settings.model!r}; it has: {', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
+            f"{url} has no model {settings.model!r}; it has: "
+            f"{', '.join(listed)[:_NAMES_SHOWN] or 'none'} (MOOTHALL_LLM__MODEL)"
         )
     if not listed:
         raise ConfigurationError(f"{url} lists no models; name one with MOOTHALL_LLM__MODEL")
@@ -156,10 +174,14 @@ def _explain(url: URL, failure: Failed) -> ConfigurationError | ModelUnavailable
     match failure.__cause__:
         case ssl.SSLCertVerificationError():
             return ConfigurationError(
-                f"{url}: the certificate of {place} is not trusted ({why}); check {_SETTING} or SSL_CERT_FILE"
+                f"{url}: the certificate of {place} is not trusted ({why}); check {_SETTING} or "
+                "SSL_CERT_FILE"
             )
         case ssl.SSLError():
-            return ConfigurationError(f"{url}: {place} does not speak TLS ({why}); say http:// in {_SETTING} where it needs none")
+            return ConfigurationError(
+                f"{url}: {place} does not speak TLS ({why}); say http:// in {_SETTING} where it "
+                "needs none"
+            )
         case socket.gaierror():
             said = f"the name {url.host} cannot be resolved"
         case ConnectionRefusedError():

@@ -1,9 +1,13 @@
-"""Several servers as one. Of those of the same model a deliberation stays with one, because its prompts begin alike.
+"""Several servers as one. Of those of the same model a deliberation stays with one, because its
+prompts begin alike.
 
-Which one is found by rendezvous hashing of the deliberation's id: every host comes to the same answer without asking,
-and a server more or less moves only the deliberations that it gains or loses. Where a server stays unreachable, the
-next in the deliberation's order stands in, and for a while nobody asks the one that failed first; then one call at a time
-tries it again. After the servers of a model come those of the models that stand in for it (`llm.fallback`).
+Which one is found by rendezvous hashing of the deliberation's id: every host comes to the same
+answer without asking,
+and a server more or less moves only the deliberations that it gains or loses. Where a server stays
+unreachable, the
+next in the deliberation's order stands in, and for a while nobody asks the one that failed first;
+then one call at a time tries it again. After the servers of a model come those of the models that
+stand in for it (`llm.fallback`).
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ class _CallsNoToolsError(ModelUnavailable):
 
 
 class ReplicatedModel:
-    """The port `ChatModel` over several servers; at least one. `others` are those of the models that stand in, model by model;
-    `failed` is until when each server rests, which all that ask them share.
+    """The port `ChatModel` over several servers; at least one. `others` are those of the models
+    that stand in, model by model; `failed` is until when each server rests, which all that ask them
+    share.
     """
 
     def __init__(
@@ -51,21 +56,31 @@ class ReplicatedModel:
         self._failed = failed if failed is not None else {}
 
     async def chat(
-        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+        self,
+        request: ChatRequest,
+        on_text: Callable[[str], None] | None = None,
+        *,
+        ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Ask the deliberation's own server, then those that stand in. Raises what `OpenAIModel.chat` raises."""
+        """Ask the deliberation's own server, then those that stand in. Raises what
+        `OpenAIModel.chat` raises.
+        """
 
         async def ask_server(server: OpenAIModel) -> ChatReply:
             mode = "" if server in self._servers else await server.reply_mode()
             if request.tools and mode not in {"", "tools"}:
                 raise _CallsNoToolsError(f"{server.url} stands in, and its model calls no tools")
             free = request.schema is not None and mode == "blocks"
-            return await server.chat(replace(request, schema=None) if free else request, on_text, ours=ours)
+            return await server.chat(
+                replace(request, schema=None) if free else request, on_text, ours=ours
+            )
 
         return await self._first(request.call_id, ask_server)
 
     async def reply_mode(self) -> ReplyMode:
-        """Return what the first server that answers says: all have the same model, and the operator the same flags."""
+        """Return what the first server that answers says: all have the same model, and the operator
+        the same flags.
+        """
         return await self._first("", lambda server: server.reply_mode())
 
     async def describe(self) -> ModelDescription:
@@ -73,7 +88,9 @@ class ReplicatedModel:
         return await self._first("", lambda server: server.describe())
 
     def order(self, call_id: str) -> list[OpenAIModel]:
-        """Return the servers in the order in which this call's deliberation turns to them; those that failed just now last."""
+        """Return the servers in the order in which this call's deliberation turns to them; those
+        that failed just now last.
+        """
         task_id = call_id.partition("/")[0]
         now = self._clock()
         servers = [
@@ -86,7 +103,9 @@ class ReplicatedModel:
     async def _first(self, call_id: str, ask: Callable[[OpenAIModel], Awaitable[T]]) -> T:
         *others, last = self.order(call_id)
         for server in others:
-            if server in self._failed:  # its rest is over: this call tries it, and others wait for what comes of that
+            if (
+                server in self._failed
+            ):  # its rest is over: this call tries it, and others wait for what comes of that
                 self._failed[server] = self._clock() + _REST_SECONDS
             try:
                 found = await ask(server)
@@ -104,15 +123,23 @@ class ReplicatedModel:
 
 @asynccontextmanager
 async def open_models(models: Models, base_url: str) -> AsyncIterator[Mapping[str, ChatModel]]:
-    """Open clients for every model, by name, and its replicas; `base_url` is the server of those that name none. Raises as `open_model` does."""
+    """Open clients for every model, by name, and its replicas; `base_url` is the server of those
+    that name none. Raises as `open_model` does.
+    """
     async with AsyncExitStack() as stack:
         servers: dict[str, list[OpenAIModel]] = {}
         for name, settings in models.items():
             urls = dict.fromkeys((settings.base_url or base_url, *settings.replicas))
-            servers[name] = [await stack.enter_async_context(open_model(settings, url)) for url in urls]
+            servers[name] = [
+                await stack.enter_async_context(open_model(settings, url)) for url in urls
+            ]
         failed: dict[OpenAIModel, float] = {}
         opened: dict[str, ChatModel] = {}
         for name, own in servers.items():
             others = [servers[other] for other in models.chain(name)[1:]]
-            opened[name] = own[0] if len(own) == 1 and not others else ReplicatedModel(own, others=others, failed=failed)
+            opened[name] = (
+                own[0]
+                if len(own) == 1 and not others
+                else ReplicatedModel(own, others=others, failed=failed)
+            )
         yield opened

@@ -1,7 +1,8 @@
 """The Responses API: calls and answers of `/v1/responses` in the terms of chat completions. No I/O.
 
-Nothing is stored at the server: each call sends the conversation, and with it the reasoning items of earlier replies as they came,
-encrypted or not, each in its place among the reply's messages and calls.
+Nothing is stored at the server: each call sends the conversation, and with it the reasoning items
+of earlier replies as they came, encrypted or not, each in its place among the reply's messages and
+calls.
 """
 
 from __future__ import annotations
@@ -16,21 +17,33 @@ from moothall.model.stream import BrokenStream, PartialReply, read_chunk
 
 ADDED: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"]}
 """Parameters of this API that chat completions do not have."""
-_SAME = ("model", "temperature", "parallel_tool_calls", "stream", "store", "include", "top_logprobs")
+_SAME = (
+    "model",
+    "temperature",
+    "parallel_tool_calls",
+    "stream",
+    "store",
+    "include",
+    "top_logprobs",
+)
 _CONTENTS = frozenset({"content", "arguments", "status"})
 _NAME = 200
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
 
 def responses_body(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return an adapted body of chat completions as `/v1/responses` takes it. `limit`: tokens of the reply, 0 for none."""
+    """Return an adapted body of chat completions as `/v1/responses` takes it. `limit`: tokens of
+    the reply, 0 for none.
+    """
     made = {name: body[name] for name in _SAME if name in body}
     made["input"] = [item for message in body["messages"] for item in _items(message)]
     if limit:
         made["max_output_tokens"] = limit
     if tools := body.get("tools"):
         # Strict mode, the default here, takes only schemas of its subset.
-        made["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in tools]
+        made["tools"] = [
+            {"type": "function", "strict": False, **tool["function"]} for tool in tools
+        ]
     if wanted := body.get("response_format"):
         made["text"] = {"format": {"type": "json_schema", **wanted["json_schema"]}}
     if effort := body.get("reasoning_effort"):
@@ -40,7 +53,13 @@ def responses_body(body: Mapping[str, Any], limit: int) -> dict[str, Any]:
 
 def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
-        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
+        return [
+            {
+                "type": "function_call_output",
+                "call_id": message["tool_call_id"],
+                "output": message["content"],
+            }
+        ]
     if message["role"] != "assistant":
         return [{"role": message["role"], "content": message["content"]}]
     content = message.get("content")
@@ -51,15 +70,25 @@ def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _in_order(message.get("items"), content if isinstance(content, str) else "", calls)
 
 
-def _in_order(stored: object, content: str, calls: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items of a reply: reasoning as it came, with the reply's text and calls in the places of the stored ones."""
+def _in_order(
+    stored: object, content: str, calls: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the items of a reply: reasoning as it came, with the reply's text and calls in the
+    places of the stored ones.
+    """
     items: list[dict[str, Any]] = []
     for item in stored if isinstance(stored, list) else ():
         if not isinstance(item, dict):
             continue
         if item.get("type") == "message":
             if content:
-                items.append({"role": "assistant", **item, "content": [{"type": "output_text", "text": content}]})
+                items.append(
+                    {
+                        "role": "assistant",
+                        **item,
+                        "content": [{"type": "output_text", "text": content}],
+                    }
+                )
                 content = ""
         elif item.get("type") == "function_call":
             if call := calls.pop(str(item.get("call_id")), None):
@@ -135,23 +164,37 @@ class ResponsesReply(PartialReply):
                 self.calls.read([{"id": item.get("call_id"), "function": function}], whole=True)
         details = whole.get("incomplete_details")
         reason = str(details.get("reason") or "") if isinstance(details, dict) else ""
-        cut = {"max_output_tokens": "length", "max_tokens": "length"}.get(reason, one_line(reason, _NAME))
+        cut = {"max_output_tokens": "length", "max_tokens": "length"}.get(
+            reason, one_line(reason, _NAME)
+        )
         self.finish_reason = cut or ("tool_calls" if self.calls.calls else "stop")
         self.done = True
-        return "" if self.text else self._add("".join(_texts([item for _, item in sorted(self.output.items())])))
+        return (
+            ""
+            if self.text
+            else self._add("".join(_texts([item for _, item in sorted(self.output.items())])))
+        )
 
 
 def _texts(items: Sequence[Mapping[str, Any]]) -> list[str]:
     parts = [
-        part for item in items if item.get("type") == "message" for part in item.get("content") or () if isinstance(part, dict)
+        part
+        for item in items
+        if item.get("type") == "message"
+        for part in item.get("content") or ()
+        if isinstance(part, dict)
     ]
     return [part["text"] for part in parts if isinstance(part.get("text"), str)]
 
 
 def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
     if item.get("type") == "reasoning":
-        return {name: value for name, value in item.items() if value is not None and name != "status"}
-    return {name: value for name, value in item.items() if value is not None and name not in _CONTENTS}
+        return {
+            name: value for name, value in item.items() if value is not None and name != "status"
+        }
+    return {
+        name: value for name, value in item.items() if value is not None and name not in _CONTENTS
+    }
 
 
 def _usage(told: object) -> dict[str, Any]:

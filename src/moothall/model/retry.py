@@ -1,4 +1,6 @@
-"""How an attempt at a call may end badly, and when it is made again: the same call id waits the same times."""
+"""How an attempt at a call may end badly, and when it is made again: the same call id waits the
+same times.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,21 @@ _SERVER_TROUBLE = 500
 
 
 def is_retried(status: int) -> bool:
-    """Tell whether an HTTP status may go away by itself: 408, 425, 429 and every 5xx but 501 and 505."""
+    """Tell whether an HTTP status may go away by itself: 408, 425, 429 and every 5xx but 501 and
+    505.
+    """
     return status in _PASSING or (status >= _SERVER_TROUBLE and status not in _LASTING)
 
 
-def delay_before(attempt: int, call_id: str, first: float, retry_after: float | None = None) -> float:
+def delay_before(
+    attempt: int, call_id: str, first: float, retry_after: float | None = None
+) -> float:
     """Return the seconds to wait before the `attempt`-th retry (from 1).
 
-    It doubles from `first` and is capped at 30; of it, a share between a half and the whole, made from the
-    call id so that calls that failed together do not return together. Never less than the server asked for.
+    It doubles from `first` and is capped at 30; of it, a share between a half and the whole, made
+    from the
+    call id so that calls that failed together do not return together. Never less than the server
+    asked for.
     """
     whole: float = min(LONGEST_DELAY, first * 2.0 ** min(attempt - 1, 16))
     share = 0.5 + int(digest(call_id, str(attempt))[:8], 16) / 2**33
@@ -32,7 +40,9 @@ def delay_before(attempt: int, call_id: str, first: float, retry_after: float | 
 
 
 def read_retry_after(header: str | None, now: datetime) -> float | None:
-    """Return the seconds of a Retry-After header, given in seconds or as an HTTP date; None if it says nothing."""
+    """Return the seconds of a Retry-After header, given in seconds or as an HTTP date; None if it
+    says nothing.
+    """
     if not header:
         return None
     try:
@@ -50,9 +60,13 @@ def read_retry_after(header: str | None, now: datetime) -> float | None:
 
 
 class Failed(Exception):
-    """An attempt failed for a reason that may go away. `at_once`: a kept connection had been closed meanwhile."""
+    """An attempt failed for a reason that may go away. `at_once`: a kept connection had been closed
+    meanwhile.
+    """
 
-    def __init__(self, reason: str, *, retry_after: float | None = None, at_once: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, retry_after: float | None = None, at_once: bool = False
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.retry_after = retry_after
@@ -60,11 +74,14 @@ class Failed(Exception):
 
 
 class Rejected(Exception):
-    """The server understood and said no: an HTTP status that would be the same again. `message` is one line for people, `text` all that is searched
-    for what was refused; `param` and `code` are the server's, '' where it named none.
+    """The server understood and said no: an HTTP status that would be the same again. `message` is
+    one line for people, `text` all that is searched for what was refused; `param` and `code` are
+    the server's, '' where it named none.
     """
 
-    def __init__(self, status: int, message: str, *, text: str = "", param: str = "", code: str = "") -> None:
+    def __init__(
+        self, status: int, message: str, *, text: str = "", param: str = "", code: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
@@ -73,15 +90,20 @@ class Rejected(Exception):
         self.code = code
 
 
-def translate_refusal(error: Rejected, url: str, model: str) -> ConfigurationError | ModelReplyInvalid:
+def translate_refusal(
+    error: Rejected, url: str, model: str
+) -> ConfigurationError | ModelReplyInvalid:
     """Return the error for the operator or the caller that a refusal means."""
     answer = f"{url} answered HTTP {error.status}" + (f": {error.message}" if error.message else "")
     match error.status:
         case 401 | 403:
-            return ConfigurationError(f"{answer}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE")
+            return ConfigurationError(
+                f"{answer}; set the key with MOOTHALL_LLM__API_KEY or MOOTHALL_LLM__API_KEY_FILE"
+            )
         case 404:
             return ConfigurationError(
-                f"{answer}; asked for model {model!r}; MOOTHALL_LLM__BASE_URL names an OpenAI-compatible root and usually ends with /v1"
+                f"{answer}; asked for model {model!r}; MOOTHALL_LLM__BASE_URL names an "
+                "OpenAI-compatible root and usually ends with /v1"
             )
         case status if status < 400:  # noqa: PLR2004 - redirects
             return ConfigurationError(f"{answer}; give the final address as MOOTHALL_LLM__BASE_URL")

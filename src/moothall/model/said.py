@@ -1,4 +1,6 @@
-"""What a server says about itself and its errors, made fit for logs, terminals and error messages. No I/O."""
+"""What a server says about itself and its errors, made fit for logs, terminals and error messages.
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _KEYS = ("error", "message", "detail")
 
 @dataclass(frozen=True, slots=True)
 class ServerError:
-    """An error of a server: a printable line, the text behind it, the parameter and the code that it names, and the status that its code means, 0 for none."""
+    """An error of a server: a printable line, the text behind it, the parameter and the code that
+    it names, and the status that its code means, 0 for none.
+    """
 
     message: str
     text: str = ""
@@ -58,13 +62,22 @@ def describe_error(value: Any) -> ServerError:
         if isinstance(value, dict) and key in value:
             about = value if isinstance(value[key], str) else about
             value = value[key]
-    named = about.get("error") if isinstance(about, dict) and isinstance(about.get("error"), dict) else about
+    named = (
+        about.get("error")
+        if isinstance(about, dict) and isinstance(about.get("error"), dict)
+        else about
+    )
     named = named if isinstance(named, dict) else {}
-    param, code, kind = (one_line(str(named.get(key) or ""), _NAME) for key in ("param", "code", "type"))
+    param, code, kind = (
+        one_line(str(named.get(key) or ""), _NAME) for key in ("param", "code", "type")
+    )
     return ServerError(one_line(str(value)), whole, param, code, _status(code, kind))
 
 
-_TRANSIENT = re.compile(r"rate|overload|unavailable|timeout|timed_out|server_error|internal|busy|capacity", re.IGNORECASE)
+_TRANSIENT = re.compile(
+    r"rate|overload|unavailable|timeout|timed_out|server_error|internal|busy|capacity",
+    re.IGNORECASE,
+)
 _PERMANENT = re.compile(
     r"invalid|badrequest|bad_request|context_length|exceed_context|unsupported|not_?found|content_filter|unprocessable",
     re.IGNORECASE,
@@ -100,7 +113,9 @@ def read_models(raw: bytes) -> dict[str, ListedModel]:
     """Return the models of a `/v1/models` answer. Raises `ValueError` for what is no such list."""
     try:
         return {
-            one_line(model["id"], _NAME): ListedModel(one_line(str(model.get("owned_by") or ""), _NAME), window_of(model))
+            one_line(model["id"], _NAME): ListedModel(
+                one_line(str(model.get("owned_by") or ""), _NAME), window_of(model)
+            )
             for model in json.loads(raw)["data"]
         }
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -121,5 +136,11 @@ _MOST = 1_000_000_000  # more tokens than anything has; what is above is no coun
 
 
 def read_count(value: object) -> int:
-    """Return a count of tokens; 0 for what is none, such as true, NaN, -5 or a number of a thousand digits."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0
+    """Return a count of tokens; 0 for what is none, such as true, NaN, -5 or a number of a thousand
+    digits.
+    """
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST
+        else 0
+    )

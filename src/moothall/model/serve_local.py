@@ -1,7 +1,8 @@
 """The child process of the small local model: `python -m moothall.model.serve_local`.
 
 Reads one JSON line from stdin (the fields of `Serve`), loads the model, writes one JSON line
-`{"port": PORT}` to stdout and serves the OpenAI-compatible protocol on the loopback until stdin closes,
+`{"port": PORT}` to stdout and serves the OpenAI-compatible protocol on the loopback until stdin
+closes,
 which happens when the parent ends, however it ends. All else that it says goes to stderr.
 """
 
@@ -26,7 +27,8 @@ _WARNINGS = 2  # of the server's log levels
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """What the child is told. `slots` calls are worked on side by side, each with `context_tokens` of window;
+    """What the child is told. `slots` calls are worked on side by side, each with `context_tokens`
+    of window;
     `states` is the folder for saved prompt states; `port` is 0 for a free one.
     """
 
@@ -47,7 +49,8 @@ def _die_with_parent() -> None:
 
 
 def _start_engine(serve: Serve, key: str) -> Any:
-    # Threads that spin while they wait take the core from those that they wait for, on a busy machine.
+    # Threads that spin while they wait take the core from those that they wait for, on a busy
+    # machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import xllamacpp  # an extra: the parent has looked whether it is there
 

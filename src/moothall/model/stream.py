@@ -1,7 +1,9 @@
 """Reading a chat answer as it arrives: server-sent events into chunks, chunks into a reply. No I/O.
 
-The stream is what `/v1/chat/completions` sends with `stream: true`: `data: {chunk}` events, one with a
-`finish_reason`, one with `usage`, then `data: [DONE]`. Comments, other fields and any of the three line
+The stream is what `/v1/chat/completions` sends with `stream: true`: `data: {chunk}` events, one
+with a
+`finish_reason`, one with `usage`, then `data: [DONE]`. Comments, other fields and any of the three
+line
 endings are taken; a piece of the stream may end anywhere, also inside a character.
 """
 
@@ -28,7 +30,9 @@ _DIGITS = 2  # of a number that is looked at: a score has no more
 
 
 class BrokenStream(Exception):
-    """What arrived is not a chat stream, or the server reported an error in it, with the HTTP status that it means; 0 if it says none."""
+    """What arrived is not a chat stream, or the server reported an error in it, with the HTTP
+    status that it means; 0 if it says none.
+    """
 
     def __init__(self, reason: str, error: ServerError | None = None) -> None:
         super().__init__(reason)
@@ -94,7 +98,9 @@ class EventReader:
 
 @dataclass(slots=True)
 class PartialReply:
-    """A reply in the making. `usage` is the server's own count, empty where it gave none. `size` counts the bytes of text, calls and reasoning."""
+    """A reply in the making. `usage` is the server's own count, empty where it gave none. `size`
+    counts the bytes of text, calls and reasoning.
+    """
 
     text: list[str] = field(default_factory=list)
     size: int = 0
@@ -130,7 +136,9 @@ class PartialReply:
 
     def reasoning_fields(self) -> dict[str, Any]:
         """Return what is sent back with the reply in later calls. Complete after the calls are."""
-        return self.reasoning.fields() | ({"extras": extras} if (extras := self.calls.extras) else {})
+        return self.reasoning.fields() | (
+            {"extras": extras} if (extras := self.calls.extras) else {}
+        )
 
     def _take_choice(self, choice: Mapping[str, Any]) -> str:
         """Add a choice; return its text. Raises `BrokenStream` for one that ends in an error."""
@@ -144,7 +152,9 @@ class PartialReply:
         delta = choice.get("message" if whole else "delta")
         if not isinstance(delta, dict):
             return ""
-        self.size += self.calls.read(delta.get("tool_calls"), whole=whole) + self.reasoning.read(delta)
+        self.size += self.calls.read(delta.get("tool_calls"), whole=whole) + self.reasoning.read(
+            delta
+        )
         if isinstance(refusal := delta.get("refusal"), str) and refusal:
             self.refusal.append(encodable(refusal))
             self.size += len(refusal)
@@ -161,7 +171,11 @@ class PartialReply:
             elif isinstance(part, dict) and isinstance(part.get("thinking"), str | list):
                 thinking = part["thinking"]
                 parts = [item.get("text") if isinstance(item, dict) else item for item in thinking]
-                thought = thinking if isinstance(thinking, str) else "".join(item for item in parts if isinstance(item, str))
+                thought = (
+                    thinking
+                    if isinstance(thinking, str)
+                    else "".join(item for item in parts if isinstance(item, str))
+                )
                 self.reasoning.add("thinking", thought)
                 self.size += len(thought)
             elif isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -169,7 +183,9 @@ class PartialReply:
         return "".join(texts)
 
     def _note(self, told: object) -> None:
-        """Keep what is told of the tokens of the last number. Of anything else nothing is kept, and what is malformed tells nothing."""
+        """Keep what is told of the tokens of the last number. Of anything else nothing is kept, and
+        what is malformed tells nothing.
+        """
         tokens = told.get("content") if isinstance(told, dict) else None
         for token in tokens if isinstance(tokens, list) else ():
             found = _likely(token)
@@ -180,15 +196,25 @@ class PartialReply:
 
 
 def _likely(token: object) -> Likely:
-    """Return the numbers that might have stood in the place of a token that is one, the likeliest of each once; () of any other."""
+    """Return the numbers that might have stood in the place of a token that is one, the likeliest
+    of each once; () of any other.
+    """
     if not isinstance(token, dict):
         return ()
     others = token.get("top_logprobs")
     found: dict[str, float] = {}
     for one in (token, *(others if isinstance(others, list) else ())):
-        text, value = (one.get("token"), one.get("logprob")) if isinstance(one, dict) else ("", None)
+        text, value = (
+            (one.get("token"), one.get("logprob")) if isinstance(one, dict) else ("", None)
+        )
         number = text.strip() if isinstance(text, str) else ""
-        if number.isascii() and number.isdecimal() and len(number) <= _DIGITS and isinstance(value, int | float) and value <= 0:
+        if (
+            number.isascii()
+            and number.isdecimal()
+            and len(number) <= _DIGITS
+            and isinstance(value, int | float)
+            and value <= 0
+        ):
             found.setdefault(number, round(math.exp(value), 6))
         elif one is token:
             return ()
@@ -203,7 +229,9 @@ def _load(data: str) -> Any:
 
 
 def read_chunk(data: str) -> dict[str, Any] | None:
-    """Return the object of an event; None for the end of the stream and for what only keeps the connection open. Raises `BrokenStream`."""
+    """Return the object of an event; None for the end of the stream and for what only keeps the
+    connection open. Raises `BrokenStream`.
+    """
     if data.strip() in _NO_CHUNK:
         return None
     try:
@@ -221,7 +249,11 @@ def read_chunk(data: str) -> dict[str, Any] | None:
 def _choices(chunk: Mapping[str, Any]) -> list[dict[str, Any]]:
     choices = chunk.get("choices") or []
     if isinstance(choices, list):
-        ours = [choice for choice in choices if not isinstance(choice, dict) or choice.get("index", 0) == 0]
+        ours = [
+            choice
+            for choice in choices
+            if not isinstance(choice, dict) or choice.get("index", 0) == 0
+        ]
         if all(isinstance(choice, dict) for choice in ours):
             return ours
     raise BrokenStream("a part of the answer has no list of choices")

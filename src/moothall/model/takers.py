@@ -1,4 +1,6 @@
-"""What becomes of an answer as it arrives: a whole body, or a chat answer, streamed or not. No I/O."""
+"""What becomes of an answer as it arrives: a whole body, or a chat answer, streamed or not. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,28 @@ _SERVER_ERROR = 500
 _FORBIDDEN = 403  # what an error means that a quota or a bill is behind: no waiting mends it
 _ERROR_BYTES = 65_536
 _BATCH_BYTES = 65_536
-_STREAM_OVERHEAD = 32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
+_STREAM_OVERHEAD = (
+    32  # bytes of stream that a byte of text may cost: small chunks in large envelopes
+)
 _END = DONE.encode()
 
 
-_LACKING = re.compile(r"not (?:be )?support|unsupported|requires --|not implemented|does not support", re.IGNORECASE)
+_LACKING = re.compile(
+    r"not (?:be )?support|unsupported|requires --|not implemented|does not support", re.IGNORECASE
+)
 
 
 def _lacks(status: int, error: ServerError) -> bool:
-    """Return whether a server error means that the server lacks what was asked for, as llama.cpp's for tools without --jinja."""
+    """Return whether a server error means that the server lacks what was asked for, as llama.cpp's
+    for tools without --jinja.
+    """
     return status == _SERVER_ERROR and bool(_LACKING.search(error.text))
 
 
 class WholeTaker:
-    """Takes a body of at most `limit` bytes; of a refusal as much as an error needs. `url` is for the words of errors."""
+    """Takes a body of at most `limit` bytes; of a refusal as much as an error needs. `url` is for
+    the words of errors.
+    """
 
     def __init__(self, url: str, limit: int) -> None:
         self.status = 0
@@ -53,7 +63,10 @@ class WholeTaker:
     @property
     def kind(self) -> str:
         """The content type, without its parameters."""
-        return self.header(b"content-type").partition(";")[0].strip().lower() or "application/octet-stream"
+        return (
+            self.header(b"content-type").partition(";")[0].strip().lower()
+            or "application/octet-stream"
+        )
 
     def header(self, name: bytes) -> str:
         """Return a header, empty where there is none; its name is in lower case."""
@@ -65,7 +78,8 @@ class WholeTaker:
         if encoding := self.header(b"content-encoding").replace("identity", ""):
             # Never asked for, and a few kilobytes of it can be gigabytes: it is not unpacked.
             raise ModelReplyInvalid(
-                f"{self._url} answered in the content encoding {one_line(encoding)!r}, which nobody asked for"
+                f"{self._url} answered in the content encoding {one_line(encoding)!r}, which "
+                "nobody asked for"
             )
 
     def piece(self, data: bytes) -> bool:
@@ -81,30 +95,45 @@ class WholeTaker:
         """There is nothing more to do."""
 
     def raise_refusal(self) -> None:
-        """Raise for every status but success: `Failed` for what may go away by itself, else `Rejected`."""
+        """Raise for every status but success: `Failed` for what may go away by itself, else
+        `Rejected`.
+        """
         if self.status < _REFUSED:
             return
         error = read_error(self.body[:_ERROR_BYTES])
-        if retry.is_retried(self.status) and not _lacks(self.status, error) and error.status != _FORBIDDEN:
+        if (
+            retry.is_retried(self.status)
+            and not _lacks(self.status, error)
+            and error.status != _FORBIDDEN
+        ):
             after = retry.read_retry_after(self.header(b"retry-after"), datetime.now(UTC))
             raise Failed(f"HTTP {self.status} {error.message}".rstrip(), retry_after=after)
         if moved := self.header(b"location"):
             raise Rejected(self.status, f"redirects to {one_line(moved)}")
-        raise Rejected(self.status, error.message, text=error.text, param=error.param, code=error.code)
+        raise Rejected(
+            self.status, error.message, text=error.text, param=error.param, code=error.code
+        )
 
     def _check_size(self, size: int) -> None:
         if size > self._limit:
             raise ModelReplyInvalid(
-                f"{self._url} went on past {self._limit} bytes of answer (MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
+                f"{self._url} went on past {self._limit} bytes of answer "
+                "(MOOTHALL_LLM__MAX_REPLY_BYTES); the call was ended"
             )
 
 
 class ChatTaker(WholeTaker):
-    """Takes a chat answer into `assembly`. Where `on_text` follows it is read piece by piece, else in batches, because a piece of a
-    few bytes costs as much as a long one.
+    """Takes a chat answer into `assembly`. Where `on_text` follows it is read piece by piece, else
+    in batches, because a piece of a few bytes costs as much as a long one.
     """
 
-    def __init__(self, url: str, limit: int, on_text: Callable[[str], None] | None, assembly: PartialReply | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        limit: int,
+        on_text: Callable[[str], None] | None,
+        assembly: PartialReply | None = None,
+    ) -> None:
         super().__init__(url, limit)
         self.assembly = assembly or PartialReply()
         self._on_text = on_text
@@ -127,11 +156,14 @@ class ChatTaker(WholeTaker):
             self._events = EventReader()
         elif kind != "application/json":  # that of a server that does not stream
             raise ModelReplyInvalid(
-                f"{self._url} answered with {one_line(kind)}, not with a chat stream; is MOOTHALL_LLM__BASE_URL right?"
+                f"{self._url} answered with {one_line(kind)}, not with a chat stream; is "
+                "MOOTHALL_LLM__BASE_URL right?"
             )
 
     def piece(self, data: bytes) -> bool:
-        """Take a piece. Raises `ModelReplyInvalid`, and `BrokenStream` for what is no chat answer."""
+        """Take a piece. Raises `ModelReplyInvalid`, and `BrokenStream` for what is no chat
+        answer.
+        """
         if self._events is None:
             return super().piece(data)
         self._pieces.append(data)

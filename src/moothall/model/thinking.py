@@ -1,4 +1,6 @@
-"""Split a reply into reasoning and answer where the server leaves the reasoning in the text. No I/O."""
+"""Split a reply into reasoning and answer where the server leaves the reasoning in the text. No
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ _FENCE = "```"
 
 
 def split_thinking(text: str) -> tuple[str, str]:
-    """Return reasoning and answer. Reasoning is between tags at the beginning, or all before a lone closing tag, whose opening one
-    chat templates put into the prompt. A closing tag in the string of a JSON reply or in a block of code belongs to the answer.
+    """Return reasoning and answer. Reasoning is between tags at the beginning, or all before a lone
+    closing tag, whose opening one chat templates put into the prompt. A closing tag in the string
+    of a JSON reply or in a block of code belongs to the answer.
     """
     if found := _FINAL.search(text):
         return text[: found.start()], text[found.end() :].partition("<|")[0]

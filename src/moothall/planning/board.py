@@ -1,4 +1,6 @@
-"""The board: stories, where each stands, and moving them. All that it knows is the log; of two moves at once one wins."""
+"""The board: stories, where each stands, and moving them. All that it knows is the log; of two
+moves at once one wins.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _GATES = ("accept", "reject")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to a story, which stands as `card` says then. Without one: `seq` is where the board stands."""
+    """Something that happened to a story, which stands as `card` says then. Without one: `seq` is
+    where the board stands.
+    """
 
     seq: int
     type: str = ""
@@ -58,14 +62,21 @@ class Board:
         rigor: str = "",
         budget: Budget = NO_BUDGET,
     ) -> Card:
-        """Put a story on the board. `key` names the request: the same again is the same story. Raises `InvalidRequest`, `AlreadyExists`."""
+        """Put a story on the board. `key` names the request: the same again is the same story.
+        Raises `InvalidRequest`, `AlreadyExists`.
+        """
         check_budget(budget)
         draft = coach.check(draft)
         if not draft.title:
-            raise InvalidRequest("the story has no title: say what is possible afterwards, such as 'Export invoices as CSV'")
+            raise InvalidRequest(
+                "the story has no title: say what is possible afterwards, such as 'Export "
+                "invoices as CSV'"
+            )
         rigor = rigor.strip().upper() or DEFAULT_RIGOR
         if rigor not in lifecycle().ready:
-            raise InvalidRequest(f"rigor_level is {rigor[:40]!r}; it is one of {', '.join(lifecycle().ready)}")
+            raise InvalidRequest(
+                f"rigor_level is {rigor[:40]!r}; it is one of {', '.join(lifecycle().ready)}"
+            )
         data = {
             "story_id": f"story-{digest(who.tenant, key)[:16]}",
             "title": draft.title,
@@ -113,18 +124,26 @@ class Board:
         return card if card.created else None
 
     async def cards(self, who: Principal) -> list[Card]:
-        """Return the stories of a tenant, by id. What was read of the log is kept: only what came since is read, once for all who ask meanwhile."""
+        """Return the stories of a tenant, by id. What was read of the log is kept: only what came
+        since is read, once for all who ask meanwhile.
+        """
         begun = self._begun
         async with self._reading:
             if self._ended <= begun:  # none that began since has ended well
                 self._begun += 1
                 await self._read_on()
                 self._ended = self._begun
-        found = {story_id: card for (tenant, story_id), card in self._cards.items() if tenant == who.tenant and card.created}
+        found = {
+            story_id: card
+            for (tenant, story_id), card in self._cards.items()
+            if tenant == who.tenant and card.created
+        }
         return [card for _, card in sorted(found.items())]
 
     async def _read_on(self) -> None:
-        """Take in what came since; all of it anew where the log does not begin as it did: it was pruned, or is another."""
+        """Take in what came since; all of it anew where the log does not begin as it did: it was
+        pruned, or is another.
+        """
         first = await self._bus.first(Channel.STORIES.all)
         if (begins := first.event.id if first else "") != self._first:
             self._cards, self._read, self._first = {}, 0, begins
@@ -136,11 +155,15 @@ class Board:
         """Return what happened to a story, in order. Raises `NotFound`."""
         await self.card(story_id, who)
         replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
-        return [recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant]
+        return [
+            recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant
+        ]
 
-    async def comment(self, story_id: str, text: str, who: Principal, *, key: str, on: Remark | None = None) -> None:
-        """Say something about a story, or about a line of what was built for it (`on`, whose words these are); `key` names the request. Raises
-        `NotFound`, `InvalidRequest`.
+    async def comment(
+        self, story_id: str, text: str, who: Principal, *, key: str, on: Remark | None = None
+    ) -> None:
+        """Say something about a story, or about a line of what was built for it (`on`, whose words
+        these are); `key` names the request. Raises `NotFound`, `InvalidRequest`.
         """
         if not text.strip():
             raise InvalidRequest("the comment is empty")
@@ -148,14 +171,28 @@ class Board:
         await self.card(story_id, who)
         data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": who.name}
         if on is not None:
-            data |= {"task_id": on.task_id, "path": on.path[:_PATH], "line": on.line, "quoted": on.quoted[:_QUOTED]}
+            data |= {
+                "task_id": on.task_id,
+                "path": on.path[:_PATH],
+                "line": on.line,
+                "quoted": on.quoted[:_QUOTED],
+            }
         await self._bus.publish(
-            write(EventType.STORY_COMMENTED, story_id, data, ordinal=digest(who.name, key), tenant=who.tenant)
+            write(
+                EventType.STORY_COMMENTED,
+                story_id,
+                data,
+                ordinal=digest(who.name, key),
+                tenant=who.tenant,
+            )
         )
 
-    async def watch(self, after_seq: int | None, who: Principal) -> AsyncGenerator[list[Moment], None]:
-        """Yield what happens to a tenant's stories after `after_seq` until closed, what came at once together. None: from now on, which is
-        when the first comes, empty. However many watch, the bus is read once.
+    async def watch(
+        self, after_seq: int | None, who: Principal
+    ) -> AsyncGenerator[list[Moment], None]:
+        """Yield what happens to a tenant's stories after `after_seq` until closed, what came at
+        once together. None: from now on, which is when the first comes, empty. However many watch,
+        the bus is read once.
         """
         async with aclosing(self._moments.listen()) as moments:
             told = await anext(moments)
@@ -164,7 +201,9 @@ class Board:
                 yield []
             elif seen < stands and (
                 missed := [
-                    moment async for moment in self._replay_moments({}) if seen < moment.seq <= stands and _of(moment, who)
+                    moment
+                    async for moment in self._replay_moments({})
+                    if seen < moment.seq <= stands and _of(moment, who)
                 ]
             ):
                 yield missed
@@ -190,15 +229,25 @@ class Board:
             async for recorded in events:
                 yield _moment(cards, recorded)
 
-    async def _replay_moments(self, cards: dict[tuple[str, str], Card]) -> AsyncGenerator[Moment, None]:
+    async def _replay_moments(
+        self, cards: dict[tuple[str, str], Card]
+    ) -> AsyncGenerator[Moment, None]:
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
             yield _moment(cards, recorded)
 
     async def move(
-        self, story_id: str, event: str, who: Principal, *, comment: str = "", system: bool = False, seen: int | None = None
+        self,
+        story_id: str,
+        event: str,
+        who: Principal,
+        *,
+        comment: str = "",
+        system: bool = False,
+        seen: int | None = None,
     ) -> Card:
-        """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if nothing came after this seq. Raises `NotFound`, what `decide` does, and
-        `Overtaken` naming the state that another move led to.
+        """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if
+        nothing came after this seq. Raises `NotFound`, what `decide` does, and `Overtaken` naming
+        the state that another move led to.
         """
         _check_comment(comment)
         card = await self.settle(await self.card(story_id, who))
@@ -206,7 +255,10 @@ class Board:
         roles = {SYSTEM} if system else who.roles
         while True:
             if seen is not None and card.seq != seen:
-                raise Overtaken(f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at {seen}")
+                raise Overtaken(
+                    f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at "
+                    f"{seen}"
+                )
             after = decide(card.stand, event, roles)
             data = {
                 "story_id": story_id,
@@ -231,7 +283,9 @@ class Board:
                 if card.moved == told.id:  # ours, and its ack was lost
                     return card
                 if card.stand.state != before:
-                    raise Overtaken(f"story {story_id} is in {card.stand.state} now: another move came first") from None
+                    raise Overtaken(
+                        f"story {story_id} is in {card.stand.state} now: another move came first"
+                    ) from None
             else:
                 return await self.settle(enter(replace(card, seq=seq), after, told))
 
@@ -241,16 +295,24 @@ class Board:
         Moves of stories that are not on the board are only recorded.
         """
         card = Card(Story(check_id(story_id, "story_id")))
-        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, event.tenant)),)):
+        async for recorded in self._bus.replay(
+            (Channel.STORIES.of(key_of(story_id, event.tenant)),)
+        ):
             if recorded.event.id == event.id:
                 break
             card = fold(card, recorded, event.tenant)
         if card.created:
             roles = event.data.get("roles")
-            decide(card.stand, str(event.data.get("event")), [str(role) for role in roles] if isinstance(roles, list) else ())
+            decide(
+                card.stand,
+                str(event.data.get("event")),
+                [str(role) for role in roles] if isinstance(roles, list) else (),
+            )
 
     async def settle(self, card: Card) -> Card:
-        """Record the decision that the last move of a story was, if that is not done yet; return how the story stands then."""
+        """Record the decision that the last move of a story was, if that is not done yet; return
+        how the story stands then.
+        """
         if card.decided == card.moved or (decision := _decision(card)) is None:
             return card
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
@@ -271,20 +333,36 @@ def _of(moment: Moment, who: Principal) -> bool:
 
 
 def _decision(card: Card) -> Event | None:
-    """Return the decision that the last move of a story was; None where nobody decided on anything."""
+    """Return the decision that the last move of a story was; None where nobody decided on
+    anything.
+    """
     moved = card.entered
     if moved is None or not str(moved.data.get("event")).startswith(_GATES):
         return None
     said = str(moved.data.get("event"))
     comment = str(moved.data.get("comment") or "")
-    plan = card.plan.data if card.plan is not None and moved.data.get("from_state") == "design" else {}
-    designed = design_task(str(plan.get("plan_id"))) if plan.get("by") == "architects" else str(plan.get("design") or "")
-    checked = str(card.check.data.get("task_id") or "") if card.check and moved.data.get("from_state") != "design" else ""
+    plan = (
+        card.plan.data if card.plan is not None and moved.data.get("from_state") == "design" else {}
+    )
+    designed = (
+        design_task(str(plan.get("plan_id")))
+        if plan.get("by") == "architects"
+        else str(plan.get("design") or "")
+    )
+    checked = (
+        str(card.check.data.get("task_id") or "")
+        if card.check and moved.data.get("from_state") != "design"
+        else ""
+    )
     data = {
         "story_id": card.story.id,
         "task_id": designed or checked,
         "approver": moved.data.get("actor"),
-        "decision": "approved" if said.startswith("accept") else "changes" if comment or card.remarks else "rejected",
+        "decision": "approved"
+        if said.startswith("accept")
+        else "changes"
+        if comment or card.remarks
+        else "rejected",
         "comment": comment,
     }
     origin = {"ordinal": moved.id, "causationid": moved.id, "tenant": moved.tenant}

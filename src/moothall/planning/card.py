@@ -1,5 +1,5 @@
-"""A story on the board: what is recorded of it, folded. A recorded move counts only where the life cycle allowed it, so that a story stands where
-its evidence put it, whoever wrote to the log.
+"""A story on the board: what is recorded of it, folded. A recorded move counts only where the life
+cycle allowed it, so that a story stands where its evidence put it, whoever wrote to the log.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from moothall.planning.lifecycle import Need, Stand, decide, lifecycle
 
 _REMARKS = 100
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
-"""How a plan, and the check of a story's result as a whole, end where all is well; how what can't be delivered ends."""
+"""How a plan, and the check of a story's result as a whole, end where all is well; how what can't
+be delivered ends.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A story on the board; `seq` is that of its last event, 0 for one that there is not; not `created`: something is known of it, but
-    nobody put it on the board. `entered` is the event that moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how
-    they ended since then, `worn` that they ended before. `commits` are what they came to since the story was designed, newest first,
-    `check` is the last check of all that as a whole, of `checks`; `delivery` what approval did with it last. `decided`
-    is the last move that is recorded as a decision. `remarks` are what was said of lines since its tasks were derived.
+    """A story on the board; `seq` is that of its last event, 0 for one that there is not; not
+    `created`: something is known of it, but nobody put it on the board. `entered` is the event that
+    moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how they ended since
+    then, `worn` that they ended before. `commits` are what they came to since the story was
+    designed, newest first, `check` is the last check of all that as a whole, of `checks`;
+    `delivery` what approval did with it last. `decided`
+    is the last move that is recorded as a decision. `remarks` are what was said of lines since its
+    tasks were derived.
     """
 
     story: Story
@@ -56,7 +61,9 @@ class Card:
 
 
 def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
-    """Return a card with what an event of its topic says. What is malformed, of another tenant or not allowed moves nothing."""
+    """Return a card with what an event of its topic says. What is malformed, of another tenant or
+    not allowed moves nothing.
+    """
     event = recorded.event
     card = replace(card, seq=recorded.seq)
     if event.tenant != tenant or event.data.get("story_id") != card.story.id:
@@ -65,7 +72,10 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
     stand = _stand(card, event)
     if stand.state != card.stand.state:
         return enter(card, stand, event)
-    begun = event.type is EventType.STORY_CREATED and str(event.data.get("rigor_level")) in lifecycle().ready
+    begun = (
+        event.type is EventType.STORY_CREATED
+        and str(event.data.get("rigor_level")) in lifecycle().ready
+    )
     card = replace(card, stand=stand, created=card.created or begun)
     if event.type is EventType.PLAN_DERIVED:
         return replace(card, plan=event, plans=card.plans + 1, ended=None, worn=False, remarks=())
@@ -88,16 +98,22 @@ def remark(event: Event) -> Remark | None:
     """Return what an event says of a line of a diff; None for any other, and what is malformed."""
     data = event.data
     line = data.get("line")
-    named = [value for name in ("task_id", "path", "comment") if isinstance(value := data.get(name), str) and value]
+    named = [
+        value
+        for name in ("task_id", "path", "comment")
+        if isinstance(value := data.get(name), str) and value
+    ]
     if event.type is not EventType.STORY_COMMENTED or len(named) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
         return None
     task_id, path, comment = named
-    return Remark(task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or ""))
+    return Remark(
+        task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or "")
+    )
 
 
 def enter(card: Card, stand: Stand, event: Event) -> Card:
-    """Return a card in another state. A design begins anew, and so does what did not go together with its base; elsewhere what was
-    made stays.
+    """Return a card in another state. A design begins anew, and so does what did not go together
+    with its base; elsewhere what was made stays.
     """
     anew = stand.state == "design" or card.stand.state in lifecycle().end
     return replace(
@@ -118,11 +134,17 @@ def _stand(card: Card, event: Event) -> Stand:
     stand, data = card.stand, event.data
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
-        return replace(stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card))
+        return replace(
+            stand, rigor=rigor if rigor in lifecycle().ready else stand.rigor, points=_points(card)
+        )
     if event.type is EventType.STORY_TRANSITIONED:
         roles = data.get("roles")
         try:
-            return decide(stand, str(data.get("event")), {str(role) for role in roles} if isinstance(roles, list | tuple) else ())
+            return decide(
+                stand,
+                str(data.get("event")),
+                {str(role) for role in roles} if isinstance(roles, list | tuple) else (),
+            )
         except Permanent:  # the table does not allow it
             return stand
     fact = _fact(card, event)
@@ -136,9 +158,17 @@ def _fact(card: Card, event: Event) -> Need | None:
         return "planned"
     if event.type is EventType.PLAN_FINISHED and status == COMPLETED and _of_plan(card, event):
         return "built"
-    if event.type is EventType.STORY_CHECKED and status == PASSED and event.data.get("moved") == card.moved:
+    if (
+        event.type is EventType.STORY_CHECKED
+        and status == PASSED
+        and event.data.get("moved") == card.moved
+    ):
         return "checked"
-    if event.type is EventType.STORY_DELIVERED and status == FAILED and event.data.get("moved") == card.moved:
+    if (
+        event.type is EventType.STORY_DELIVERED
+        and status == FAILED
+        and event.data.get("moved") == card.moved
+    ):
         return "failed"
     return None
 

@@ -1,7 +1,9 @@
-"""The story coach: what a story lacks before a council can work on it. Rules over text, in English; the same story, the same score.
+"""The story coach: what a story lacks before a council can work on it. Rules over text, in English;
+the same story, the same score.
 
-A story has 100 points, and each finding costs some: its message says what to write instead. The points follow INVEST (independent,
-negotiable, valuable, estimable, small, testable), with the most on what a council needs: criteria that can be tested.
+A story has 100 points, and each finding costs some: its message says what to write instead. The
+points follow INVEST (independent, negotiable, valuable, estimable, small, testable), with the most
+on what a council needs: criteria that can be tested.
 """
 
 from __future__ import annotations
@@ -18,22 +20,28 @@ TITLE = 80
 """Characters of a good title."""
 _CRITERIA, _WORDS = (2, 8), (8, 250)
 _STEP = re.compile(r"^\W*(given|when|then|and|but)\b", re.IGNORECASE)
-_GIVEN, _WHEN, _THEN = (re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then"))
+_GIVEN, _WHEN, _THEN = (
+    re.compile(rf"\b{word}\b", re.IGNORECASE) for word in ("given", "when", "then")
+)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,3}[.)])\s+")
 WHO = re.compile(r"\bas (?:an?|the)\s+\w+", re.IGNORECASE)
 WANT = re.compile(r"\bI (?:want|need|can|would like)\b|\bI'd like\b", re.IGNORECASE)
 WHY = re.compile(r"\bso that\b|\bin order to\b|\bbecause\b", re.IGNORECASE)
 _HOLE = re.compile(
-    r"<(?:who|what|why|a state|something happens|what can be seen)>|\bTB[DCA]\b|\bTODO\b|\?\?+|\bto be (?:decided|defined|determined)\b|\bsomehow\b",
+    r"<(?:who|what|why|a state|something happens|what can be "
+    r"seen)>|\bTB[DCA]\b|\bTODO\b|\?\?+|\bto be (?:decided|defined|determined)\b|\bsomehow\b",
     re.IGNORECASE,
 )
 _VAGUE = re.compile(
-    r"\b(fast|quick(?:ly)?|slow|easy|easily|simple|simply|nice(?:ly)?|good|better|user[- ]friendly|intuitive(?:ly)?|robust(?:ly)?|scalable|efficient(?:ly)?"
-    r"|appropriate(?:ly)?|proper(?:ly)?|correct(?:ly)?|as (?:needed|expected|usual)|works? (?:well|fine)|etc|and so on|various|some kind of|reasonable)\b",
+    r"\b(fast|quick(?:ly)?|slow|easy|easily|simple|simply|nice(?:ly)?|good|better|user[- "
+    r"]friendly|intuitive(?:ly)?|robust(?:ly)?|scalable|efficient(?:ly)?"
+    r"|appropriate(?:ly)?|proper(?:ly)?|correct(?:ly)?|as (?:needed|expected|usual)|works? "
+    r"(?:well|fine)|etc|and so on|various|some kind of|reasonable)\b",
     re.IGNORECASE,
 )
 _WAITS = re.compile(
-    r"\b(?:depends on|blocked by|(?:once|after|when) (?:the )?(?:other |previous |next )?(?:story|stories|ticket|epic)|needs (?:the )?(?:story|ticket|epic))\b",
+    r"\b(?:depends on|blocked by|(?:once|after|when) (?:the )?(?:other |previous |next "
+    r")?(?:story|stories|ticket|epic)|needs (?:the )?(?:story|ticket|epic))\b",
     re.IGNORECASE,
 )
 
@@ -65,19 +73,26 @@ class Score:
 
 
 def check(draft: StoryDraft) -> StoryDraft:
-    """Return the draft in order: blanks closed up, steps in lines of their own joined to a criterion. Raises `InvalidRequest`."""
+    """Return the draft in order: blanks closed up, steps in lines of their own joined to a
+    criterion. Raises `InvalidRequest`.
+    """
     chars = len(draft.title) + len(draft.description) + sum(map(len, draft.ac))
     if len(draft.title) > TITLE_CHARS or chars > CHARS:
         raise InvalidRequest(
-            f"the story has {chars} characters, its title {len(draft.title)}; allowed are {CHARS} and {TITLE_CHARS}"
+            f"the story has {chars} characters, its title {len(draft.title)}; allowed are {CHARS} "
+            f"and {TITLE_CHARS}"
         )
     if len(draft.ac) > CRITERIA:
         raise InvalidRequest(f"the story has {len(draft.ac)} criteria; allowed are {CRITERIA}")
-    return StoryDraft(" ".join(draft.title.split()), draft.description.strip(), tuple(join_steps(draft.ac)))
+    return StoryDraft(
+        " ".join(draft.title.split()), draft.description.strip(), tuple(join_steps(draft.ac))
+    )
 
 
 def join_steps(lines: Iterable[str]) -> Iterator[str]:
-    """Yield criteria: a line that begins with When, Then, And or But goes on with the one before it."""
+    """Yield criteria: a line that begins with When, Then, And or But goes on with the one before
+    it.
+    """
     open_one = ""
     for line in (part for item in lines for part in item.splitlines()):
         text = " ".join(_BULLET.sub("", line).split())
@@ -116,35 +131,74 @@ def _findings(draft: StoryDraft) -> Iterator[Lack]:
     yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
     text = f"{draft.title}\n{draft.description}"
     if (hole := _HOLE.search(text)) is not None:
-        yield Lack("ESTIMABLE", f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its own", 10)
+        yield Lack(
+            "ESTIMABLE",
+            f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its "
+            "own",
+            10,
+        )
     if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
-        yield Lack("INDEPENDENT", f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the two", 5)
+        yield Lack(
+            "INDEPENDENT",
+            f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the "
+            "two",
+            5,
+        )
     words = len(draft.description.split())
     if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
         said = f"{len(draft.ac)} criteria and {words} words of description"
-        yield Lack("SMALL", f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} words each", 10)
+        yield Lack(
+            "SMALL",
+            f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
+            "words each",
+            10,
+        )
 
 
 def _title(title: str) -> Iterator[Lack]:
     if not title:
-        yield Lack("TITLE", "write a title: what is possible afterwards, such as 'Export invoices as CSV'", 10)
+        yield Lack(
+            "TITLE",
+            "write a title: what is possible afterwards, such as 'Export invoices as CSV'",
+            10,
+        )
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
-        yield Lack("TITLE", f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export invoices as CSV'", 5)
+        yield Lack(
+            "TITLE",
+            f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export "
+            "invoices as CSV'",
+            5,
+        )
     elif len(title) > TITLE:
-        yield Lack("TITLE", f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the description", 5)
+        yield Lack(
+            "TITLE",
+            f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the "
+            "description",
+            5,
+        )
 
 
 def _description(text: str) -> Iterator[Lack]:
     words = len(text.split())
     if not words:
         yield Lack("DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10)
-        yield Lack("VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15)
+        yield Lack(
+            "VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15
+        )
         return
     if words < _WORDS[0]:
-        yield Lack("DESCRIPTION", f"{words} words say little: describe what happens today and what should happen instead", 5)
+        yield Lack(
+            "DESCRIPTION",
+            f"{words} words say little: describe what happens today and what should happen instead",
+            5,
+        )
     lacks = [
         said
-        for pattern, said in ((WHO, "who needs it (as a …)"), (WANT, "what they want (I want …)"), (WHY, "why (so that …)"))
+        for pattern, said in (
+            (WHO, "who needs it (as a …)"),
+            (WANT, "what they want (I want …)"),
+            (WHY, "why (so that …)"),
+        )
         if not pattern.search(text)
     ]
     if lacks:
@@ -153,22 +207,34 @@ def _description(text: str) -> Iterator[Lack]:
 
 def _criteria(ac: Sequence[str]) -> Iterator[Lack]:
     if not ac:
-        yield Lack("CRITERIA", "add acceptance criteria: given <a state>, when <something happens>, then <what can be seen>", 20)
+        yield Lack(
+            "CRITERIA",
+            "add acceptance criteria: given <a state>, when <something happens>, then <what can "
+            "be seen>",
+            20,
+        )
         yield Lack("GHERKIN", "write each criterion as given …, when …, then …", 15)
         yield Lack("TESTABLE", "without criteria nobody can tell when it is done", 15)
         return
     if len(ac) < _CRITERIA[0]:
-        yield Lack("CRITERIA", "one criterion alone: add one for what goes wrong (an empty input, a refused one)", 8)
+        yield Lack(
+            "CRITERIA",
+            "one criterion alone: add one for what goes wrong (an empty input, a refused one)",
+            8,
+        )
     plain = [line for line in ac if not is_gherkin(line)]
     if plain:
         weight = max(1, round(15 * len(plain) / len(ac)))
-        yield Lack("GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight)
+        yield Lack(
+            "GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight
+        )
     vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
     if vague:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
         yield Lack(
             "TESTABLE",
-            f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a number{_more(vague)}",
+            f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a "
+            f"number{_more(vague)}",
             weight,
         )
 

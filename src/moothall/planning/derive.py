@@ -1,4 +1,6 @@
-"""Deriving tasks from a story: by roles, in order, acyclic. The same input gives the same tasks with the same ids."""
+"""Deriving tasks from a story: by roles, in order, acyclic. The same input gives the same tasks
+with the same ids.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,35 @@ _ASKS = {
 
 
 def derive(
-    story: Story, plan_id: str, roles: Sequence[str], strategy: Strategy, *, tenant: str, most: int, chars: int
+    story: Story,
+    plan_id: str,
+    roles: Sequence[str],
+    strategy: Strategy,
+    *,
+    tenant: str,
+    most: int,
+    chars: int,
 ) -> tuple[AtomicTask, ...]:
     """Return the tasks in the order in which they are done: a task depends on earlier ones only.
 
-    `most` bounds their number and `chars` a description. Raises `InvalidRequest` for an unknown role, a
+    `most` bounds their number and `chars` a description. Raises `InvalidRequest` for an unknown
+    role, a
     role that would have to come before itself, and for too many tasks.
     """
     check_id(story.id, "case_id")
     check_id(plan_id, "plan_id")
     if strategy.per_role < 0:
-        raise InvalidRequest(f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up")
+        raise InvalidRequest(
+            f"max_tasks_per_role is {strategy.per_role}; it is a whole number from 0 (one) up"
+        )
     tasks: list[AtomicTask] = []
     before: tuple[str, ...] = ()
     for role in sort_roles(roles, strategy.order):
         groups = _groups(story.ac, strategy.per_role or 1)
         if len(tasks) + len(groups) > most:
-            raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role")
+            raise InvalidRequest(
+                f"the plan has more than {most} tasks (limits.plan_tasks); lower max_tasks_per_role"
+            )
         made: list[str] = []
         for number, criteria in enumerate(groups, 1):
             task = AtomicTask(
@@ -65,26 +79,39 @@ def derive(
 
 
 def repair(
-    story: Story, plan_id: str, comment: str, start: str, *, tenant: str, chars: int, remarks: Sequence[Remark] = ()
+    story: Story,
+    plan_id: str,
+    comment: str,
+    start: str,
+    *,
+    tenant: str,
+    chars: int,
+    remarks: Sequence[Remark] = (),
 ) -> AtomicTask:
-    """Return the task of a story that was sent back with a comment, and with remarks on lines: on the commit `start`, where there is one. What people
-    said is the task; the lines themselves, which a model wrote, are shown beside it.
+    """Return the task of a story that was sent back with a comment, and with remarks on lines: on
+    the commit `start`, where there is one. What people said is the task; the lines themselves,
+    which a model wrote, are shown beside it.
     """
     repository = story.repository
     said = f"What was built for this story was sent back{': ' if comment else '.'}{comment}"
     if remarks:
-        places = "".join(f"\n{number}. {_place(item)}: {item.comment}" for number, item in enumerate(remarks, 1))
+        places = "".join(
+            f"\n{number}. {_place(item)}: {item.comment}" for number, item in enumerate(remarks, 1)
+        )
         said += f"\n\nThis was said of lines of it, which are shown below:{places}"
     said = said[: chars // 2]
     return AtomicTask(
         task_id=f"task-{digest(tenant, story.id, plan_id, 'repair')[:16]}",
         role="dev",
-        description=_description(story, "dev", story.ac, chars - len(said) - 2).rstrip() + f"\n\n{said}",
+        description=_description(story, "dev", story.ac, chars - len(said) - 2).rstrip()
+        + f"\n\n{said}",
         constraints=Constraints(requirements=story.ac),
         case_id=story.id,
         plan_id=plan_id,
         repository=replace(repository, ref=start or repository.ref) if repository else None,
-        context="\n".join(f"{number}. {_place(item)}:\n{item.quoted}" for number, item in enumerate(remarks, 1)),
+        context="\n".join(
+            f"{number}. {_place(item)}:\n{item.quoted}" for number, item in enumerate(remarks, 1)
+        ),
     )
 
 
@@ -94,20 +121,28 @@ def _place(remark: Remark) -> str:
 
 
 def sort_roles(roles: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
-    """Return the roles, first things first. Raises `InvalidRequest` where the order goes round in a circle."""
+    """Return the roles, first things first. Raises `InvalidRequest` where the order goes round in a
+    circle.
+    """
     wanted = tuple(dict.fromkeys(read_role(role) for role in roles)) or DEFAULT_ROLES
     given = tuple(read_role(role) for role in order)
     for place, role in enumerate(given):
         if role in given[:place]:
             circle = " → ".join(given[given.index(role) : place + 1])
-            raise InvalidRequest(f"dependency_order goes round in a circle: {circle}; name each role once")
+            raise InvalidRequest(
+                f"dependency_order goes round in a circle: {circle}; name each role once"
+            )
         if role not in wanted:
-            raise InvalidRequest(f"dependency_order names {role}, which is not among the roles {', '.join(wanted)}")
+            raise InvalidRequest(
+                f"dependency_order names {role}, which is not among the roles {', '.join(wanted)}"
+            )
     return (*given, *(role for role in ORDER if role in wanted and role not in given))
 
 
 def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
-    """Raise `InvalidRequest` unless each task has its own id, depends on earlier ones only, and they are at most `most`."""
+    """Raise `InvalidRequest` unless each task has its own id, depends on earlier ones only, and
+    they are at most `most`.
+    """
     known: set[str] = set()
     for task in tasks:
         check_id(task.task_id, "task_id")
@@ -116,14 +151,19 @@ def check_plan(tasks: Iterable[AtomicTask], most: int) -> None:
             raise InvalidRequest(f"task {task.task_id} is in the plan twice")
         missing = [name[:80] for name in task.dependencies if name not in known]
         if missing:
-            raise InvalidRequest(f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task of the plan")
+            raise InvalidRequest(
+                f"task {task.task_id} depends on {', '.join(missing)}, which is no earlier task "
+                "of the plan"
+            )
         known.add(task.task_id)
         if len(known) > most:
             raise InvalidRequest(f"the plan has more than {most} tasks (limits.plan_tasks)")
 
 
 def _groups(criteria: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Divide the criteria into at most `most` runs of nearly equal length; none at all are one empty run."""
+    """Divide the criteria into at most `most` runs of nearly equal length; none at all are one
+    empty run.
+    """
     count = max(1, min(most, len(criteria)))
     size, rest = divmod(len(criteria), count)
     groups, start = [], 0

@@ -31,7 +31,10 @@ def check_event(event: Event) -> str:
         if name in data and not isinstance(data[name], str):
             raise InvalidRequest(f"{name} is not a text")
     _check_fields(data)
-    if event.type is EventType.STORY_CREATED and not str(data.get("title") or data.get("brief") or "").strip():
+    if (
+        event.type is EventType.STORY_CREATED
+        and not str(data.get("title") or data.get("brief") or "").strip()
+    ):
         raise InvalidRequest("the story has neither a title nor a brief")
     if event.type is EventType.STORY_TRANSITIONED and not str(data.get("to_state") or "").strip():
         raise InvalidRequest("to_state is empty; say where the story moved, for example planning")
@@ -39,15 +42,23 @@ def check_event(event: Event) -> str:
 
 
 def _check_fields(data: Mapping[str, object]) -> None:
-    criteria, repository, rigor = data.get("ac", ()), data.get("repository", ""), data.get("rigor_level", "")
-    if not isinstance(criteria, list | tuple) or not all(isinstance(line, str) for line in criteria):
+    criteria, repository, rigor = (
+        data.get("ac", ()),
+        data.get("repository", ""),
+        data.get("rigor_level", ""),
+    )
+    if not isinstance(criteria, list | tuple) or not all(
+        isinstance(line, str) for line in criteria
+    ):
         raise InvalidRequest("ac is not a list of texts")
     if isinstance(repository, Mapping):
         load(RepositoryRef, repository)
     elif not isinstance(repository, str):
         raise InvalidRequest("repository is neither a text nor an object with id, url and ref")
     if rigor and str(rigor) not in lifecycle().ready:  # it may be of any type
-        raise InvalidRequest(f"rigor_level is {str(rigor)[:40]!r}; it is one of {', '.join(lifecycle().ready)}")
+        raise InvalidRequest(
+            f"rigor_level is {str(rigor)[:40]!r}; it is one of {', '.join(lifecycle().ready)}"
+        )
     if not isinstance(data.get("metadata", {}), Mapping):
         raise InvalidRequest("metadata is not an object")
     if "budget" in data:

@@ -1,7 +1,9 @@
-"""The life cycle of a story: what `lifecycle.yaml` allows, decided from recorded facts and never from a caller's word.
+"""The life cycle of a story: what `lifecycle.yaml` allows, decided from recorded facts and never
+from a caller's word.
 
-A story's state is its log folded: a recorded transition counts only where the table allowed it with the facts that stand before it in the
-log, so that whatever is written there, no story is in a state that it did not earn.
+A story's state is its log folded: a recorded transition counts only where the table allowed it with
+the facts that stand before it in the log, so that whatever is written there, no story is in a state
+that it did not earn.
 """
 
 from __future__ import annotations
@@ -73,7 +75,10 @@ class Lifecycle(_Read):
             reached |= {item.target for item in self.transitions if item.source in reached}
         named = {item.source for item in self.transitions} | set(self.end)
         if named != reached:
-            raise ValueError(f"not every state is reached, or one is left by no transition: {', '.join(sorted(named ^ reached))}")
+            raise ValueError(
+                "not every state is reached, or one is left by no transition: "
+                f"{', '.join(sorted(named ^ reached))}"
+            )
         return self
 
     def transitions_from(self, state: str) -> tuple[Transition, ...]:
@@ -81,7 +86,9 @@ class Lifecycle(_Read):
         return tuple(item for item in self.transitions if item.source == state)
 
     def way(self, state: str, *, back: bool = False) -> Transition | None:
-        """Return the line by which people move a story on from a state, or send it back; None where there is none."""
+        """Return the line by which people move a story on from a state, or send it back; None where
+        there is none.
+        """
         ahead = [item for item in self.transitions_from(state) if SYSTEM not in item.by]
         return next((item for item in ahead if item.event.startswith(_BACK) == back), None)
 
@@ -105,7 +112,9 @@ def lifecycle() -> Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """Where a story is: its state, its rigor level, the points that the coach gives it now, and what was recorded since it entered the state."""
+    """Where a story is: its state, its rigor level, the points that the coach gives it now, and
+    what was recorded since it entered the state.
+    """
 
     state: str
     rigor: str = DEFAULT_RIGOR
@@ -118,21 +127,33 @@ class Stand:
 
 
 def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
-    """Return where the story is after an event of somebody who has these roles. Raises `InvalidRequest` for an event that does not happen
-    there, `Refused` without the role, and `Blocked` without the evidence.
+    """Return where the story is after an event of somebody who has these roles. Raises
+    `InvalidRequest` for an event that does not happen there, `Refused` without the role, and
+    `Blocked` without the evidence.
     """
     table = lifecycle()
     leaving = table.transitions_from(stand.state)
     found = next((item for item in leaving if item.event == event), None)
     if found is None:
-        possible = "nothing: it has ended" if stand.state in table.end else ", ".join(item.event for item in leaving)
-        raise InvalidRequest(f"{event[:40]!r} does not happen to a story in {stand.state}; possible are {possible}")
+        possible = (
+            "nothing: it has ended"
+            if stand.state in table.end
+            else ", ".join(item.event for item in leaving)
+        )
+        raise InvalidRequest(
+            f"{event[:40]!r} does not happen to a story in {stand.state}; possible are {possible}"
+        )
     if not set(found.by) & set(roles):
         raise Refused(f"{event} needs one of the roles {', '.join(found.by)}")
     missing = [need for need in found.needs if not _holds(need, stand, table)]
     if missing:
         ready = table.ready.get(stand.rigor, 100)
-        raise Blocked("; ".join(_WORDS[need].format(points=stand.points, rigor=stand.rigor, ready=ready) for need in missing))
+        raise Blocked(
+            "; ".join(
+                _WORDS[need].format(points=stand.points, rigor=stand.rigor, ready=ready)
+                for need in missing
+            )
+        )
     return replace(stand, state=found.target, facts=frozenset())
 
 

@@ -1,4 +1,6 @@
-"""Bringing winners together: commits are merged and judged on a clean checkout; where two disagree, a council settles it."""
+"""Bringing winners together: commits are merged and judged on a clean checkout; where two disagree,
+a council settles it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What winners are brought together for: onto which commit, for which story, and what a council that settles a conflict is told."""
+    """What winners are brought together for: onto which commit, for which story, and what a council
+    that settles a conflict is told.
+    """
 
     repository: RepositoryRef
     story_id: str
@@ -41,12 +45,21 @@ async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except Permanent as error:
-            log.warning("a council could not be asked", task_id=request.task_id, reason=error.message)
+            log.warning(
+                "a council could not be asked", task_id=request.task_id, reason=error.message
+            )
             await refuse(desk, request, error, who)
-            return Outcome(request.task_id, DeliberationStatus.FAILED, role=request.role, error_message=error.message)
+            return Outcome(
+                request.task_id,
+                DeliberationStatus.FAILED,
+                role=request.role,
+                error_message=error.message,
+            )
 
 
-async def refuse(desk: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal) -> None:
+async def refuse(
+    desk: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal
+) -> None:
     """Record why a task cannot start, retrying through outages."""
     while True:
         try:
@@ -54,13 +67,19 @@ async def refuse(desk: Deliberations, request: DeliberationRequest, reason: Perm
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except Permanent as error:
-            log.warning("a task that cannot start has no record", task_id=request.task_id, reason=error.message)
+            log.warning(
+                "a task that cannot start has no record",
+                task_id=request.task_id,
+                reason=error.message,
+            )
             return None
 
 
-async def together(desk: Deliberations, name: str, commits: Sequence[str], aim: Aim, who: Principal) -> Outcome:
-    """Return how the deliberation ended that brought the commits together, or the one for whose sake it could not: the winner's commit has
-    the work of all. `name` is the task id of the first.
+async def together(
+    desk: Deliberations, name: str, commits: Sequence[str], aim: Aim, who: Principal
+) -> Outcome:
+    """Return how the deliberation ended that brought the commits together, or the one for whose
+    sake it could not: the winner's commit has the work of all. `name` is the task id of the first.
     """
     whole = await ask(desk, merge_request(name, commits, aim), who)
     if not _disagree(whole) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
@@ -103,10 +122,13 @@ def merge_request(task_id: str, commits: Sequence[str], aim: Aim) -> Deliberatio
 
 
 def _settle(task_id: str, held: str, commit: str, step: Outcome, aim: Aim) -> DeliberationRequest:
-    """Ask a council, on the one commit, for what the other did too. What disagrees is its evidence."""
+    """Ask a council, on the one commit, for what the other did too. What disagrees is its
+    evidence.
+    """
     said = next(seat.error_message for seat in step.seats if seat.error_code == MergeConflict.code)
     told = (
-        f"Two changes were made for this, and they disagree. The first is in the repository; bring in what the second ({commit[:12]}) "
+        "Two changes were made for this, and they disagree. The first is in the repository; "
+        f"bring in what the second ({commit[:12]}) "
         f"does, and keep what both are for.\n\n{aim.description}\n\n{said}"
     )
     return replace(

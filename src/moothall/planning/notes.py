@@ -1,6 +1,8 @@
-"""Notes: what callers hold of a story beside what the house records. Facts on the bus like all else; councils are told of them as of the rest.
+"""Notes: what callers hold of a story beside what the house records. Facts on the bus like all
+else; councils are told of them as of the rest.
 
-Nothing that the house recorded can be changed by them: a note of a decision is told as somebody's note, and approves nothing.
+Nothing that the house recorded can be changed by them: a note of a decision is told as somebody's
+note, and approves nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _PEOPLE = "po"
 
 @dataclass(frozen=True, slots=True)
 class NoteChange:
-    """One note put in its place, or taken away. `payload` is a JSON object; of an update it takes the place of the whole payload before."""
+    """One note put in its place, or taken away. `payload` is a JSON object; of an update it takes
+    the place of the whole payload before.
+    """
 
     operation: str
     entity_type: str
@@ -48,7 +52,9 @@ class NoteChange:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Changes that are recorded together or not at all. `at`: the caller's own time; `expected`: the version that the caller saw, None for any."""
+    """Changes that are recorded together or not at all. `at`: the caller's own time; `expected`:
+    the version that the caller saw, None for any.
+    """
 
     story_id: str
     role: str
@@ -60,7 +66,9 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """A story's notes as they stand: how often they were changed, a hash of their content, and what a caller should know of its update."""
+    """A story's notes as they stand: how often they were changed, a hash of their content, and what
+    a caller should know of its update.
+    """
 
     version: int
     hash: str
@@ -69,7 +77,9 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The story's events folded; `seq` is that of the last one, `updates` are the ids of those that changed notes."""
+    """The story's events folded; `seq` is that of the last one, `updates` are the ids of those that
+    changed notes.
+    """
 
     story: Story
     seq: int = 0
@@ -77,7 +87,11 @@ class _State:
     updates: tuple[str, ...] = ()
 
     def result(self, *warnings: str) -> Noted:
-        content = [part for (kind, name), payload in sorted(self.notes.items()) for part in (kind, name, payload)]
+        content = [
+            part
+            for (kind, name), payload in sorted(self.notes.items())
+            for part in (kind, name, payload)
+        ]
         return Noted(len(self.updates), digest(*content), warnings)
 
 
@@ -89,10 +103,12 @@ class Notes:
         self._clean = clean
 
     async def update(self, asked: Update, who: Principal) -> Noted:
-        """Record changes. What leaves all as it is, and what was asked before with the same time, records nothing.
+        """Record changes. What leaves all as it is, and what was asked before with the same time,
+        records nothing.
 
-        Raises `InvalidRequest`, `Refused` for what is not for the role, `NotFound` for a story or note that there is not, `AlreadyExists` for
-        a note to create that there is, `Overtaken` where the version is not the expected one.
+        Raises `InvalidRequest`, `Refused` for what is not for the role, `NotFound` for a story or
+        note that there is not, `AlreadyExists` for a note to create that there is, `Overtaken`
+        where the version is not the expected one.
         """
         asked, warnings = self._check_update(asked, who)
         sent = ""
@@ -103,10 +119,15 @@ class Notes:
             if sent in state.updates:  # ours, and its ack was lost
                 return state.result(*warnings)
             if asked.at and told.id in state.updates:
-                return state.result(*warnings, "this was asked before, at the same time: nothing was changed")
+                return state.result(
+                    *warnings, "this was asked before, at the same time: nothing was changed"
+                )
             if asked.expected not in {None, version}:
                 seen = f"you expected {asked.expected}"
-                raise Overtaken(f"the context of {asked.story_id} is at version {version}, and {seen}: look again")
+                raise Overtaken(
+                    f"the context of {asked.story_id} is at version {version}, and {seen}: look "
+                    "again"
+                )
             after, more = _apply(state, asked.changes)
             if after.notes == state.notes:
                 return state.result(*warnings, *more, "all was so already: nothing was changed")
@@ -129,18 +150,26 @@ class Notes:
         if asked.at:
             _check_time(asked.at)
         if not 1 <= len(asked.changes) <= _CHANGES:
-            raise InvalidRequest(f"there are {len(asked.changes)} changes; allowed are 1 to {_CHANGES}")
+            raise InvalidRequest(
+                f"there are {len(asked.changes)} changes; allowed are 1 to {_CHANGES}"
+            )
         changes, warnings = [], []
         for given in asked.changes:
             change = _change(given)
             scopes().check_note(role, change.entity_type)
-            cleaned = replace(change, payload=self._clean(change.payload), reason=self._clean(change.reason))
+            cleaned = replace(
+                change, payload=self._clean(change.payload), reason=self._clean(change.reason)
+            )
             if cleaned != change:
                 warnings.append(f"{change.entity_type} {change.entity_id}: a secret was taken out")
             changes.append(cleaned)
         if len({change.key for change in changes}) < len(changes):
-            raise InvalidRequest("an entity is named by two of the changes; one update changes each once")
-        return replace(asked, story_id=check_id(asked.story_id, "story_id"), role=role, changes=tuple(changes)), warnings
+            raise InvalidRequest(
+                "an entity is named by two of the changes; one update changes each once"
+            )
+        return replace(
+            asked, story_id=check_id(asked.story_id, "story_id"), role=role, changes=tuple(changes)
+        ), warnings
 
     async def _state(self, story_id: str, tenant: str) -> _State:
         state = _State(Story(story_id))
@@ -194,7 +223,9 @@ def _change(given: NoteChange) -> NoteChange:
     """Return a change in one form: the same payload has the same bytes. Raises `InvalidRequest`."""
     operation, kind = given.operation.strip().lower(), given.entity_type.strip().lower()
     if operation not in _OPERATIONS:
-        raise InvalidRequest(f"unknown operation {given.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}")
+        raise InvalidRequest(
+            f"unknown operation {given.operation[:40]!r}; it is one of {', '.join(_OPERATIONS)}"
+        )
     check_id(given.entity_id, "entity_id")
     if len(given.payload) > _PAYLOAD or len(given.reason) > _REASON:
         raise InvalidRequest(f"a payload has at most {_PAYLOAD} characters, a reason {_REASON}")
@@ -208,7 +239,10 @@ def _canonical(payload: str) -> str:
     except (ValueError, RecursionError):
         read = None
     if not isinstance(read, dict) or not read:
-        raise InvalidRequest('payload is a JSON object that says something, such as {"text": "we keep the old format"}')
+        raise InvalidRequest(
+            'payload is a JSON object that says something, such as {"text": "we keep the old '
+            'format"}'
+        )
     return json.dumps(read, sort_keys=True, ensure_ascii=False, separators=(", ", ": "))
 
 
@@ -218,11 +252,15 @@ def _check_time(text: str) -> None:
     except ValueError:
         known = False
     if not known:
-        raise InvalidRequest(f"timestamp {text[:40]!r} is no time; write it as 2026-01-31T12:00:00Z, or leave it out")
+        raise InvalidRequest(
+            f"timestamp {text[:40]!r} is no time; write it as 2026-01-31T12:00:00Z, or leave it out"
+        )
 
 
 def _update_event(asked: Update, version: int, who: Principal) -> Event:
-    """Return what is recorded. With a time of the caller's it is the same event whenever it is asked for."""
+    """Return what is recorded. With a time of the caller's it is the same event whenever it is
+    asked for.
+    """
     changes = [dump(change) for change in asked.changes]
     data = {
         "story_id": asked.story_id,
@@ -233,5 +271,7 @@ def _update_event(asked: Update, version: int, who: Principal) -> Event:
         "actor": who.name,
         "at": asked.at,
     }
-    ordinal = digest(who.name, asked.role, asked.task_id, json.dumps(changes), asked.at or f"after {version - 1}")
+    ordinal = digest(
+        who.name, asked.role, asked.task_id, json.dumps(changes), asked.at or f"after {version - 1}"
+    )
     return write(EventType.STORY_NOTED, asked.story_id, data, ordinal=ordinal, tenant=who.tenant)

@@ -1,5 +1,5 @@
-"""Tasks as people and architects write them: numbers of criteria, and what builds on what. They become tasks only where they are whole: acyclic,
-bounded, every role known, every criterion covered.
+"""Tasks as people and architects write them: numbers of criteria, and what builds on what. They
+become tasks only where they are whole: acyclic, bounded, every role known, every criterion covered.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SHOWN = 80
 
 
 class Outline(BaseModel):
-    """A task: an id of its own among the others, what is to be done, the numbers (from 1) of the criteria that it fulfils, the ids of those that it
-    builds on.
+    """A task: an id of its own among the others, what is to be done, the numbers (from 1) of the
+    criteria that it fulfils, the ids of those that it builds on.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -47,7 +47,9 @@ def outline_of(document: object) -> Outline:
 
 
 def read_outlines(said: str) -> tuple[str, tuple[Outline, ...]]:
-    """Return the plan that was seen and its tasks as they are to be, from a JSON document. Raises `InvalidRequest`."""
+    """Return the plan that was seen and its tasks as they are to be, from a JSON document. Raises
+    `InvalidRequest`.
+    """
     try:
         document = _Document.model_validate_json(said)
     except ValidationError as error:
@@ -58,7 +60,9 @@ def read_outlines(said: str) -> tuple[str, tuple[Outline, ...]]:
 def tasks_of(
     outlines: Sequence[Outline], story: Story, plan_id: str, *, tenant: str, most: int, chars: int
 ) -> tuple[AtomicTask, ...]:
-    """Return the tasks, each after those it builds on; a description is cut to `chars`. Raises `InvalidRequest` that says what is wrong with them."""
+    """Return the tasks, each after those it builds on; a description is cut to `chars`. Raises
+    `InvalidRequest` that says what is wrong with them.
+    """
     by_id = {outline.id: outline for outline in outlines}
     if len(by_id) != len(outlines):
         raise InvalidRequest("two tasks have one id")
@@ -66,7 +70,9 @@ def tasks_of(
         raise InvalidRequest(f"there are {len(by_id)} tasks; at most {most}")
     for outline in outlines:
         if strange := [number for number in outline.criteria if not 0 < number <= len(story.ac)]:
-            raise InvalidRequest(f"task {outline.id} names criterion {strange[0]}, a criterion that there is not")
+            raise InvalidRequest(
+                f"task {outline.id} names criterion {strange[0]}, a criterion that there is not"
+            )
     covered = {number for outline in outlines for number in outline.criteria}
     if missing := set(range(1, len(story.ac) + 1)) - covered:
         first = min(missing)
@@ -81,7 +87,10 @@ def tasks_of(
                 task_id=_task_id(tenant, story, plan_id, name),
                 role=role,
                 description="\n\n".join((outline.description, *_rest(story, wanted)))[:chars],
-                dependencies=tuple(_task_id(tenant, story, plan_id, other) for other in dict.fromkeys(outline.after)),
+                dependencies=tuple(
+                    _task_id(tenant, story, plan_id, other)
+                    for other in dict.fromkeys(outline.after)
+                ),
                 constraints=Constraints(requirements=wanted),
                 case_id=story.id,
                 plan_id=plan_id,
@@ -93,14 +102,20 @@ def tasks_of(
 
 
 def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...]:
-    """Return tasks as they can be written anew: their ids are their numbers from 1, and what every task is told of its story is left out."""
+    """Return tasks as they can be written anew: their ids are their numbers from 1, and what every
+    task is told of its story is left out.
+    """
     numbers = {task.task_id: str(number) for number, task in enumerate(tasks, 1)}
     return tuple(
         Outline(
             id=numbers[task.task_id],
             role=task.role,
             description=_own(task, story),
-            criteria=tuple(number for number, line in enumerate(story.ac, 1) if line in task.constraints.requirements),
+            criteria=tuple(
+                number
+                for number, line in enumerate(story.ac, 1)
+                if line in task.constraints.requirements
+            ),
             after=tuple(numbers[name] for name in task.dependencies if name in numbers),
         )
         for task in tasks
@@ -108,9 +123,14 @@ def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...
 
 
 def _own(task: AtomicTask, story: Story) -> str:
-    """Return what is to be done, without the story and its criteria, which stand after it however it was derived."""
+    """Return what is to be done, without the story and its criteria, which stand after it however
+    it was derived.
+    """
     about, done = _about(story), _criteria_text(task.constraints.requirements)
-    for rest in (_rest(story, task.constraints.requirements), tuple(part for part in (about, done) if part)):
+    for rest in (
+        _rest(story, task.constraints.requirements),
+        tuple(part for part in (about, done) if part),
+    ):
         tail = "".join(f"\n\n{part}" for part in rest)
         if tail and task.description.endswith(tail) and len(task.description) > len(tail):
             return task.description.removesuffix(tail)
@@ -118,7 +138,11 @@ def _own(task: AtomicTask, story: Story) -> str:
 
 
 def _rest(story: Story, wanted: Sequence[str]) -> tuple[str, ...]:
-    return tuple(part for part in (f"It is part of this story:\n{_about(story)}", _criteria_text(wanted)) if part)
+    return tuple(
+        part
+        for part in (f"It is part of this story:\n{_about(story)}", _criteria_text(wanted))
+        if part
+    )
 
 
 def _about(story: Story) -> str:
@@ -134,9 +158,15 @@ def _order(by_id: Mapping[str, Outline]) -> Sequence[str]:
         if unknown := [other for other in outline.after if other not in by_id]:
             raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which there is not")
     try:
-        return tuple(TopologicalSorter({name: dict.fromkeys(task.after) for name, task in by_id.items()}).static_order())
+        return tuple(
+            TopologicalSorter(
+                {name: dict.fromkeys(task.after) for name, task in by_id.items()}
+            ).static_order()
+        )
     except CycleError as error:
-        raise InvalidRequest(f"the tasks wait for each other in a circle: {' → '.join(error.args[1])}") from error
+        raise InvalidRequest(
+            f"the tasks wait for each other in a circle: {' → '.join(error.args[1])}"
+        ) from error
 
 
 def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> str:

@@ -22,7 +22,11 @@ def task_request(
     if repository is not None and held:
         repository = RepositoryRef(id=repository.id, url=repository.url, ref=held[0])
     texts = [task.context] if task.context else []
-    texts += [f"{outcome.role}: {outcome.results[0].content}" for outcome in done if outcome.results and not outcome.commit_sha]
+    texts += [
+        f"{outcome.role}: {outcome.results[0].content}"
+        for outcome in done
+        if outcome.results and not outcome.commit_sha
+    ]
     # Three characters a token, as prompts count: a longer context is refused.
     room = limits.context_tokens * 3 // max(1, len(texts))
     return DeliberationRequest(

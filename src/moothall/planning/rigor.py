@@ -1,4 +1,6 @@
-"""Rigor scoring: how good the evidence of a finished job is, by the weights and thresholds of `rigor.yaml`."""
+"""Rigor scoring: how good the evidence of a finished job is, by the weights and thresholds of
+`rigor.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class _Read(BaseModel):
 
 
 class Level(_Read):
-    """What a rigor level asks: points of each part, parts that must be there, and from how many points a job passes or is warned of."""
+    """What a rigor level asks: points of each part, parts that must be there, and from how many
+    points a job passes or is warned of.
+    """
 
     weights: Mapping[Part, _Points]
     required: tuple[Part, ...]
@@ -96,7 +100,9 @@ class Rating(_Read):
 
 @cache
 def levels() -> Mapping[str, Level]:
-    """Return the levels by name. A file that is wrong is a bug of ours, and an error of pydantic."""
+    """Return the levels by name. A file that is wrong is a bug of ours, and an error of
+    pydantic.
+    """
     text = files("moothall.planning").joinpath("rigor.yaml").read_text(encoding="utf-8")
     return TypeAdapter(dict[str, Level]).validate_python(yaml.safe_load(text))
 
@@ -106,7 +112,9 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
     name = level_name.strip().upper() or DEFAULT_LEVEL
     level = levels().get(name)
     if level is None:
-        raise InvalidRequest(f"rigor_level is {level_name[:40]!r}; it is one of {', '.join(levels())}")
+        raise InvalidRequest(
+            f"rigor_level is {level_name[:40]!r}; it is one of {', '.join(levels())}"
+        )
     reasons: list[str] = []
     points = 0.0
     for part in PARTS:
@@ -117,10 +125,19 @@ def rate(report: JobReport, level_name: str = "") -> Rating:
                 reasons.append(f"{reason}: {round(weight * share)} of {weight} points")
     blocking = list(_find_blockers(report, level))
     score = math.floor(points + 1e-6)
-    decision: Decision = "block" if blocking or score < level.warn else "warn" if score < level.pass_ else "pass"
+    decision: Decision = (
+        "block" if blocking or score < level.warn else "warn" if score < level.pass_ else "pass"
+    )
     if decision != "pass" and not blocking:
-        reasons.append(f"{score} points; {name} passes from {level.pass_} and warns from {level.warn}")
-    return Rating(score=score, rigor=name, reasons=(*(f"blocks: {said}" for said in blocking), *reasons), decision=decision)
+        reasons.append(
+            f"{score} points; {name} passes from {level.pass_} and warns from {level.warn}"
+        )
+    return Rating(
+        score=score,
+        rigor=name,
+        reasons=(*(f"blocks: {said}" for said in blocking), *reasons),
+        decision=decision,
+    )
 
 
 def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
@@ -150,9 +167,12 @@ def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
         ), f"coverage: {found.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
     if isinstance(found, SuiteRun):
         whole = found.ok and not found.failed
-        return float(
-            whole
-        ), f"{part}: {found.failed} of {found.passed + found.failed} tests failed" if found.failed else f"{part}: not ok"
+        return (
+            float(whole),
+            f"{part}: {found.failed} of {found.passed + found.failed} tests failed"
+            if found.failed
+            else f"{part}: not ok",
+        )
     if isinstance(found, Static):
         return _static(found)
     return float(isinstance(found, Build) and found.ok), f"{part}: failed"
@@ -165,4 +185,7 @@ def _static(found: Static) -> tuple[float, str]:
     if sonar.quality_gate and sonar.quality_gate.upper() != "OK":
         return 0.0, f"static: the quality gate says {sonar.quality_gate[:20]!r}"
     share = max(0.0, 1 - _CRITICAL * sonar.new_critical - _MAJOR * sonar.new_major)
-    return share, f"static: {sonar.new_critical} new critical and {sonar.new_major} new major findings"
+    return (
+        share,
+        f"static: {sonar.new_critical} new critical and {sonar.new_major} new major findings",
+    )

@@ -19,8 +19,9 @@ from moothall.ports import Deliberations
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A line of a candidate's diff: its number in its file, from 1, as it is after the diff; of a `removed` one, as it was. Without a task it is the
-    last check of the story as a whole, without a rank its best candidate.
+    """A line of a candidate's diff: its number in its file, from 1, as it is after the diff; of a
+    `removed` one, as it was. Without a task it is the last check of the story as a whole, without a
+    rank its best candidate.
     """
 
     path: str
@@ -41,20 +42,37 @@ def check_role(who: Principal) -> None:
         raise Refused("this needs an operator, or one of the roles po, qa, architect")
 
 
-async def steer(desk: Deliberations, task_id: str, message: str, who: Principal, *, key: str) -> None:
-    """Tell the seats of a council something, once for each `key`. Raises `Refused`, and what `Deliberations.steer` does."""
+async def steer(
+    desk: Deliberations, task_id: str, message: str, who: Principal, *, key: str
+) -> None:
+    """Tell the seats of a council something, once for each `key`. Raises `Refused`, and what
+    `Deliberations.steer` does.
+    """
     check_role(who)
     await desk.steer(check_id(task_id, "task_id"), message, who, key=key)
 
 
 async def pause(desk: Deliberations, task_id: str, who: Principal, *, paused: bool) -> bool:
-    """Let a council wait from the next turn on, or go on; return whether that changes anything. Raises `Refused`, and what `Deliberations.pause` does."""
+    """Let a council wait from the next turn on, or go on; return whether that changes anything.
+    Raises `Refused`, and what `Deliberations.pause` does.
+    """
     check_role(who)
     return await desk.pause(check_id(task_id, "task_id"), who, paused=paused)
 
 
-async def remark(board: Board, desk: Deliberations, story_id: str, text: str, who: Principal, *, place: Spot, key: str) -> None:
-    """Say something of a line of what was built for a story. Raises `NotFound`, and `InvalidRequest` where its diff has no such line."""
+async def remark(
+    board: Board,
+    desk: Deliberations,
+    story_id: str,
+    text: str,
+    who: Principal,
+    *,
+    place: Spot,
+    key: str,
+) -> None:
+    """Say something of a line of what was built for a story. Raises `NotFound`, and
+    `InvalidRequest` where its diff has no such line.
+    """
     card = await board.card(story_id, who)
     outcome = await desk.result(check_id(place.task_id or _check_task(card), "task_id"), who)
     if outcome.story_id != card.story.id:
@@ -62,8 +80,12 @@ async def remark(board: Board, desk: Deliberations, story_id: str, text: str, wh
     await remark_on(board, outcome, _find(outcome, place), text, who, key=key)
 
 
-async def remark_on(board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str) -> None:
-    """Say something of a line that stands in a diff of this outcome. Raises `NotFound`, `InvalidRequest`."""
+async def remark_on(
+    board: Board, outcome: Outcome, line: DiffLine, text: str, who: Principal, *, key: str
+) -> None:
+    """Say something of a line that stands in a diff of this outcome. Raises `NotFound`,
+    `InvalidRequest`.
+    """
     on = Remark(outcome.task_id, line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, on=on)
 
@@ -71,24 +93,44 @@ async def remark_on(board: Board, outcome: Outcome, line: DiffLine, text: str, w
 def _check_task(card: Card) -> str:
     """Return the task that brought a story together last."""
     if card.check is None or not (task_id := str(card.check.data.get("task_id") or "")):
-        raise InvalidRequest(f"story {card.story.id} was not checked as a whole yet: name the task whose diff you mean")
+        raise InvalidRequest(
+            f"story {card.story.id} was not checked as a whole yet: name the task whose diff you "
+            "mean"
+        )
     return task_id
 
 
 def _find(outcome: Outcome, place: Spot) -> DiffLine:
     result = _candidate(outcome.results, place.rank)
     if result is None:
-        raise InvalidRequest(f"task {outcome.task_id} has no candidate {place.rank or 1}; it has {len(outcome.results)}")
+        raise InvalidRequest(
+            f"task {outcome.task_id} has no candidate {place.rank or 1}; it has "
+            f"{len(outcome.results)}"
+        )
     lines = [line for line in read_diff(result.diff, maxsize) if line.kind != "place"]
     for line in lines:
-        if (line.path, line.number, line.kind == "removed") == (place.path, place.line, place.removed):
+        if (line.path, line.number, line.kind == "removed") == (
+            place.path,
+            place.line,
+            place.removed,
+        ):
             return line
     there = sorted({line.path for line in lines})
     said = f"there is no such {'removed ' if place.removed else ''}line"
     if place.path not in there:
-        raise InvalidRequest(f"{said}: the diff changes {', '.join(path[:80] for path in there[:5]) or 'nothing'}")
-    numbers = [line.number for line in lines if line.path == place.path and (line.kind == "removed") == place.removed]
-    shown = f"it shows {min(numbers)} to {max(numbers)}, and not all between" if numbers else "it removes none there"
+        raise InvalidRequest(
+            f"{said}: the diff changes {', '.join(path[:80] for path in there[:5]) or 'nothing'}"
+        )
+    numbers = [
+        line.number
+        for line in lines
+        if line.path == place.path and (line.kind == "removed") == place.removed
+    ]
+    shown = (
+        f"it shows {min(numbers)} to {max(numbers)}, and not all between"
+        if numbers
+        else "it removes none there"
+    )
     raise InvalidRequest(f"{said} {place.line} of that file in the diff; {shown}")
 
 

@@ -13,7 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from moothall.domain.ids import ROLES
 from moothall.errors import InvalidRequest, Refused
 
-Scope = Literal["story", "brief", "decisions", "comments", "summaries", "plan", "tasks", "similar", "milestones", "timeline"]
+Scope = Literal[
+    "story",
+    "brief",
+    "decisions",
+    "comments",
+    "summaries",
+    "plan",
+    "tasks",
+    "similar",
+    "milestones",
+    "timeline",
+]
 
 
 class Scopes(BaseModel):
@@ -34,25 +45,35 @@ class Scopes(BaseModel):
         if self.phase not in self.phases:
             raise ValueError(f"there is no phase {self.phase}")
         if unknown := {
-            scope for row in (*self.roles.values(), *self.phases.values(), self.notes.values()) for scope in row
+            scope
+            for row in (*self.roles.values(), *self.phases.values(), self.notes.values())
+            for scope in row
         } - set(self.worth):
             raise ValueError(f"nothing says what {', '.join(sorted(unknown))} is worth")
         return self
 
     def allowed_scopes(self, role: str, phase: str) -> tuple[Scope, ...]:
-        """Return what may be told to a role in a phase; each may be empty. Raises `InvalidRequest`."""
+        """Return what may be told to a role in a phase; each may be empty. Raises
+        `InvalidRequest`.
+        """
         phase = phase.strip().lower() or self.phase
         if phase not in self.phases:
-            raise InvalidRequest(f"unknown phase {phase[:40]!r}; the phases are {', '.join(self.phases)}")
+            raise InvalidRequest(
+                f"unknown phase {phase[:40]!r}; the phases are {', '.join(self.phases)}"
+            )
         if role and role not in self.roles:
-            raise InvalidRequest(f"unknown role {role[:40]!r}; the roles are {', '.join(self.roles)}")
+            raise InvalidRequest(
+                f"unknown role {role[:40]!r}; the roles are {', '.join(self.roles)}"
+            )
         rows = [self.phases[phase], *([self.roles[role]] if role else self.roles.values())]
         return tuple(scope for scope in self.worth if all(scope in row for row in rows))
 
     def check_note(self, role: str, kind: str) -> None:
         """See that a role may note something of this kind. Raises `InvalidRequest`, `Refused`."""
         if kind not in self.notes:
-            raise InvalidRequest(f"unknown entity_type {kind[:40]!r}; it is one of {', '.join(self.notes)}")
+            raise InvalidRequest(
+                f"unknown entity_type {kind[:40]!r}; it is one of {', '.join(self.notes)}"
+            )
         if self.notes[kind] not in self.roles[role]:
             raise Refused(f"{role} is not told {self.notes[kind]}, and so may not note a {kind}")
 
@@ -61,11 +82,14 @@ class Scopes(BaseModel):
         return tuple(kind for kind, scope in self.notes.items() if scope in told)
 
     def check(self, given: tuple[str, ...]) -> tuple[Scope, ...]:
-        """Return scopes by their names, in order. Raises `InvalidRequest` that names the unknown ones."""
+        """Return scopes by their names, in order. Raises `InvalidRequest` that names the unknown
+        ones.
+        """
         named = {scope.strip().lower() for scope in given}
         if strange := sorted(named - set(self.worth)):
             raise InvalidRequest(
-                f"unknown scope {', '.join(name[:40] for name in strange)}; the scopes are {', '.join(self.worth)}"
+                f"unknown scope {', '.join(name[:40] for name in strange)}; the scopes are "
+                f"{', '.join(self.worth)}"
             )
         return tuple(scope for scope in self.worth if scope in named)
 
@@ -73,4 +97,6 @@ class Scopes(BaseModel):
 @cache
 def scopes() -> Scopes:
     """Return the table that comes with Moothall."""
-    return Scopes.model_validate(yaml.safe_load(files(__package__).joinpath("scopes.yaml").read_text(encoding="utf-8")))
+    return Scopes.model_validate(
+        yaml.safe_load(files(__package__).joinpath("scopes.yaml").read_text(encoding="utf-8"))
+    )

@@ -18,7 +18,9 @@ _TELLING = {EventType.STORY_CREATED, EventType.STORY_CHANGED, EventType.STORY_TR
 
 
 def fold(story: Story, event: Event) -> Story:
-    """Return the story with what an event says of it. What is malformed says nothing: the log is written by many."""
+    """Return the story with what an event says of it. What is malformed says nothing: the log is
+    written by many.
+    """
     if event.type not in _TELLING or event.data.get("story_id") != story.id:
         return story
     data = event.data
@@ -34,7 +36,11 @@ def fold(story: Story, event: Event) -> Story:
 
 def fields_of(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return metadata as fields of a story's event; `ac` has a criterion on each line."""
-    fields: dict[str, Any] = {name: metadata[name] for name in ("title", "brief", "repository", "ref") if metadata.get(name)}
+    fields: dict[str, Any] = {
+        name: metadata[name]
+        for name in ("title", "brief", "repository", "ref")
+        if metadata.get(name)
+    }
     criteria = [line.strip().lstrip("-* ").strip() for line in metadata.get("ac", "").splitlines()]
     return fields | ({"ac": [line for line in criteria if line]} if any(criteria) else {})
 
@@ -48,10 +54,14 @@ def strategy_of(metadata: Mapping[str, Any]) -> Strategy:
     """Return how metadata wants tasks derived. Raises `InvalidRequest`."""
     number = _text(metadata.get("max_tasks_per_role")) or "0"
     if not (number.isascii() and number.isdecimal() and len(number) < 5):  # noqa: PLR2004 - thousands are enough
-        raise InvalidRequest(f"metadata max_tasks_per_role is {number[:40]!r}; it is a whole number from 0 up")
+        raise InvalidRequest(
+            f"metadata max_tasks_per_role is {number[:40]!r}; it is a whole number from 0 up"
+        )
     parallel = _text(metadata.get("parallel_execution")).lower() or "false"
     if parallel not in {"true", "false"}:
-        raise InvalidRequest(f"metadata parallel_execution is {parallel[:40]!r}; it is true or false")
+        raise InvalidRequest(
+            f"metadata parallel_execution is {parallel[:40]!r}; it is true or false"
+        )
     return Strategy(parallel == "true", _list_of(metadata.get("dependency_order")), int(number))
 
 
@@ -64,7 +74,11 @@ def _text(value: object) -> str:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(text for item in value if (text := _text(item))) if isinstance(value, list | tuple) else ()
+    return (
+        tuple(text for item in value if (text := _text(item)))
+        if isinstance(value, list | tuple)
+        else ()
+    )
 
 
 def _budget(value: object) -> Budget | None:
@@ -79,7 +93,9 @@ def _budget(value: object) -> Budget | None:
 def _repository(value: object, ref: str) -> RepositoryRef | None:
     """A story names a repository by its registered id, a path or a URL, or by id, url and ref."""
     if isinstance(value, Mapping):
-        found = RepositoryRef(_text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref)
+        found = RepositoryRef(
+            _text(value.get("id")), _text(value.get("url")), _text(value.get("ref")) or ref
+        )
     else:
         found = RepositoryRef.from_name(_text(value), ref)
     return found if found.id or found.url else None

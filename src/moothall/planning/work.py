@@ -1,11 +1,14 @@
 """The work on stories: what is due is done, each once, and all that it comes to is in the log.
 
-On the board: in `design` a story's tasks are derived, in `build` they are handed out, in `test` what they came to is brought together and
-checked as a whole, in `done` it is delivered; one that was sent back is changed as its rejection says. A plan of a story that is not on the board is open from its
-`plan.derived` to its `plan.finished`. After a restart what is open is done again, and since the ids of tasks and the requests follow from
-what is recorded, asking again for what was asked before changes nothing.
+On the board: in `design` a story's tasks are derived, in `build` they are handed out, in `test`
+what they came to is brought together and checked as a whole, in `done` it is delivered; one that
+was sent back is changed as its rejection says. A plan of a story that is not on the board is open
+from its `plan.derived` to its `plan.finished`. After a restart what is open is done again, and
+since the ids of tasks and the requests follow from what is recorded, asking again for what was
+asked before changes nothing.
 
-Where several processes do it, all see what is due, and one of them is at it: the others wait for it to end, and look whether it is due still.
+Where several processes do it, all see what is due, and one of them is at it: the others wait for it
+to end, and look whether it is due still.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ _PLANNER = "planner"
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """How a task ended, in a word; its outcome, if it has one; and the commits that hold its work and that of those before it."""
+    """How a task ended, in a word; its outcome, if it has one; and the commits that hold its work
+    and that of those before it.
+    """
 
     said: str
     outcome: Outcome | None = None
@@ -61,8 +66,9 @@ class _End:
 
 
 class Work:
-    """Does what is due until cancelled. `land_` does with an approved commit what its repository's policy says. `architects`: how many divide a story into
-    tasks; with none its roles do. `alone` keeps other processes from what this one is at, by its name; they wait.
+    """Does what is due until cancelled. `land_` does with an approved commit what its repository's
+    policy says. `architects`: how many divide a story into tasks; with none its roles do. `alone`
+    keeps other processes from what this one is at, by its name; they wait.
     """
 
     def __init__(
@@ -131,10 +137,14 @@ class Work:
             await self._board.check_move(story_id, event)
 
     async def _see(self, event: Event, group: asyncio.TaskGroup) -> None:
-        """Take up one event, however long it takes to reach the log. A malformed one is told in the log of the process and changes nothing."""
+        """Take up one event, however long it takes to reach the log. A malformed one is told in the
+        log of the process and changes nothing.
+        """
 
         async def take_up() -> None:
-            card = await self._board.find(str(event.data.get("story_id")), Principal(_PLANNER, event.tenant))
+            card = await self._board.find(
+                str(event.data.get("story_id")), Principal(_PLANNER, event.tenant)
+            )
             if card is not None:
                 await self._go_on(card, group)
             elif event.type is EventType.PLAN_DERIVED:
@@ -154,14 +164,18 @@ class Work:
             plan_id = _plan_name(card)
             tasks = (_repair(card, plan_id, self._limits),)
             await self._planner.record_plan(
-                card, Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"), who
+                card,
+                Plan(card.story.id, plan_id, tasks, publish=True, actor=who.name, by="repair"),
+                who,
             )
         elif state == "build" and card.plan is not None:
             self._hand_out(card.plan, group)
         elif state == "done" and "failed" in facts:
             await self._board.move(card.story.id, "reopen", who, system=True)
 
-    def _once(self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup) -> None:
+    def _once(
+        self, key: str, work: Callable[[], Coroutine[None, None, None]], group: asyncio.TaskGroup
+    ) -> None:
         if key not in self._begun:
             self._begun.add(key)
             group.create_task(_persist(work, key), name=key)
@@ -171,35 +185,62 @@ class Work:
         async with self._alone(f"story.{seen.moved}"):
             card = await self._board.card(seen.story.id, who)
             if card.moved == seen.moved and _step(card) == step:
-                work = {"design": self._design, "check": self._check, "deliver": self._deliver}[step]
+                work = {"design": self._design, "check": self._check, "deliver": self._deliver}[
+                    step
+                ]
                 await work(card, who)
                 metrics.STORY_STEPS.add(step)
 
     async def _design(self, card: Card, who: Principal) -> None:
-        """Derive a story's tasks, by architects where they are asked and their answer can be taken, by its roles otherwise."""
+        """Derive a story's tasks, by architects where they are asked and their answer can be taken,
+        by its roles otherwise.
+        """
         plan_id = _plan_name(card)
         plan = Plan(card.story.id, plan_id, (), publish=True, actor=who.name, by="roles")
         if self._architects:
             plan = await self._by_architects(card, plan, who)
         if not plan.tasks:
-            plan = replace(plan, tasks=self._planner.tasks(card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant))
+            plan = replace(
+                plan,
+                tasks=self._planner.tasks(
+                    card.story, plan_id, lifecycle().roles[card.stand.rigor], who.tenant
+                ),
+            )
         entered = card.moved
         while (
-            card.moved == entered and "planned" not in card.stand.facts and not await self._planner.record_plan(card, plan, who)
+            card.moved == entered
+            and "planned" not in card.stand.facts
+            and not await self._planner.record_plan(card, plan, who)
         ):
             card = await self._board.card(card.story.id, who)
 
     async def _by_architects(self, card: Card, plan: Plan, who: Principal) -> Plan:
-        """Return the plan with the tasks of a council of architects, or with the reason why it has none."""
+        """Return the plan with the tasks of a council of architects, or with the reason why it has
+        none.
+        """
         most, story = self._limits.plan_tasks, card.story
         comment = str(card.entered.data.get("comment") or "") if card.entered else ""
-        asked = question(story, design_task(plan.plan_id), plan.plan_id, seats=self._architects, most=most, comment=comment)
+        asked = question(
+            story,
+            design_task(plan.plan_id),
+            plan.plan_id,
+            seats=self._architects,
+            most=most,
+            comment=comment,
+        )
         end = await ask(self._desk, asked, who)
         if not end.results or not end.winner_id:
             return replace(plan, why=f"the architects have no answer: {why_not(end)[:2000]}")
         said = end.results[0].content
         try:
-            tasks = read_tasks(said, story, plan.plan_id, tenant=who.tenant, most=most, chars=self._limits.task_chars)
+            tasks = read_tasks(
+                said,
+                story,
+                plan.plan_id,
+                tenant=who.tenant,
+                most=most,
+                chars=self._limits.task_chars,
+            )
         except InvalidRequest as error:
             return replace(plan, why=f"the architects' answer cannot be taken: {error.message}")
         return replace(plan, tasks=tasks, by="architects")
@@ -219,9 +260,14 @@ class Work:
             metrics.STORY_STEPS.add("build")
 
     async def _is_finished(self, plan: Plan, derived: Event) -> bool:
-        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(plan.story_id, derived.tenant)),)):
+        async for recorded in self._bus.replay(
+            (Channel.STORIES.of(key_of(plan.story_id, derived.tenant)),)
+        ):
             event = recorded.event
-            if event.type is EventType.PLAN_FINISHED and event.data.get("derivation_id") == derived.id:
+            if (
+                event.type is EventType.PLAN_FINISHED
+                and event.data.get("derivation_id") == derived.id
+            ):
                 return True
         return False
 
@@ -232,7 +278,9 @@ class Work:
             async with asyncio.TaskGroup() as group:
                 for task in plan.tasks:  # what it depends on stands before it
                     before = [running[name] for name in task.dependencies]
-                    running[task.task_id] = group.create_task(self._one(task, before, who), name=task.task_id)
+                    running[task.task_id] = group.create_task(
+                        self._one(task, before, who), name=task.task_id
+                    )
         ends = {name: ended.result() for name, ended in running.items()}
         inner = {name for task in plan.tasks for name in task.dependencies}
         data = {
@@ -241,16 +289,32 @@ class Work:
             "derivation_id": derived.id,
             "status": COMPLETED if all(end.won for end in ends.values()) else "failed",
             "tasks": {name: end.said for name, end in ends.items()},
-            "why": {name: end.outcome.error_message for name, end in ends.items() if end.outcome and end.outcome.error_message},
-            "commits": list(dict.fromkeys(sha for name, end in ends.items() if name not in inner for sha in end.commits)),
+            "why": {
+                name: end.outcome.error_message
+                for name, end in ends.items()
+                if end.outcome and end.outcome.error_message
+            },
+            "commits": list(
+                dict.fromkeys(
+                    sha for name, end in ends.items() if name not in inner for sha in end.commits
+                )
+            ),
         }
-        await self._bus.publish(write(EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant))
+        await self._bus.publish(
+            write(
+                EventType.PLAN_FINISHED, plan.plan_id, data, cause=derived.id, tenant=derived.tenant
+            )
+        )
 
-    async def _one(self, task: AtomicTask, before: Sequence[asyncio.Task[_End]], who: Principal) -> _End:
+    async def _one(
+        self, task: AtomicTask, before: Sequence[asyncio.Task[_End]], who: Principal
+    ) -> _End:
         """Return how a task ended, or SKIPPED where one that it depends on has no winner."""
         done = [await earlier for earlier in before]
         if not all(end.won for end in done):
-            missing = next(name for name, end in zip(task.dependencies, done, strict=True) if not end.won)
+            missing = next(
+                name for name, end in zip(task.dependencies, done, strict=True) if not end.won
+            )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
             await refuse(self._desk, task_request(task, self._limits), reason, who)
             return _End(SKIPPED)
@@ -258,18 +322,27 @@ class Work:
         if task.repository is not None and len(held) > 1:
             merged = await together(self._desk, f"{task.task_id}-base", held, _aim(task), who)
             if not merged.commit_sha:
-                reason = Skipped(f"not started: the work that it builds on does not go together: {why_not(merged)[:2000]}")
+                reason = Skipped(
+                    "not started: the work that it builds on does not go together: "
+                    f"{why_not(merged)[:2000]}"
+                )
                 await refuse(self._desk, task_request(task, self._limits), reason, who)
                 return _End(SKIPPED, merged)
             held = (merged.commit_sha,)
-        outcome = await ask(self._desk, task_request(task, self._limits, held, [end.outcome for end in done if end.outcome]), who)
+        outcome = await ask(
+            self._desk,
+            task_request(task, self._limits, held, [end.outcome for end in done if end.outcome]),
+            who,
+        )
         said = outcome.status.value
         if outcome.status is DeliberationStatus.COMPLETED and not outcome.winner_id:
             said = NO_WINNER
         return _End(said, outcome, (outcome.commit_sha,) if outcome.commit_sha else held)
 
     async def _check(self, card: Card, who: Principal) -> None:
-        """Bring a story's winners together on its branch, check that as a whole, and record how it ended."""
+        """Bring a story's winners together on its branch, check that as a whole, and record how it
+        ended.
+        """
         story = card.story
         data = {
             "story_id": story.id,
@@ -282,30 +355,51 @@ class Work:
         }
         if story.repository is not None and card.commits:
             name = f"{story.id}-{card.checks + 1}" if card.checks else story.id
-            aim = Aim(story.repository, story.id, _plan_id(card), _story_text(story), Constraints(requirements=story.ac))
+            aim = Aim(
+                story.repository,
+                story.id,
+                _plan_id(card),
+                _story_text(story),
+                Constraints(requirements=story.ac),
+            )
             end = await together(self._desk, name, card.commits, aim, who)
             tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
             data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
             if not end.commit_sha:
                 data |= {"status": "failed", "why": why_not(end)[:2000]}
         await self._bus.publish(
-            write(EventType.STORY_CHECKED, story.id, data, ordinal=card.moved, causationid=card.moved, tenant=who.tenant)
+            write(
+                EventType.STORY_CHECKED,
+                story.id,
+                data,
+                ordinal=card.moved,
+                causationid=card.moved,
+                tenant=who.tenant,
+            )
         )
 
     async def _deliver(self, card: Card, who: Principal) -> None:
-        """Do with an approved story what its repository's policy says, and record what became of it."""
+        """Do with an approved story what its repository's policy says, and record what became of
+        it.
+        """
         history = await self._board.history(card.story.id, who)
-        if (told := await land(self._desk, self._land, card, history, self._limits.task_chars)) is not None:
+        if (
+            told := await land(self._desk, self._land, card, history, self._limits.task_chars)
+        ) is not None:
             await self._bus.publish(told)
 
 
 async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -> None:
-    """Do some work, through what is down for a while; what can't be done is told in the log of the process."""
+    """Do some work, through what is down for a while; what can't be done is told in the log of the
+    process.
+    """
     while True:
         try:
             await work()
         except Temporary as error:
-            log.warning("work on a story was cut short; trying again", id=what, reason=error.message)
+            log.warning(
+                "work on a story was cut short; trying again", id=what, reason=error.message
+            )
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except MoothallError as error:
             log.warning("work on a story led to nothing", id=what, reason=error.message)
@@ -315,11 +409,17 @@ async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -
 
 
 def _step(card: Card) -> str:
-    """Return what is to be done for a story where it stands now, and takes long; empty for nothing."""
+    """Return what is to be done for a story where it stands now, and takes long; empty for
+    nothing.
+    """
     state, facts = card.stand.state, card.stand.facts
     if state == "design" and "planned" not in facts:
         return "design"
-    if state == "test" and "checked" not in facts and (card.check is None or card.check.data.get("moved") != card.moved):
+    if (
+        state == "test"
+        and "checked" not in facts
+        and (card.check is None or card.check.data.get("moved") != card.moved)
+    ):
         return "check"
     delivered = card.delivery is not None and card.delivery.data.get("moved") == card.moved
     return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
@@ -343,20 +443,42 @@ def _story_text(story: Story) -> str:
 
 
 def _repair(card: Card, plan_id: str, limits: LimitSettings) -> AtomicTask:
-    """Return the task of a story that was sent back, or does not go together with its base: on what there is of it, told why."""
+    """Return the task of a story that was sent back, or does not go together with its base: on what
+    there is of it, told why.
+    """
 
     def repair_task(why: str, start: str) -> AtomicTask:
-        return repair(card.story, plan_id, why, start, tenant=_tenant(card), chars=limits.task_chars, remarks=card.remarks)
+        return repair(
+            card.story,
+            plan_id,
+            why,
+            start,
+            tenant=_tenant(card),
+            chars=limits.task_chars,
+            remarks=card.remarks,
+        )
 
     entered = card.entered.data if card.entered else {}
-    if card.delivery is not None and card.delivery.data.get("status") == FAILED and not card.commits:
+    if (
+        card.delivery is not None
+        and card.delivery.data.get("status") == FAILED
+        and not card.commits
+    ):
         said = card.delivery.data
         return repair_task(str(said["why"]), str(said["start"]))
     checked = str(card.check.data.get("commit_sha") or "") if card.check else ""
     start = checked or next(iter(card.commits), "")
-    comment = str(entered.get("comment") or "") or (str(card.check.data.get("why") or "") if card.check else "")
+    comment = str(entered.get("comment") or "") or (
+        str(card.check.data.get("why") or "") if card.check else ""
+    )
     return repair_task(comment, start)
 
 
 def _aim(task: AtomicTask) -> Aim:
-    return Aim(task.repository or RepositoryRef(), task.case_id, task.plan_id, task.description, task.constraints)
+    return Aim(
+        task.repository or RepositoryRef(),
+        task.case_id,
+        task.plan_id,
+        task.description,
+        task.constraints,
+    )

@@ -1,4 +1,6 @@
-"""An OPA server, over its data API. What is no clear answer in time is none, and then nothing is allowed."""
+"""An OPA server, over its data API. What is no clear answer in time is none, and then nothing is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,21 @@ class Opa:
             ) as response:
                 raw = await whole_body(response.content.readexactly, _ANSWER_BYTES)
                 if raw is None:
-                    raise PolicyUnavailable(f"the policy server answered with more than {_ANSWER_BYTES} bytes")
+                    raise PolicyUnavailable(
+                        f"the policy server answered with more than {_ANSWER_BYTES} bytes"
+                    )
                 if response.status != 200:  # noqa: PLR2004 - OK
-                    raise PolicyUnavailable(f"the policy server answered {response.status} with {len(raw)} bytes")
+                    raise PolicyUnavailable(
+                        f"the policy server answered {response.status} with {len(raw)} bytes"
+                    )
         except TimeoutError as error:
-            raise PolicyUnavailable(f"the policy server gave no answer within {self.seconds:g} seconds") from error
+            raise PolicyUnavailable(
+                f"the policy server gave no answer within {self.seconds:g} seconds"
+            ) from error
         except aiohttp.ClientError as error:
-            raise PolicyUnavailable(f"the policy server cannot be asked: {type(error).__name__}") from error
+            raise PolicyUnavailable(
+                f"the policy server cannot be asked: {type(error).__name__}"
+            ) from error
         try:
             answer = json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -55,7 +65,9 @@ class Opa:
 
 @asynccontextmanager
 async def opa(url: str, *, seconds: float, token: str = "") -> AsyncIterator[Opa]:
-    """Yield the server at `url`, that has answered once. Raises `ConfigurationError` where it does not."""
+    """Yield the server at `url`, that has answered once. Raises `ConfigurationError` where it does
+    not.
+    """
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
         server = Opa(f"{url.rstrip('/')}/{PATH}", session, seconds)
@@ -63,7 +75,8 @@ async def opa(url: str, *, seconds: float, token: str = "") -> AsyncIterator[Opa
             await server.decide({})
         except PolicyUnavailable as error:
             raise ConfigurationError(
-                f"guard.policy_url {url}: {error.message}; start it with `opa run --server --addr 127.0.0.1:8181 FOLDER`, "
+                f"guard.policy_url {url}: {error.message}; start it with `opa run --server --addr "
+                "127.0.0.1:8181 FOLDER`, "
                 "where FOLDER has the *.rego with the package moothall.tools"
             ) from error
         yield server

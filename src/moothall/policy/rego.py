@@ -1,4 +1,6 @@
-"""Rego in this process, by the Regorus interpreter. Twenty microseconds a decision: it runs on the loop."""
+"""Rego in this process, by the Regorus interpreter. Twenty microseconds a decision: it runs on the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,31 @@ class Rego:
     """Decides by every `*.rego` of a folder. Belongs to the thread that makes it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigurationError` where a file is no Rego, or none of them says `moothall.tools.decision`."""
+        """Raises `ConfigurationError` where a file is no Rego, or none of them says
+        `moothall.tools.decision`.
+        """
         files = sorted(folder.glob("*.rego"))
         if not files:
-            raise ConfigurationError(f"there is no policy in {folder}: put *.rego files there, or set guard.policy to off")
+            raise ConfigurationError(
+                f"there is no policy in {folder}: put *.rego files there, or set guard.policy to "
+                "off"
+            )
         self._engine: regorus.Engine | None = regorus.Engine()
         for file in files:
             try:
                 self._engine.add_policy(file.name, file.read_text(encoding="utf-8"))
             except (OSError, RuntimeError) as error:
                 self.close()
-                raise ConfigurationError(f"the policy {file} cannot be used: {_first(error)}") from error
+                raise ConfigurationError(
+                    f"the policy {file} cannot be used: {_first(error)}"
+                ) from error
         try:
             self._ask({})
         except RuntimeError as error:
             self.close()
             raise ConfigurationError(
-                f"the policies in {folder} say no decision: they need a package moothall.tools with the rule decision ({_first(error)})"
+                f"the policies in {folder} say no decision: they need a package moothall.tools "
+                f"with the rule decision ({_first(error)})"
             ) from error
 
     async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -47,7 +57,9 @@ class Rego:
         return answer
 
     def close(self) -> None:
-        """Let the engine go, in the thread that made it: dropped by a garbage collector elsewhere, it complains."""
+        """Let the engine go, in the thread that made it: dropped by a garbage collector elsewhere,
+        it complains.
+        """
         self._engine = None
 
     def _ask(self, asked: Mapping[str, Any]) -> object:

@@ -1,4 +1,5 @@
-"""Who comes first, and why: acceptance checks, evidence, order. Pure; no model and no clock has a say here.
+"""Who comes first, and why: acceptance checks, evidence, order. Pure; no model and no clock has a
+say here.
 
 Below it, `syntax` reads patches and code.
 """
@@ -8,4 +9,13 @@ from moothall.ranking.base import Diagnosis, diagnose
 from moothall.ranking.gates import passes_gates
 from moothall.ranking.order import changed_files, rank, ties
 
-__all__ = ["Diagnosis", "assess", "changed_files", "diagnose", "is_done", "passes_gates", "rank", "ties"]
+__all__ = [
+    "Diagnosis",
+    "assess",
+    "changed_files",
+    "diagnose",
+    "is_done",
+    "passes_gates",
+    "rank",
+    "ties",
+]

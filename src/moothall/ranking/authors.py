@@ -16,23 +16,30 @@ COMPARED = (
     "*.golden",
     "*.approved.*",
 )
-"""What tests compare with, or stands in for what they do not test, in gitignore style: it holds no case, and is as on the base in a proof."""
+"""What tests compare with, or stands in for what they do not test, in gitignore style: it holds no
+case, and is as on the base in a proof.
+"""
 _SEPARATOR = re.compile(r"::| > |[./\[]")
 _COMPARED = re.compile("|".join(map(translate, COMPARED)))
 _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
 def containers(case: str) -> list[str]:
-    """Return what a case may be a part of, the innermost last: its file, package, module, class or parent test."""
+    """Return what a case may be a part of, the innermost last: its file, package, module, class or
+    parent test.
+    """
     return [case[: match.start()] for match in _SEPARATOR.finditer(case) if match.start()]
 
 
-def may_be_own(case: str, own_tests: Sequence[str], packages: AbstractSet[str] = frozenset()) -> bool:
+def may_be_own(
+    case: str, own_tests: Sequence[str], packages: AbstractSet[str] = frozenset()
+) -> bool:
     """Whether the author of the test files `own_tests` may have had a hand in a case.
 
-    A case says where it lies: `tests/test_a.py::test_x`, `tests.test_a.TestA.test_x`, `example.org/module/package::TestX` (of
-    which any file of the package's folder may be a part) or `crate tests/a.rs::x`. One that says nothing may be anyone's.
-    `packages` are all that occur beside it.
+    A case says where it lies: `tests/test_a.py::test_x`, `tests.test_a.TestA.test_x`,
+    `example.org/module/package::TestX` (of which any file of the package's folder may be a part) or
+    `crate tests/a.rs::x`. One that says nothing may be anyone's. `packages` are all that occur
+    beside it.
     """
     place, separator, _ = case.partition("::")
     place = place.rpartition(" ")[2]
@@ -60,7 +67,9 @@ def same_file(one: str, other: str) -> bool:
 
 
 def lies_in_module(dotted: str, path: str) -> bool:
-    """Whether a dotted name lies in the module at `path`, or at its end: a runner may start in a folder."""
+    """Whether a dotted name lies in the module at `path`, or at its end: a runner may start in a
+    folder.
+    """
     parts = path.rsplit(".", 1)[0].split("/")
     modules = [".".join(parts[at:]) for at in range(len(parts))]
     return any(dotted == module or dotted.startswith(f"{module}.") for module in modules)
@@ -69,4 +78,6 @@ def lies_in_module(dotted: str, path: str) -> bool:
 def _in_package(package: str, folder: str, packages: AbstractSet[str]) -> bool:
     if folder:
         return package == folder or package.endswith(f"/{folder}")
-    return not any(package.startswith(f"{other}/") for other in packages)  # may be the module's root
+    return not any(
+        package.startswith(f"{other}/") for other in packages
+    )  # may be the module's root

@@ -15,7 +15,8 @@ from moothall.ranking.assess import HIT_LIMIT
 # Our own limits if they were hit because the machine was busy, and the messages of runners and
 # clients about a project's limits: jest, mocha, vitest, node:test, pytest-timeout, Go, nextest.
 _TIME_LIMIT = re.compile(
-    rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out|exceeded (?:a |the |its )?(?:timeout|deadline|time)|deadline exceeded|too long\b",
+    rf"{HIT_LIMIT} [^\n]{{0,40}}{BUSY}|\btimed?[ -]?out|exceeded (?:a |the |its "
+    r")?(?:timeout|deadline|time)|deadline exceeded|too long\b",
     re.IGNORECASE,
 )
 _READ = 20_000
@@ -31,18 +32,26 @@ def hit_limit_under_load(run: CheckRun, base: CheckRun | None = None) -> bool:
     """
     if not run.contended:
         return False
-    return run.status == "timeout" or bool(stopped_cases(run, base)) or (_is_silent(run) and _names_limit(run.output))
+    return (
+        run.status == "timeout"
+        or bool(stopped_cases(run, base))
+        or (_is_silent(run) and _names_limit(run.output))
+    )
 
 
 def as_errored(run: CheckRun, base: CheckRun | None = None) -> CheckRun:
     """Return the run as unfinished: no case counts as failed because of a time limit."""
     stopped = stopped_cases(run, base)
-    first, rest = (run.output.partition("\n")[::2]) if run.status == "timeout" else (run.check, run.output)
+    first, rest = (
+        (run.output.partition("\n")[::2]) if run.status == "timeout" else (run.check, run.output)
+    )
     return replace(
         run,
         verdict=Verdict.ERRORED,
         status="timeout",
-        cases={case: "errored" if case in stopped else outcome for case, outcome in run.cases.items()},
+        cases={
+            case: "errored" if case in stopped else outcome for case, outcome in run.cases.items()
+        },
         output=f"{first}: {_BUSY}\n{rest}",
     )
 

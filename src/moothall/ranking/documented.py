@@ -1,6 +1,8 @@
-"""Examples of documentation that are run as tests: doctests of Python and of text files, and those of Rust's doc comments. Pure.
+"""Examples of documentation that are run as tests: doctests of Python and of text files, and those
+of Rust's doc comments. Pure.
 
-They stand beside the code, or in a README, and so in what an author changes. One whose example is not as on the base proves nothing by it.
+They stand beside the code, or in a README, and so in what an author changes. One whose example is
+not as on the base proves nothing by it.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ _DOTTED = re.compile(r"\w+(?:\.\w+)+")
 
 
 def altered_examples(diff: str, base: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the changed files whose examples are not all as they were. `base`: the texts before of those that were there; a text file is
-    altered where it is changed.
+    """Return the changed files whose examples are not all as they were. `base`: the texts before of
+    those that were there; a text file is altered where it is changed.
     """
     found = []
     for part in file_diffs(diff):
@@ -32,7 +34,10 @@ def altered_examples(diff: str, base: Mapping[str, str]) -> tuple[str, ...]:
             found.append(part.path)
         elif part.path in base and part.path.endswith((".py", ".rs")):
             read = _of_python if part.path.endswith(".py") else _of_rust
-            before, after = Counter(read(base[part.path])), Counter(read(part.apply(base[part.path])))
+            before, after = (
+                Counter(read(base[part.path])),
+                Counter(read(part.apply(base[part.path]))),
+            )
             if before - after:
                 found.append(part.path)
     return tuple(found)
@@ -46,12 +51,16 @@ def is_example_of(case: str, paths: Iterable[str]) -> bool:
     elif not mark and _DOTTED.fullmatch(head):
         return any(lies_in_module(head, path) for path in paths)
     return any(
-        same_file(head, path) for path in paths if path.endswith((".py", *_TEXTS)) or case.partition("::")[0].endswith(" doc")
+        same_file(head, path)
+        for path in paths
+        if path.endswith((".py", *_TEXTS)) or case.partition("::")[0].endswith(" doc")
     )
 
 
 def _of_python(text: str) -> Iterator[tuple[str, str]]:
-    """Yield by the name of what it documents all that a docstring runs: a line more may make another example hold."""
+    """Yield by the name of what it documents all that a docstring runs: a line more may make
+    another example hold.
+    """
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield from _read_examples(ast.parse(text), "")
@@ -63,11 +72,16 @@ def _read_examples(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         if ">>>" in said:
             try:
                 examples = doctest.DocTestParser().get_examples(said)
-                yield name, "\0".join(f"{item.source}\n{item.want}\n{item.exc_msg}" for item in examples)
+                yield (
+                    name,
+                    "\0".join(f"{item.source}\n{item.want}\n{item.exc_msg}" for item in examples),
+                )
             except ValueError:
                 yield name, said
     for child in ast.iter_child_nodes(node):
-        yield from _read_examples(child, f"{name}.{getattr(child, 'name', '')}" if hasattr(child, "name") else name)
+        yield from _read_examples(
+            child, f"{name}.{getattr(child, 'name', '')}" if hasattr(child, "name") else name
+        )
 
 
 def _of_rust(text: str) -> Iterator[tuple[str, str]]:

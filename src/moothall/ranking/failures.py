@@ -32,10 +32,13 @@ _GO_LINE = re.compile(r"\s{4,}(?P<place>[\w.+-]{1,200}\.go:\d{1,9}): ?(?P<text>.
 _GO_MARK = re.compile(r"\s*(?:=== |--- )|(?:FAIL|PASS|ok)\b")
 _GO_BUILD = re.compile(r"(?P<place>\S{1,400}\.go:\d{1,9})(?::\d{1,9})?: (?P<text>.+)")
 _GO_TELLS = re.compile(
-    r"(?i)\b(?:want|wanted|expect|expected|got|fail\w*|error|mismatch|unexpected|not equal|differ\w*|invalid|panic)\b"
+    r"(?i)\b(?:want|wanted|expect|expected|got|fail\w*|error|mismatch|unexpected|not "
+    r"equal|differ\w*|invalid|panic)\b"
 )
 _TESTIFY = re.compile(r"\s*(?P<field>Error Trace|Error|Messages|Test):\s*(?P<text>.*)")
-_VALUE = re.compile(r"(?i)\s*(?:- |\+ )?(?:expected|received|actual|got|want|left|right|but was)\b[^:\n]{0,20}:")
+_VALUE = re.compile(
+    r"(?i)\s*(?:- |\+ )?(?:expected|received|actual|got|want|left|right|but was)\b[^:\n]{0,20}:"
+)
 _ONLY_PLACE = re.compile(r"(?:#|at |in )?\s*\S{1,400}:\d{1,9}(?::\d{1,9})?(?::?\s?in .*)?:?")
 
 
@@ -107,7 +110,9 @@ class Failures:
         # A folder with a space in its name is cut there.
         near = [file for file in named if not folder or file.endswith(("/" + path, " " + path))]
         subject = case.partition("::")[0]
-        own = [file for file in near if file == subject or subject.endswith(file.rpartition("/")[0])]
+        own = [
+            file for file in near if file == subject or subject.endswith(file.rpartition("/")[0])
+        ]
         if len(near) > 1 and own:
             near = [max(own, key=len)]
         return near[0] if len(near) == 1 else path if near else ""
@@ -119,7 +124,9 @@ def _one_line(lines: Iterable[str]) -> str:
     for line in lines:
         words = " ".join(line.split())
         if words:
-            joined += (", " if joined and joined[-1] not in ":," and _VALUE.match(line) else " ") + words
+            joined += (
+                ", " if joined and joined[-1] not in ":," and _VALUE.match(line) else " "
+            ) + words
     joined = joined.strip(" ,")
     return joined if len(joined) <= _MESSAGE else joined[: _MESSAGE - 1] + "…"
 
@@ -141,13 +148,26 @@ def _read_python(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         lines = [_GROUP.sub("", line, count=1) for line in lines]
     at = max(number for number, line in enumerate(lines) if _PYTHON_FRAME.match(line))
     begun = max(
-        (number for number, line in enumerate(lines[:at]) if line.endswith("Traceback (most recent call last):")), default=0
+        (
+            number
+            for number, line in enumerate(lines[:at])
+            if line.endswith("Traceback (most recent call last):")
+        ),
+        default=0,
     )
     after = [line for line in lines[at + 1 :] if line.strip()]
-    error = next((number for number, line in enumerate(after) if not line[:1].isspace()), len(after))
+    error = next(
+        (number for number, line in enumerate(after) if not line[:1].isspace()), len(after)
+    )
     # A message may have several lines; a diff of the values after it only repeats it.
-    more = takewhile(lambda line: line[:1] not in {" ", "-", "+", "?"} and not line.startswith("First di"), after[error + 1 :])
-    return [*after[error : error + 1], *more], [*reversed(lines[begun : at + 1]), *reversed(lines[:begun])]
+    more = takewhile(
+        lambda line: line[:1] not in {" ", "-", "+", "?"} and not line.startswith("First di"),
+        after[error + 1 :],
+    )
+    return [*after[error : error + 1], *more], [
+        *reversed(lines[begun : at + 1]),
+        *reversed(lines[:begun]),
+    ]
 
 
 def _read_rust(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
@@ -157,7 +177,9 @@ def _read_rust(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
         whole = "\n".join([after, *lines[at + 1 : at + 6]])
         message, _, place = whole[1:].rpartition("', ")
         return message.split("\n"), [place]
-    said = takewhile(lambda line: line and not line.startswith(("note: ", "stack backtrace:")), lines[at + 1 :])
+    said = takewhile(
+        lambda line: line and not line.startswith(("note: ", "stack backtrace:")), lines[at + 1 :]
+    )
     return said, lines[at:]
 
 
@@ -176,7 +198,9 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     panics = [number for number, line in enumerate(lines) if line.startswith("panic: ")]
     if panics:
         at = panics[0]
-        return [re.sub(r" \[recovered.*", "", lines[at])], [line for line in lines[at + 1 :] if line.startswith("\t")]
+        return [re.sub(r" \[recovered.*", "", lines[at])], [
+            line for line in lines[at + 1 :] if line.startswith("\t")
+        ]
     if told:
         # A test's log looks like its errors: take the first line that reads like an error, or else
         # the last.
@@ -185,7 +209,9 @@ def _read_go(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     if built := next(filter(None, map(_GO_BUILD.match, lines)), None):
         return [built["text"]], [built["place"]]
     rest = [line for line in lines if line.strip() and not _GO_MARK.match(line)][-1:]
-    unended = any(line.startswith("=== RUN ") for line in lines) and not any("--- FAIL: " in line for line in lines)
+    unended = any(line.startswith("=== RUN ") for line in lines) and not any(
+        "--- FAIL: " in line for line in lines
+    )
     return rest or ["the test process ended in it"] * unended, ()
 
 
@@ -212,10 +238,20 @@ def _read_tap(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     at = next(number for number, line in enumerate(lines) if _STACK_FRAME.match(line))
     head, places = lines[:at], [*lines[at:], *lines[:at]]
-    begun, found = next(((number, one) for number, line in enumerate(head) if (one := _ERROR.search(line))), (0, None))
-    head[begun : begun + 1] = [line[found.start() :] if found else line for line in head[begun : begun + 1]]
-    if syntax := next((number for number, line in enumerate(head) if line.strip().startswith("SyntaxError: ")), 0):
-        begun, places = syntax, [_AT_END.sub(r":\1", head[syntax]), *reversed(head[:syntax]), *places]
+    begun, found = next(
+        ((number, one) for number, line in enumerate(head) if (one := _ERROR.search(line))),
+        (0, None),
+    )
+    head[begun : begun + 1] = [
+        line[found.start() :] if found else line for line in head[begun : begun + 1]
+    ]
+    if syntax := next(
+        (number for number, line in enumerate(head) if line.strip().startswith("SyntaxError: ")), 0
+    ):
+        begun, places = (
+            syntax,
+            [_AT_END.sub(r":\1", head[syntax]), *reversed(head[:syntax]), *places],
+        )
     said = takewhile(lambda line: not _CODE_FRAME.match(line), head[begun:])
     return [line for line in said if not line.lstrip().startswith("●")], places
 
@@ -223,7 +259,11 @@ def _read_stack(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
 def _read_other(lines: list[str]) -> tuple[Iterable[str], Iterable[str]]:
     """Read an unknown form: its first paragraph if it names places, else its last line."""
     shown = [
-        line for line in lines if line.strip() and not line.startswith("note: run with") and not line.lstrip().startswith("●")
+        line
+        for line in lines
+        if line.strip()
+        and not line.startswith("note: run with")
+        and not line.lstrip().startswith("●")
     ]
     said = [line for line in shown if not _ONLY_PLACE.fullmatch(line.strip())]
     if len(said) == len(shown):
@@ -237,7 +277,12 @@ _READERS: Sequence[tuple[Callable[[str], object], _Read]] = (
     (_PYTHON_FRAME.match, _read_python),
     (lambda line: " panicked at " in line, _read_rust),
     (lambda line: line.startswith("note: test did not panic"), _read_should_panic),
-    (lambda line: line.startswith(("=== RUN ", "=== NAME ", "--- FAIL: ")) or _GO_BUILD.match(line), _read_go),
+    (
+        lambda line: (
+            line.startswith(("=== RUN ", "=== NAME ", "--- FAIL: ")) or _GO_BUILD.match(line)
+        ),
+        _read_go,
+    ),
     (lambda line: line.startswith(("actual: ", "operator: ")), _read_tap),
     (_STACK_FRAME.match, _read_stack),
 )

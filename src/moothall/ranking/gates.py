@@ -12,6 +12,7 @@ from moothall.ranking.authors import may_be_own
 
 _SHOWN = 3
 _NAME_CHARS = 80
+_EDITED = " The answer changes tests there, but they count as they are on the base."
 
 
 def gate_failures(candidate: Candidate) -> tuple[str, ...]:
@@ -33,14 +34,25 @@ def _failures(candidate: Candidate) -> Iterable[str]:
     elif not found.applies:
         yield "The patch does not apply on a clean checkout."
     elif found.idle and not found.proven:
-        yield "The patch changes comments, docstrings or formatting alone, and the task asks for more."
-    barren = not any(item.passed or item.verdict is Verdict.PASSED for item in found.evidence if item.check in found.required)
+        yield (
+            "The patch changes comments, docstrings or formatting alone, and the task asks for "
+            "more."
+        )
+    barren = not any(
+        item.passed or item.verdict is Verdict.PASSED
+        for item in found.evidence
+        if item.check in found.required
+    )
     for name in dict.fromkeys(found.required):
         runs = [item for item in found.evidence if item.check == name]
         bad = next((item for item in runs if item.verdict is not Verdict.PASSED), None)
         if not runs or (bad and bad.verdict is Verdict.MISSING):
             why = plain(bad.why, 300) if bad and bad.why else ""
-            yield f"Required check {plain(name)} has no verdict: {why}." if why else f"Required check {plain(name)} is missing."
+            yield (
+                f"Required check {plain(name)} has no verdict: {why}."
+                if why
+                else f"Required check {plain(name)} is missing."
+            )
         elif bad and (barren or found.missed or not _is_excused(bad, candidate.superseded)):
             yield f"Required check {plain(name)} {bad.verdict}{counts(bad)}{_because(bad)}."
     for item in found.evidence:
@@ -50,14 +62,15 @@ def _failures(candidate: Candidate) -> Iterable[str]:
         one = len(lost) == 1
         edited = any(may_be_own(case, candidate.proposal.own_tests) for case in lost)
         yield (
-            f"{len(lost)} {'test' if one else 'tests'} that passed on the base {'does' if one else 'do'} not any more: {name_cases(lost)}."
-            f"{' The answer changes tests there, but they count as they are on the base.' if edited else ''}"
+            f"{len(lost)} {'test' if one else 'tests'} that passed on the base "
+            f"{'does' if one else 'do'} not any more: {name_cases(lost)}."
+            f"{_EDITED if edited else ''}"
         )
 
 
 def _is_excused(item: Evidence, superseded: AbstractSet[str]) -> bool:
-    """Whether all that fails in a check failed on the base or is superseded by the task: no reason against a candidate, but in a
-    check of the caller's.
+    """Whether all that fails in a check failed on the base or is superseded by the task: no reason
+    against a candidate, but in a check of the caller's.
     """
     if item.verdict is not Verdict.FAILED or item.check.startswith(f"{VALIDATION}-"):
         return False

@@ -15,13 +15,16 @@ from moothall.ranking.gates import plain
 _MODULE = re.compile(r"No module named '?(?P<name>\w+)\b(?!\.)")
 _MAX_LINE = 300
 _LONG_MS, _MANY = 120_000, 20_000
-_UNCONFIGURED = re.compile(r"ImproperlyConfigured: Requested settings?\b.* settings are not configured")
+_UNCONFIGURED = re.compile(
+    r"ImproperlyConfigured: Requested settings?\b.* settings are not configured"
+)
 # Messages of package managers, toolchains and drivers. None is one that a test would print by
 # itself.
 _ENVIRONMENT = re.compile(
     r"(?m)^.*(?:"
     r"\bERR_PNPM_(?!RECURSIVE_RUN|TEST)\w+"
-    r"|npm (?:ERR!|error) code (?:ENOTCACHED|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ECONNRESET|EROFS|EBADENGINE)"
+    r"|npm (?:ERR!|error) code "
+    r"(?:ENOTCACHED|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ECONNRESET|EROFS|EBADENGINE)"
     r"|npm error code EBADDEVENGINES"
     r"|Error when performing the request to https?://"
     r"|EROFS: read-only file system.*/(?:corepack|pnpm|yarn|\.npm)\b"
@@ -42,7 +45,8 @@ _ENVIRONMENT = re.compile(
     r"|but --offline was specified"
     r"|error: toolchain '[^']+' is not installed"
     r"|Cannot connect to the Docker daemon"
-    r"|OperationalError: .*(?:connection to server (?:at|on)|could not connect to server|Can't connect to (?:local )?(?:MySQL|server))"
+    r"|OperationalError: .*(?:connection to server (?:at|on)|could not connect to server|Can't "
+    r"connect to (?:local )?(?:MySQL|server))"
     r").*$"
 )
 
@@ -71,7 +75,11 @@ def unconfigured_django(run: CheckRun) -> bool:
 
 def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
     """Return advice for a suite that takes minutes, or ''."""
-    if not run.cases or run.findings or (run.duration_ms < _LONG_MS and len(run.cases) < _MANY and run.status != "timeout"):
+    if (
+        not run.cases
+        or run.findings
+        or (run.duration_ms < _LONG_MS and len(run.cases) < _MANY and run.status != "timeout")
+    ):
         return ""
     took = f"{run.duration_ms / 60_000:.1f} minutes for {len(run.cases):,} tests"
     shares: Counter[str] = Counter()
@@ -79,7 +87,9 @@ def suggest_fewer(run: CheckRun, argv: Sequence[str]) -> str:
         if "/" in (path := case.partition("::")[0]):
             shares[path.rpartition("/")[0]] += ms
     total = sum(shares.values())
-    most = ", ".join(f"{folder} ({ms * 100 // total} %)" for folder, ms in shares.most_common(3) if total)
+    most = ", ".join(
+        f"{folder} ({ms * 100 // total} %)" for folder, ms in shares.most_common(3) if total
+    )
     where = f" Most of the time goes to {most}." if most else ""
     return (
         f"Each candidate is judged by the whole suite: {took}.{where} For a task that concerns a "
@@ -95,7 +105,10 @@ def folder_off_the_path(run: CheckRun, files: Sequence[str]) -> tuple[str, str]:
     The folder is one such as src, which is not a package itself: it is not on the path, and the
     module is not installed.
     """
-    names = [match["name"] if (match := _MODULE.search(text)) else "" for text in red_details(run) or [run.output]]
+    names = [
+        match["name"] if (match := _MODULE.search(text)) else ""
+        for text in red_details(run) or [run.output]
+    ]
     if not all(names):
         return "", ""
     present = set(files)

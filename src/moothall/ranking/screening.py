@@ -1,6 +1,8 @@
-"""Lines of a patch that a person or a reviewer should look at: one table of patterns, read over the added lines.
+"""Lines of a patch that a person or a reviewer should look at: one table of patterns, read over the
+added lines.
 
-It decides nothing. Code that runs in the tests' own process can hide from any pattern; docs/evidence.md says what that means.
+It decides nothing. Code that runs in the tests' own process can hide from any pattern;
+docs/evidence.md says what that means.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"\bsys\.(?:modules|settrace|setprofile|_getframe|meta_path|path_hooks)\b|\binspect\.(?:stack|currentframe)\b",
         "reaches the interpreter's state",
     ),
-    (_PYTHON, r"\b(?:f_back|f_locals|f_globals|tb_frame|gi_frame|__traceback__)\b", "walks the stack"),
+    (
+        _PYTHON,
+        r"\b(?:f_back|f_locals|f_globals|tb_frame|gi_frame|__traceback__)\b",
+        "walks the stack",
+    ),
     (
         _PYTHON,
         r"\b(?:os\._exit|sys\.exit|atexit\.register|os\.kill|os\.abort)\b|\bfaulthandler\b",
@@ -33,10 +39,17 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         _PYTHON,
-        r"\bdef __(?:eq|ne|hash|bool|instancecheck|subclasscheck|class_getitem)__\b|\b__class__\s*=",
+        (
+            r"\bdef "
+            r"__(?:eq|ne|hash|bool|instancecheck|subclasscheck|class_getitem)__\b|\b__class__\s*="
+        ),
         "changes what is equal or of which type",
     ),
-    (_PYTHON, r"\b(?:builtins|__builtins__)\b|\bsetattr\(\s*\w+\s*,\s*['\"]__", "replaces builtins or special methods"),
+    (
+        _PYTHON,
+        r"\b(?:builtins|__builtins__)\b|\bsetattr\(\s*\w+\s*,\s*['\"]__",
+        "replaces builtins or special methods",
+    ),
     (
         _PYTHON,
         r"\b(?:exec|eval|compile|__import__)\s*\(|\bimportlib\b|\bctypes\b|\bgc\.get_",
@@ -65,7 +78,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         _SCRIPT,
-        r"\beval\s*\(|\bnew Function\b|\bSymbol\.(?:toPrimitive|hasInstance)\b|\bvalueOf\b|\bnew Proxy\b",
+        (
+            r"\beval\s*\(|\bnew "
+            r"Function\b|\bSymbol\.(?:toPrimitive|hasInstance)\b|\bvalueOf\b|\bnew "
+            r"Proxy\b"
+        ),
         "hides what a value is, or runs text",
     ),
     (
@@ -75,7 +92,10 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ),
     (
         (".go",),
-        r"\bos\.(?:Exit|Args)\b|\bruntime\.(?:Caller|Callers|Goexit)\b|\bfunc init\(\)|\b//go:(?:linkname|embed)",
+        (
+            r"\bos\.(?:Exit|Args)\b|\bruntime\.(?:Caller|Callers|Goexit)\b|\bfunc "
+            r"init\(\)|\b//go:(?:linkname|embed)"
+        ),
         "acts on the process, its caller or its build",
     ),
     (
@@ -93,7 +113,11 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"['\"][^'\"]*(?:test_|_test|\.spec\.|\.test\.|/tests?/|conftest|junit|\.snap\b)[^'\"]*['\"]",
         "names a file of the tests",
     ),
-    ((), r"\b(?:expected|golden|fixture)s?\b.*['\"][^'\"]+\.(?:json|ya?ml|txt|golden|snap)['\"]", "names expected results"),
+    (
+        (),
+        r"\b(?:expected|golden|fixture)s?\b.*['\"][^'\"]+\.(?:json|ya?ml|txt|golden|snap)['\"]",
+        "names expected results",
+    ),
 )
 """File endings (none: every file), a pattern, and what it may mean."""
 _READ = tuple((endings, re.compile(pattern), why) for endings, pattern, why in TABLE)
@@ -101,7 +125,9 @@ _COMMENT = re.compile(r"^\s*(?:#(?!\[)|//(?!go:)|\*|/\*)")
 
 
 def screen(diff: str, own_tests: Collection[str]) -> tuple[str, ...]:
-    """Return up to 20 added lines of the code that match the table, as "path:line: why". Tests of the author are left out."""
+    """Return up to 20 added lines of the code that match the table, as "path:line: why". Tests of
+    the author are left out.
+    """
     return tuple(found for found, _ in zip(_matches(diff, own_tests), range(_MOST), strict=False))
 
 

@@ -28,19 +28,37 @@ class LineOrigin:
 
 async def message_of(git: GitRunner, git_dir: Path, commit: str) -> str:
     """Return the message of a commit."""
-    answer = await git.call(f"--git-dir={git_dir}", "show", "--no-patch", "--format=%B", commit, cwd=git_dir)
+    answer = await git.call(
+        f"--git-dir={git_dir}", "show", "--no-patch", "--format=%B", commit, cwd=git_dir
+    )
     return answer.out.decode(errors="replace")
 
 
 async def origin_of(git: GitRunner, git_dir: Path, commit: str, path: str, line: int) -> LineOrigin:
-    """Return where line `line` (from 1) of `path` in `commit` comes from. Raises `NotFound`, `InvalidRequest`."""
+    """Return where line `line` (from 1) of `path` in `commit` comes from. Raises `NotFound`,
+    `InvalidRequest`.
+    """
     if line < 1:
         raise InvalidRequest(f"lines are counted from 1; {line} is none")
     at = f"--git-dir={git_dir}"
     found = await git.call(at, "ls-tree", "--full-tree", commit, "--", path, cwd=git_dir)
     if not path or not found.out.startswith(b"100"):
-        raise NotFound(f"{path!r} is not a file in commit {commit[:12]}; give its path from the repository's root")
-    answer = await git.call(at, "blame", "--no-textconv", "--porcelain", "-L", f"{line},{line}", commit, "--", path, cwd=git_dir)
+        raise NotFound(
+            f"{path!r} is not a file in commit {commit[:12]}; give its path from the repository's "
+            "root"
+        )
+    answer = await git.call(
+        at,
+        "blame",
+        "--no-textconv",
+        "--porcelain",
+        "-L",
+        f"{line},{line}",
+        commit,
+        "--",
+        path,
+        cwd=git_dir,
+    )
     if answer.status:
         many = re.search(r"has only (\d+) lines?", answer.err)
         said = f"{path} has only {many[1]} lines" if many else answer.reason

@@ -1,6 +1,7 @@
 """What changed in a workspace: read from the upper folder of its overlay, by the trusted side.
 
-The folder is hostile data. Nothing of it is followed or run: names by directory descriptor, symlinks
+The folder is hostile data. Nothing of it is followed or run: names by directory descriptor,
+symlinks
 as text, no file opened that is not a regular one. Names are listed first; git says which new ones
 .gitignore files ignore; only the rest is read.
 """
@@ -42,8 +43,8 @@ class ChangeCaps:
 
 @dataclass(frozen=True, slots=True)
 class NewPaths:
-    """Paths that the base does not have: the question which of them are ignored. `lists` are the .gitignore files that differ from the base's, None
-    for one that is gone.
+    """Paths that the base does not have: the question which of them are ignored. `lists` are the
+    .gitignore files that differ from the base's, None for one that is gone.
     """
 
     folders: Sequence[str]
@@ -53,7 +54,9 @@ class NewPaths:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written: the change, and what .gitignore files keep out of it: path → rule. The path of a folder that was not looked into ends with a slash."""
+    """What was written: the change, and what .gitignore files keep out of it: path → rule. The path
+    of a folder that was not looked into ends with a slash.
+    """
 
     changes: Sequence[Change]
     ignored: Mapping[str, str] = field(default_factory=dict)
@@ -70,13 +73,16 @@ AskIgnored = Callable[[NewPaths], Awaitable[Mapping[str, str]]]
 """Returns which of these paths are ignored: path → rule."""
 
 Stamp = tuple[int, ...]
-"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it."""
+"""What of a file's status differs once somebody wrote to it; only the kernel sets the last of it.
+"""
 
 
 class Survey:
-    """A look at what was written: `upper` of an overlay over the checkout `base`, or, with the stamps of all files `before`, a whole tree.
+    """A look at what was written: `upper` of an overlay over the checkout `base`, or, with the
+    stamps of all files `before`, a whole tree.
 
-    Call `look` and `leave_out` until there is no question left, then `read`. They block; what they refuse raises `PatchRefused`.
+    Call `look` and `leave_out` until there is no question left, then `read`. They block; what they
+    refuse raises `PatchRefused`.
     """
 
     def __init__(
@@ -95,9 +101,15 @@ class Survey:
         self._caps = caps
         self._before = before
         self._ignored: dict[str, str] = {}
-        self._known: deque[str] = deque([""])  # folders that are no question any more, still to be listed
-        self._unsure: deque[str] = deque()  # new folders that git was not asked about, still to be listed
-        self._new: dict[str, bool] = {}  # new paths that git was not asked about: whether it is a folder
+        self._known: deque[str] = deque(
+            [""]
+        )  # folders that are no question any more, still to be listed
+        self._unsure: deque[str] = (
+            deque()
+        )  # new folders that git was not asked about, still to be listed
+        self._new: dict[
+            str, bool
+        ] = {}  # new paths that git was not asked about: whether it is a folder
         self._written: set[str] = set()  # all but folders
         self._seen: set[str] = set()  # files of the base that are there, in a whole tree
         self._hiding: set[str] = set()  # what hides files of the base at or below it, in an overlay
@@ -118,8 +130,16 @@ class Survey:
         if not (files or self._unsure or self._deep):
             self._check()
             return None
-        gone = {path: None for path in self._files if path.rpartition("/")[2] == _GITIGNORE and self._is_gone(path)}
-        return NewPaths([path for path, is_folder in self._new.items() if is_folder], files, {**gone, **self._lists})
+        gone = {
+            path: None
+            for path in self._files
+            if path.rpartition("/")[2] == _GITIGNORE and self._is_gone(path)
+        }
+        return NewPaths(
+            [path for path, is_folder in self._new.items() if is_folder],
+            files,
+            {**gone, **self._lists},
+        )
 
     def leave_out(self, rules: Mapping[str, str]) -> None:
         """Take the answer to a question: the ignored paths, with the rule of each."""
@@ -130,7 +150,9 @@ class Survey:
                 self._written.discard(path)
                 if not is_folder:
                     self._ignored[path] = rule
-        self._ignored |= {f"{folder}/": ignored[folder] for folder in self._unsure if folder in ignored}
+        self._ignored |= {
+            f"{folder}/": ignored[folder] for folder in self._unsure if folder in ignored
+        }
         self._known.extend(folder for folder in self._unsure if folder not in ignored)
         self._deep = [folder for folder in self._deep if folder not in ignored]
         self._unsure.clear()
@@ -160,11 +182,17 @@ class Survey:
             if size > self._caps.file_bytes or total > self._caps.total_bytes:
                 self._refuse({**sizes, found.path: found.status.st_size})
         made = touched | sizes.keys()
-        gone = [Change(path, patch_rules.FILE, None) for path in self._files if path not in made and self._is_gone(path)]
+        gone = [
+            Change(path, patch_rules.FILE, None)
+            for path in self._files
+            if path not in made and self._is_gone(path)
+        ]
         return Written(sorted([*gone, *changes], key=lambda change: change.path), self._ignored)
 
     def _list(self, folder: str, most: int | None = None) -> int | None:
-        """Note what lies in a folder, with what `most` leaves of new names; None, and nothing is noted, where there are more."""
+        """Note what lies in a folder, with what `most` leaves of new names; None, and nothing is
+        noted, where there are more.
+        """
         try:
             descriptor = _open_below(self._root, folder)
         except OSError as error:
@@ -199,7 +227,11 @@ class Survey:
         self._new |= {path: True for path, known in inner.items() if not known}
         self._new |= {path: False for path, known in written.items() if not known}
         self._written.update(written)
-        self._lists |= {path: _read_list(descriptor) for path in written if path.rpartition("/")[2] == _GITIGNORE}
+        self._lists |= {
+            path: _read_list(descriptor)
+            for path in written
+            if path.rpartition("/")[2] == _GITIGNORE
+        }
         if self._before is None:
             self._hiding.update(written, [folder] if _is_opaque(descriptor) else [])
             self._hiding.update(path for path in inner if path in self._files)
@@ -243,7 +275,11 @@ class Survey:
                         folder, descriptor = above, -1
                         descriptor = _open_below(self._root, above)
                     if descriptor >= 0:
-                        yield _Found(path, os.stat(name, dir_fd=descriptor, follow_symlinks=False), descriptor)
+                        yield _Found(
+                            path,
+                            os.stat(name, dir_fd=descriptor, follow_symlinks=False),
+                            descriptor,
+                        )
                 except OSError as error:
                     if error.errno not in _GONE:
                         raise
@@ -256,45 +292,70 @@ class Survey:
         kind = found.status.st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISLNK(kind)):
             raise PatchRefused(
-                f"{found.path[:200]!r} is a socket, pipe or device; a patch holds files and symlinks. Delete it, or name it in .gitignore."
+                f"{found.path[:200]!r} is a socket, pipe or device; a patch holds files and "
+                "symlinks. Delete it, or name it in .gitignore."
             )
         if stat.S_ISLNK(kind):
             content = os.fsencode(os.readlink(found.path.rpartition("/")[2], dir_fd=found.folder))
             return Change(found.path, patch_rules.SYMLINK, content)
         most, size = self._caps.file_bytes, found.status.st_size
-        if self._base is not None and found.path in self._files and size > most and _size(self._base / found.path) == size:
+        if (
+            self._base is not None
+            and found.path in self._files
+            and size > most
+            and _size(self._base / found.path) == size
+        ):
             most = size  # a large file of the base that was only touched
         return Change(found.path, _mode(found.status), _read(found, most))
 
     def _check(self) -> None:
         """Refuse what is more than may be listed."""
         if self._deep:
-            raise PatchRefused(f"folders are deeper than {_MAX_DEPTH} below {self._deep[0][:200]!r}. {patch_rules.ADVICE}")
+            raise PatchRefused(
+                f"folders are deeper than {_MAX_DEPTH} below {self._deep[0][:200]!r}. "
+                f"{patch_rules.ADVICE}"
+            )
         if len(self._written) > self._caps.entries:
             holders = patch_rules.most_of(dict.fromkeys(self._written, 1), self._folders)
             shown = ", ".join(f"{path} ({count} files)" for path, count in holders)
-            raise PatchRefused(f"more than {self._caps.entries} files were written: {shown}. {patch_rules.ADVICE}")
+            raise PatchRefused(
+                f"more than {self._caps.entries} files were written: {shown}. {patch_rules.ADVICE}"
+            )
 
     def _check_sizes(self) -> None:
         """Refuse new files that are too large, before any is read."""
-        new = [found for found in self._each() if found.path not in self._files and stat.S_ISREG(found.status.st_mode)]
+        new = [
+            found
+            for found in self._each()
+            if found.path not in self._files and stat.S_ISREG(found.status.st_mode)
+        ]
         sizes = {found.path: found.status.st_size for found in new}
-        if sum(sizes.values()) > self._caps.total_bytes or max(sizes.values(), default=0) > self._caps.file_bytes:
+        if (
+            sum(sizes.values()) > self._caps.total_bytes
+            or max(sizes.values(), default=0) > self._caps.file_bytes
+        ):
             self._refuse(sizes)
 
     def _refuse(self, sizes: Mapping[str, int]) -> NoReturn:
         caps = self._caps
         if sum(sizes.values()) > caps.total_bytes:
-            limit = f"the changed files hold more than {caps.total_bytes} bytes (4 times workspace.max_file_bytes); most is in"
+            limit = (
+                f"the changed files hold more than {caps.total_bytes} bytes (4 times "
+                "workspace.max_file_bytes); most is in"
+            )
         else:
             limit = f"a file may hold {caps.file_bytes} bytes (workspace.max_file_bytes); larger is"
             sizes = {path: size for path, size in sizes.items() if size > caps.file_bytes}
-        largest = ", ".join(f"{path} ({size} bytes)" for path, size in patch_rules.most_of(sizes, self._folders))
+        largest = ", ".join(
+            f"{path} ({size} bytes)" for path, size in patch_rules.most_of(sizes, self._folders)
+        )
         raise PatchRefused(f"{limit} {largest}. {patch_rules.ADVICE}")
 
 
 class _Level:
-    """A folder that is being walked, by descriptor, and its names that are still to come, the last one first."""
+    """A folder that is being walked, by descriptor, and its names that are still to come, the last
+    one first.
+    """
 
     __slots__ = ("folder", "names", "path")
 
@@ -308,7 +369,9 @@ def _open_folder(name: str, folder: int) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except PermissionError:
-        os.chmod(name, 0o700, dir_fd=folder, follow_symlinks=False)  # its owner took the rights away; it is ours
+        os.chmod(
+            name, 0o700, dir_fd=folder, follow_symlinks=False
+        )  # its owner took the rights away; it is ours
         return os.open(name, flags, dir_fd=folder)
 
 
@@ -320,9 +383,11 @@ def _is_opaque(folder: int) -> bool:
 
 
 def measure(upper: Path, bytes_limit: int, entries_limit: int) -> tuple[int, int]:
-    """Return (bytes on disk, entries) beneath `upper`; stops counting behind a limit, and where folders lie too deep to count.
+    """Return (bytes on disk, entries) beneath `upper`; stops counting behind a limit, and where
+    folders lie too deep to count.
 
-    By descriptors: a path may be longer than any that can be named, and what can't be looked at must not count as nothing.
+    By descriptors: a path may be longer than any that can be named, and what can't be looked at
+    must not count as nothing.
     """
     size = entries = 0
     try:
@@ -397,10 +462,16 @@ def _read(found: _Found, most: int) -> bytes:
 
 
 def _read_list(folder: int) -> bytes | None:
-    """Return a folder's .gitignore as far as git reads it here, None where it is no regular file."""
+    """Return a folder's .gitignore as far as git reads it here, None where it is no regular
+    file.
+    """
     try:
         status = os.stat(_GITIGNORE, dir_fd=folder, follow_symlinks=False)
-        return _read(_Found(_GITIGNORE, status, folder), LIST_BYTES) if stat.S_ISREG(status.st_mode) else None
+        return (
+            _read(_Found(_GITIGNORE, status, folder), LIST_BYTES)
+            if stat.S_ISREG(status.st_mode)
+            else None
+        )
     except (OSError, PatchRefused):
         return None
 
@@ -418,7 +489,11 @@ def same(base: Path, change: Change) -> bool:
         status = os.lstat(before)
         if change.mode == patch_rules.SYMLINK:
             return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(before)) == content  # noqa: PTH115 - a Path drops "./"
-        if not stat.S_ISREG(status.st_mode) or status.st_size != len(content) or _mode(status) != change.mode:
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_size != len(content)
+            or _mode(status) != change.mode
+        ):
             return False
         return before.read_bytes() == content
     except OSError:

@@ -1,4 +1,6 @@
-"""Writing the shared checkout of a commit: its files, those of its submodules, and what its LFS pointers stand for."""
+"""Writing the shared checkout of a commit: its files, those of its submodules, and what its LFS
+pointers stand for.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,21 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import why_path
 from moothall.sandbox.spawn import drop_uid, own
 
-_POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,15})\n")
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-.*\n)*oid sha256:([0-9a-f]{64})\nsize "
+    rb"(\d{1,15})\n"
+)
 _POINTER_BYTES = 1024
 _DEEPEST = 3
 Progress = Callable[[str], None]
 
 
-async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: WorkspaceSections, tell: Progress) -> None:
-    """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had is said, and left as it is."""
+async def check_out(
+    clone: TrustedClone, base: Base, dest: Path, settings: WorkspaceSections, tell: Progress
+) -> None:
+    """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had
+    is said, and left as it is.
+    """
     await _write(clone, base.sha, dest, tell)
     if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
         tell(
@@ -33,26 +42,37 @@ async def check_out(clone: TrustedClone, base: Base, dest: Path, settings: Works
     await _submodules(clone, base.sha, dest, tell, _DEEPEST)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
     if pointers:
-        missing = await asyncio.to_thread(_smudge, pointers, _stores(base.origin), settings.workspace.max_repository_bytes)
+        missing = await asyncio.to_thread(
+            _smudge, pointers, _stores(base.origin), settings.workspace.max_repository_bytes
+        )
         if missing:
             tell(
-                f"{missing} of {len(pointers)} LFS files are pointers only: their content is not in {base.origin} (git lfs pull)"
+                f"{missing} of {len(pointers)} LFS files are pointers only: their content is not "
+                f"in {base.origin} (git lfs pull)"
             )
     await asyncio.to_thread(give, dest, drop_uid(settings.sandbox))
 
 
 async def _write(clone: TrustedClone, sha: str, dest: Path, tell: Progress) -> None:
     if missing := await clone.checkout(sha, dest):
-        tell(f"{missing} files are left out of the checkout: their names or link targets are too long for a file system")
+        tell(
+            f"{missing} files are left out of the checkout: their names or link targets are too "
+            "long for a file system"
+        )
 
 
-async def _submodules(clone: TrustedClone, sha: str, dest: Path, tell: Progress, depth: int) -> None:
+async def _submodules(
+    clone: TrustedClone, sha: str, dest: Path, tell: Progress, depth: int
+) -> None:
     for path, commit in (await clone.submodules(sha)).items() if depth else ():
         folder = dest / path
         if why_path(path) or not _is_free(dest, folder):
             continue
         if await clone.has(commit):
-            tell(f"checking out the submodule {path} at {commit[:12]}; changes there are no part of an answer")
+            tell(
+                f"checking out the submodule {path} at {commit[:12]}; changes there are no part "
+                "of an answer"
+            )
             await _write(clone, commit, folder, tell)
             await _submodules(clone, commit, folder, tell, depth - 1)
         else:
@@ -67,9 +87,14 @@ def _is_free(dest: Path, folder: Path) -> bool:
 
 
 def _pointers(dest: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yield (path, sha-256, size) of each LFS pointer, where a .gitattributes names that filter at all."""
+    """Yield (path, sha-256, size) of each LFS pointer, where a .gitattributes names that filter at
+    all.
+    """
     listed = list(_files(dest))
-    if not any(path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000) for path, _ in listed):
+    if not any(
+        path.name == ".gitattributes" and b"filter=lfs" in _read(path, 100_000)
+        for path, _ in listed
+    ):
         return
     for path, size in listed:
         if size < _POINTER_BYTES and (found := _POINTER.match(_read(path, _POINTER_BYTES))):
@@ -91,15 +116,23 @@ def _read(path: Path, limit: int) -> bytes:
 
 def _stores(origin: str) -> tuple[Path, ...]:
     """Return where a repository of this machine keeps the content of its LFS files."""
-    return (Path(origin, ".git/lfs/objects"), Path(origin, "lfs/objects")) if origin.startswith("/") else ()
+    return (
+        (Path(origin, ".git/lfs/objects"), Path(origin, "lfs/objects"))
+        if origin.startswith("/")
+        else ()
+    )
 
 
 def _smudge(pointers: Iterable[tuple[Path, str, int]], stores: tuple[Path, ...], most: int) -> int:
-    """Put content in the place of pointers where it is there and is what they name; return how many are left."""
+    """Put content in the place of pointers where it is there and is what they name; return how many
+    are left.
+    """
     missing = 0
     for path, oid, size in pointers:
         most -= size
-        missing += most < 0 or not any(_copy(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores)
+        missing += most < 0 or not any(
+            _copy(store / oid[:2] / oid[2:4] / oid, path, oid, size) for store in stores
+        )
     return missing
 
 

@@ -58,7 +58,9 @@ class Conversion:
 
     def smudge(self, blob: bytes) -> bytes:
         """Return the file that a checkout writes for a blob."""
-        if self.to_crlf == "always" or (self.to_crlf == "if text" and b"\r" not in blob and not _is_binary(blob)):
+        if self.to_crlf == "always" or (
+            self.to_crlf == "if text" and b"\r" not in blob and not _is_binary(blob)
+        ):
             blob = blob.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         if not self.codec or not blob:
             return blob
@@ -74,7 +76,9 @@ class Conversion:
                 content = content.removeprefix(self.mark).decode(self.codec).encode()
             except UnicodeError:
                 return content  # not in that encoding; a checkout converts it if it is UTF-8
-        if self.to_lf == "always" or (self.to_lf == "if text" and b"\r\n" not in before and not _is_binary(content)):
+        if self.to_lf == "always" or (
+            self.to_lf == "if text" and b"\r\n" not in before and not _is_binary(content)
+        ):
             return content.replace(b"\r\n", b"\n")
         return content
 
@@ -110,7 +114,11 @@ def _codec(name: str) -> tuple[str, bytes]:
     plain = name.upper().removesuffix("-BOM")
     codec = text_codec(plain)
     marks = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}
-    return ("", b"") if codec == "utf-8" else (codec, marks.get(codec, b"") if plain != name.upper() else b"")
+    return (
+        ("", b"")
+        if codec == "utf-8"
+        else (codec, marks.get(codec, b"") if plain != name.upper() else b"")
+    )
 
 
 def _is_binary(content: bytes) -> bool:

@@ -12,7 +12,14 @@ from moothall.repositories.detect.literals import parse
 from moothall.repositories.detect.project import Project
 from moothall.repositories.patch_rules import matches
 
-_LISTS = ("requirements*.txt", "requirements*.in", "*[-_]requirements.txt", "requirements/**", "reqs/**", "environment*.y*ml")
+_LISTS = (
+    "requirements*.txt",
+    "requirements*.in",
+    "*[-_]requirements.txt",
+    "requirements/**",
+    "reqs/**",
+    "environment*.y*ml",
+)
 _MOST_FILES, _MOST_NAMES = 40, 2000
 _TABLES = re.compile(r"^(?:.*dependenc(?:y|ies)(?:-groups)?|(?:build-)?requires)$")
 _INI_KEYS = re.compile(r"^(?:.*requires?|deps)$")
@@ -77,10 +84,14 @@ def _names(data: Any) -> Iterator[str]:
     of either.
     """
     if isinstance(data, list):
-        yield from (found[0] for item in data if isinstance(item, str) and (found := _NAME.match(item)))
+        yield from (
+            found[0] for item in data if isinstance(item, str) and (found := _NAME.match(item))
+        )
     elif isinstance(data, dict):
         for key, value in data.items():
-            group = isinstance(value, list) and not any(isinstance(item, dict) and "version" in item for item in value)
+            group = isinstance(value, list) and not any(
+                isinstance(item, dict) and "version" in item for item in value
+            )
             yield from _names(value) if group else (key,)
 
 
@@ -105,10 +116,14 @@ def _of_code(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         held: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            held = [given.value for given in node.keywords if given.arg and _KEYWORDS.search(given.arg)]
+            held = [
+                given.value for given in node.keywords if given.arg and _KEYWORDS.search(given.arg)
+            ]
             if isinstance(node.func, ast.Attribute) and node.func.attr == "install":
                 held += node.args
-        elif isinstance(node, ast.Assign) and any(_CODE_LISTS.search(ast.unparse(target)) for target in node.targets):
+        elif isinstance(node, ast.Assign) and any(
+            _CODE_LISTS.search(ast.unparse(target)) for target in node.targets
+        ):
             held = [node.value]
         for inner in (inner for value in held for inner in ast.walk(value)):
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str):

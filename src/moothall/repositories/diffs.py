@@ -9,11 +9,19 @@ from moothall.repositories.scratch import scratch
 
 Run = Callable[..., Awaitable[bytes]]
 """A git command in the repository: its words in, what it prints out. Raises `RepositoryError`."""
-_FIXED = ("--binary", "--full-index", "--no-color", "--no-renames", "--no-ext-diff", "--no-textconv")
+_FIXED = (
+    "--binary",
+    "--full-index",
+    "--no-color",
+    "--no-renames",
+    "--no-ext-diff",
+    "--no-textconv",
+)
 
 
 async def diff_between(run: Run, old: str, new: str, only: str = "") -> str:
-    """Return what git says that changed from one full commit id to another; files that are not UTF-8 come as binary.
+    """Return what git says that changed from one full commit id to another; files that are not
+    UTF-8 come as binary.
 
     `only` is an option that leaves some changes out. Raises `RepositoryError`.
     """
@@ -30,12 +38,24 @@ async def diff_between(run: Run, old: str, new: str, only: str = "") -> str:
             try:
                 part = (await _diff(run, old, new, *options, path=path)).decode()
             except UnicodeDecodeError:
-                part = (await _diff(run, old, new, *options, path=path, attributes=str(binary))).decode()
+                part = (
+                    await _diff(run, old, new, *options, path=path, attributes=str(binary))
+                ).decode()
             parts.append(part)
     return "".join(parts)
 
 
-async def _diff(run: Run, old: str, new: str, *options: str, path: str = "", attributes: str = "/dev/null") -> bytes:
+async def _diff(
+    run: Run, old: str, new: str, *options: str, path: str = "", attributes: str = "/dev/null"
+) -> bytes:
     return await run(
-        "-c", f"core.attributesFile={attributes}", "diff", *_FIXED, *options, old, new, "--", *((path,) if path else ())
+        "-c",
+        f"core.attributesFile={attributes}",
+        "diff",
+        *_FIXED,
+        *options,
+        old,
+        new,
+        "--",
+        *((path,) if path else ()),
     )

@@ -1,4 +1,6 @@
-"""Repositories of a host that shares no disk with the house, and the house's answers to such hosts. See `lending`."""
+"""Repositories of a host that shares no disk with the house, and the house's answers to such hosts.
+See `lending`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _PATCH_SECONDS = 5.0
 
 
 class FarRepositories(TrustedRepositories):
-    """Asks the house for what `TrustedRepositories` gets from its own disk and from origins. No credential of an origin is needed here."""
+    """Asks the house for what `TrustedRepositories` gets from its own disk and from origins. No
+    credential of an origin is needed here.
+    """
 
     def far(self, bus: Ask, lender: Lender) -> None:
         """Say how the house is asked, and who lends it what was made here."""
@@ -35,9 +39,17 @@ class FarRepositories(TrustedRepositories):
         self._bringing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
-        """Return a commit as the house has pinned it, once it is here. Raises what the house's own `resolve` raises, and `Temporary`."""
+        """Return a commit as the house has pinned it, once it is here. Raises what the house's own
+        `resolve` raises, and `Temporary`.
+        """
         haves = await self._haves(ref)
-        wanted = {"ask": "base", "repository": ref.id, "ref": ref.ref, "tenant": tenant, "haves": haves}
+        wanted = {
+            "ask": "base",
+            "repository": ref.id,
+            "ref": ref.ref,
+            "tenant": tenant,
+            "haves": haves,
+        }
         said = await ask(self._bus, HOUSE, wanted)
         base, entry, offer = (
             codec.load(Base, said.get("base")),
@@ -45,7 +57,9 @@ class FarRepositories(TrustedRepositories):
             codec.load(BundleOffer, said.get("offer")),
         )
         if (entry.id, entry.tenant, base.repository, base.sha) != (ref.id, tenant, ref.id, ref.ref):
-            raise Temporary("the house answered for another commit than the one that it was asked for")
+            raise Temporary(
+                "the house answered for another commit than the one that it was asked for"
+            )
         await self._take(self._clone(await asyncio.to_thread(self._remember, entry)), offer)
         return base
 
@@ -57,9 +71,13 @@ class FarRepositories(TrustedRepositories):
         return [*await newest(clone), *([ref.ref] if await clone.has(ref.ref) else [])]
 
     def _remember(self, entry: Registered) -> Registered:
-        """Keep and return what is needed to find the clone again. It is named by whose it is and where it comes from: an id may be given anew."""
+        """Keep and return what is needed to find the clone again. It is named by whose it is and
+        where it comes from: an id may be given anew.
+        """
         place = f"far-{digest(entry.tenant, entry.origin, entry.clone)[:24]}"
-        known = Registered(id=entry.id, origin=entry.origin, tenant=entry.tenant, push=entry.push, of=place)
+        known = Registered(
+            id=entry.id, origin=entry.origin, tenant=entry.tenant, push=entry.push, of=place
+        )
         try:
             if self.registry.find(entry.id) == known:
                 return known
@@ -75,7 +93,13 @@ class FarRepositories(TrustedRepositories):
                 await self._lender.take(self._bus, clone, offer)
 
     async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
-        wanted = {"ask": "commit", "repository": entry.id, "ref": ref, "tenant": entry.tenant, "haves": await newest(clone)}
+        wanted = {
+            "ask": "commit",
+            "repository": entry.id,
+            "ref": ref,
+            "tenant": entry.tenant,
+            "haves": await newest(clone),
+        }
         said = await ask(self._bus, HOUSE, wanted)
         await self._take(clone, codec.load(BundleOffer, said.get("offer")))
         sha = str(said.get("sha"))
@@ -86,8 +110,15 @@ class FarRepositories(TrustedRepositories):
         """Have the house make a new branch of a commit of ours. See `TrustedRepositories.push`."""
         entry = await asyncio.to_thread(self.registry.find, repository)
         offer = await self._lender.offer(self._clone(entry), [sha], [base_sha])
-        wanted = {"ask": "push", "repository": repository, "tenant": entry.tenant, "offer": codec.dump(offer)}
-        said = await ask(self._bus, HOUSE, {**wanted, "base_sha": base_sha, "sha": sha, "branch": branch})
+        wanted = {
+            "ask": "push",
+            "repository": repository,
+            "tenant": entry.tenant,
+            "offer": codec.dump(offer),
+        }
+        said = await ask(
+            self._bus, HOUSE, {**wanted, "base_sha": base_sha, "sha": sha, "branch": branch}
+        )
         return str(said.get("branch")), str(said.get("origin"))
 
     async def answer(self, asked: Said) -> tuple[Said, bytes]:
@@ -125,10 +156,14 @@ class RepositoryServer:
 
     async def _base(self, asked: Said) -> Said:
         repository, tenant, sha = _words(asked, "repository", "tenant", "ref")
-        base = await self._repositories.resolve(RepositoryRef(id=repository, ref=sha), tenant=tenant)
+        base = await self._repositories.resolve(
+            RepositoryRef(id=repository, ref=sha), tenant=tenant
+        )
         entry = self._repositories.registry.get(repository, tenant)
         told = entry.model_dump(mode="json", include={"id", "origin", "tenant", "push", "of"})
-        offer = await self._lender.offer(self._repositories.clone(repository), [base.sha], _haves(asked))
+        offer = await self._lender.offer(
+            self._repositories.clone(repository), [base.sha], _haves(asked)
+        )
         return {"base": codec.dump(base), "entry": told, "offer": codec.dump(offer)}
 
     async def _commit(self, asked: Said) -> Said:
@@ -139,7 +174,9 @@ class RepositoryServer:
         return {"sha": sha, "offer": codec.dump(offer)}
 
     async def _push(self, asked: Said) -> Said:
-        repository, tenant, base_sha, sha, branch = _words(asked, "repository", "tenant", "base_sha", "sha", "branch")
+        repository, tenant, base_sha, sha, branch = _words(
+            asked, "repository", "tenant", "base_sha", "sha", "branch"
+        )
         self._repositories.registry.get(repository, tenant)
         offer = codec.load(BundleOffer, asked.get("offer"))
         await self._lender.take(self._bus, self._repositories.clone(repository), offer, patch=True)
@@ -152,9 +189,20 @@ def patches_of_hosts(repositories: TrustedRepositories, lender: Lender, bus: Ask
 
     async def bring(repository: str, base_sha: str, sha: str) -> None:
         tenant = repositories.registry.find(repository).tenant
-        wanted = {"ask": "patch", "repository": repository, "tenant": tenant, "sha": sha, "base_sha": base_sha}
+        wanted = {
+            "ask": "patch",
+            "repository": repository,
+            "tenant": tenant,
+            "sha": sha,
+            "base_sha": base_sha,
+        }
         said, _ = await bus(HOSTS, wanted, _PATCH_SECONDS)
-        await lender.take(bus, repositories.clone(repository), codec.load(BundleOffer, said.get("offer")), patch=True)
+        await lender.take(
+            bus,
+            repositories.clone(repository),
+            codec.load(BundleOffer, said.get("offer")),
+            patch=True,
+        )
 
     repositories.fetch_missing = bring
 
@@ -163,7 +211,9 @@ def _record(said: object) -> Registered:
     try:
         return Registered.model_validate(said)
     except ValidationError as error:
-        raise Temporary(f"the house's record of the repository cannot be read: {codec.wrong(error)}") from error
+        raise Temporary(
+            f"the house's record of the repository cannot be read: {codec.wrong(error)}"
+        ) from error
 
 
 def _words(asked: Said, *names: str) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Running git on the trusted side: GitPython's command layer with everything that could run something else switched off.
+"""Running git on the trusted side: GitPython's command layer with everything that could run
+something else switched off.
 
-No hook, filter, system or user configuration, prompt, replacement object, lazy fetch, external diff, file system
+No hook, filter, system or user configuration, prompt, replacement object, lazy fetch, external
+diff, file system
 monitor or submodule recursion takes part. Git commands run in threads, each with a time limit.
 """
 
@@ -26,7 +28,12 @@ _STDERR_CHARS = 600
 TRIES = 3  # of a git that is killed
 _PAUSE = 0.2
 _ONCE = {"push", "apply"}  # whoever calls these begins before them
-_KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}  # a git of ours that fails by itself dies of others
+_KILLS = {
+    signal.SIGKILL,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+}  # a git of ours that fails by itself dies of others
 _KILLED_BELOW = re.compile(r"\b(?:died of|killed by) signal (?:1|2|9|15)\b")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,10 +41,14 @@ log = get_logger(__name__)
 
 # What the process that started us may have left in its environment (for example as a git hook).
 _UNSET = (
-    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_PREFIX "
-    "GIT_NAMESPACE GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_EXTERNAL_DIFF GIT_DIFF_OPTS GIT_TEMPLATE_DIR "
-    "GIT_SHALLOW_FILE GIT_REPLACE_REF_BASE GIT_IMPLICIT_WORK_TREE GIT_INTERNAL_SUPER_PREFIX GIT_CEILING_DIRECTORIES "
-    "GIT_DEFAULT_HASH GIT_QUARANTINE_PATH GIT_GLOB_PATHSPECS GIT_NOGLOB_PATHSPECS GIT_ICASE_PATHSPECS SSH_ASKPASS "
+    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_ALTERNATE_OBJECT_DIRECTORIES "
+    "GIT_COMMON_DIR GIT_PREFIX "
+    "GIT_NAMESPACE GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_EXTERNAL_DIFF "
+    "GIT_DIFF_OPTS GIT_TEMPLATE_DIR "
+    "GIT_SHALLOW_FILE GIT_REPLACE_REF_BASE GIT_IMPLICIT_WORK_TREE GIT_INTERNAL_SUPER_PREFIX "
+    "GIT_CEILING_DIRECTORIES "
+    "GIT_DEFAULT_HASH GIT_QUARANTINE_PATH GIT_GLOB_PATHSPECS GIT_NOGLOB_PATHSPECS "
+    "GIT_ICASE_PATHSPECS SSH_ASKPASS "
     "GIT_TRACE GIT_TRACE2 GIT_TRACE2_EVENT GIT_TRACE_CURL GIT_TRACE_PACKET GIT_CURL_VERBOSE"
 )
 
@@ -88,7 +99,8 @@ _CONFIG = (
 
 # A git that serves a local fetch takes settings from a file only, so these stand in one.
 _FILE = (
-    "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[core]\n\thooksPath = /dev/null\n\tfsmonitor = false\n"
+    "[safe]\n\tdirectory = *\n[uploadpack]\n\tallowAnySHA1InWant = true\n[core]\n\thooksPath = "
+    "/dev/null\n\tfsmonitor = false\n"
 )
 
 
@@ -110,7 +122,9 @@ class GitAnswer:
 
     @property
     def killed(self) -> bool:
-        """Whether it, or a git below it, was ended by a signal that was not ours: by an operator, or for want of memory."""
+        """Whether it, or a git below it, was ended by a signal that was not ours: by an operator,
+        or for want of memory.
+        """
         return -self.status in _KILLS or _KILLED_BELOW.search(self.err) is not None
 
     @property
@@ -129,7 +143,9 @@ class OutputCaps:
 
 
 class GitRunner:
-    """Runs git. `home` is a folder for its one configuration file; `seconds` the limit of a command."""
+    """Runs git. `home` is a folder for its one configuration file; `seconds` the limit of a
+    command.
+    """
 
     def __init__(self, home: Path, seconds: float = 120.0) -> None:
         self._config = home / "gitconfig"
@@ -145,21 +161,30 @@ class GitRunner:
         caps: OutputCaps = OutputCaps(),
         owner: tuple[int, int] | None = None,
     ) -> GitAnswer:
-        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a `RepositoryError`.
+        """Run `git args` in `cwd`. `owner` is the (uid, gid) to run as. A time-out is a
+        `RepositoryError`.
 
-        One that is killed is run again, unless nobody knows how far it came and that matters. Raises `WorkspaceFailed`
+        One that is killed is run again, unless nobody knows how far it came and that matters.
+        Raises `WorkspaceFailed`
         for those, and where it happens too often.
         """
         command, env = _command(args, caps, env or {}), env or {}
         for _ in range(1 if _ONCE.intersection(args) else TRIES):
-            answer = await asyncio.to_thread(self._call, command, cwd, stdin, env, seconds=seconds or self._seconds, owner=owner)
+            answer = await asyncio.to_thread(
+                self._call, command, cwd, stdin, env, seconds=seconds or self._seconds, owner=owner
+            )
             if not answer.killed:
                 return answer
             await self._after_a_kill(args, cwd, env)
-        raise WorkspaceFailed(f"git {_name(args)} was killed by a signal that was not ours; is there too little memory?")
+        raise WorkspaceFailed(
+            f"git {_name(args)} was killed by a signal that was not ours; is there too little "
+            "memory?"
+        )
 
     async def _after_a_kill(self, args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
-        """Wait a little, and remove the locks that the killed git left: nobody holds one for so long."""
+        """Wait a little, and remove the locks that the killed git left: nobody holds one for so
+        long.
+        """
         log.warning("git was killed", command=_name(args), cwd=str(cwd))
         before = {path: _inode(path) for path in _locks(args, cwd, env)}
         await asyncio.sleep(_PAUSE)
@@ -168,7 +193,12 @@ class GitRunner:
                 path.unlink(missing_ok=True)
 
     async def run(
-        self, *args: str, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None, seconds: float = 0
+        self,
+        *args: str,
+        cwd: Path,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        seconds: float = 0,
     ) -> bytes:
         """Return what `git args` prints; any failure is a `RepositoryError`."""
         answer = await self.call(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
@@ -207,10 +237,13 @@ class GitRunner:
         return GitAnswer(status, out, err)
 
     @contextmanager
-    def stream(self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0) -> Iterator[IO[bytes]]:
-        """Yield the standard output of a running git command (to be used in a thread). One that was read to
-        its end and failed is a `RepositoryError`; one that was not is stopped. One that was killed is `WorkspaceFailed`,
-        whatever was made of what it said.
+    def stream(
+        self, *args: str, cwd: Path, stdin: bytes = b"", seconds: float = 0
+    ) -> Iterator[IO[bytes]]:
+        """Yield the standard output of a running git command (to be used in a thread). One that was
+        read to
+        its end and failed is a `RepositoryError`; one that was not is stopped. One that was killed
+        is `WorkspaceFailed`, whatever was made of what it said.
         """
         with tempfile.TemporaryFile() as source:
             source.write(stdin)
@@ -247,11 +280,15 @@ class GitRunner:
         if timer.finished.is_set():
             raise RepositoryError(f"git {args[0]} took too long and was stopped")
         if answer.killed:
-            raise WorkspaceFailed(f"git {args[0]} was killed by a signal that was not ours; is there too little memory?")
+            raise WorkspaceFailed(
+                f"git {args[0]} was killed by a signal that was not ours; is there too little "
+                "memory?"
+            )
         raise RepositoryError(f"git {args[0]} failed: {answer.reason}")
 
     def _execute(self, cwd: Path, command: list[str], **options: Any) -> object:
-        # Here, since a link of a pod, which calls no git, comes by this module, and each pod pays for what it imports.
+        # Here, since a link of a pod, which calls no git, comes by this module, and each pod pays
+        # for what it imports.
         import git
         from git.exc import GitCommandNotFound
 
@@ -260,7 +297,9 @@ class GitRunner:
         except GitCommandNotFound as error:
             raise RepositoryError("git cannot be run; install git 2.31 or newer") from error
 
-    def _environment(self, more: Mapping[str, str], owner: tuple[int, int] | None) -> dict[str, str]:
+    def _environment(
+        self, more: Mapping[str, str], owner: tuple[int, int] | None
+    ) -> dict[str, str]:
         if owner:  # who may not read our folder, and needs no exception for what is their own
             return {**_ENVIRONMENT, "GIT_CONFIG_GLOBAL": "/dev/null", **_set(more)}
         if not self._config.exists():
@@ -293,7 +332,9 @@ def again(work: Callable[P, T]) -> Callable[P, T]:
 
 def over_limit(stderr: str) -> bool:
     """Whether a git says that it, or one below it, hit the limit of what it may write."""
-    return any(word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died"))
+    return any(
+        word in stderr for word in ("File too large", "signal 25", "SIGXFSZ", "index-pack died")
+    )
 
 
 def _name(args: Sequence[str]) -> str:
@@ -301,10 +342,14 @@ def _name(args: Sequence[str]) -> str:
 
 
 def _locks(args: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the lock files that a git with these arguments takes: of its index and of the refs that it writes."""
+    """Yield the lock files that a git with these arguments takes: of its index and of the refs that
+    it writes.
+    """
     if index := env.get("GIT_INDEX_FILE"):
         yield Path(f"{index}.lock")
-    folder = next((Path(word.partition("=")[2]) for word in args if word.startswith("--git-dir=")), cwd)
+    folder = next(
+        (Path(word.partition("=")[2]) for word in args if word.startswith("--git-dir=")), cwd
+    )
     for word in args:
         ref = word.rpartition(":")[2]
         if ref.startswith("refs/") and ".." not in ref:
@@ -319,11 +364,16 @@ def _inode(path: Path) -> int:
 
 
 def _command(args: tuple[str, ...], caps: OutputCaps, env: Mapping[str, str]) -> list[str]:
-    names = [*(name for name in _UNSET.split() if name not in env), *(name for name in env if env[name] == UNSET)]
+    names = [
+        *(name for name in _UNSET.split() if name not in env),
+        *(name for name in env if env[name] == UNSET),
+    ]
     unset = [word for name in names for word in ("-u", name)]
     settings = [word for setting in _CONFIG for word in ("-c", setting)]
     command = ["env", *unset, "git", "--no-pager", *settings, *args]
-    limits = [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []  # POSIX sh counts blocks of 512
+    limits = (
+        [f"ulimit -f {caps.file_bytes // 512 + 1}"] if caps.file_bytes else []
+    )  # POSIX sh counts blocks of 512
     limits += [f"ulimit -v {caps.memory_bytes // 1024 + 1}"] if caps.memory_bytes else []
     if not limits:
         return command
@@ -331,7 +381,8 @@ def _command(args: tuple[str, ...], caps: OutputCaps, env: Mapping[str, str]) ->
 
 
 def _process_options(owner: tuple[int, int] | None) -> dict[str, Any]:
-    # Without a terminal of its own nothing below can ask for a password, and Ctrl-C does not tear a write apart.
+    # Without a terminal of its own nothing below can ask for a password, and Ctrl-C does not tear a
+    # write apart.
     options: dict[str, Any] = {"start_new_session": True}
     if owner:
         options |= {"user": owner[0], "group": owner[1], "extra_groups": []}

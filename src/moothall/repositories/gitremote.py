@@ -1,6 +1,8 @@
-"""Where a workspace's git reaches beyond it, on the trusted side: its repository's origin, and repositories at public URLs.
+"""Where a workspace's git reaches beyond it, on the trusted side: its repository's origin, and
+repositories at public URLs.
 
-No credential of ours goes anywhere but to the origin that the operator registered it for, and no branch is ever moved.
+No credential of ours goes anywhere but to the origin that the operator registered it for, and no
+branch is ever moved.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ async def fetch_commit(
     talking: Callable[[], AbstractContextManager[None]] = nullcontext,
     tags: bool = True,
 ) -> str:
-    """Bring the commit that `ref` (empty: HEAD) means at a URL into a clone that is there; return its sha. Inside `talking` the other side
-    has the word. Raises `RepositoryError`.
+    """Bring the commit that `ref` (empty: HEAD) means at a URL into a clone that is there; return
+    its sha. Inside `talking` the other side has the word. Raises `RepositoryError`.
     """
     name = sha = ref
     if not _SHA.fullmatch(ref):
@@ -53,7 +55,9 @@ async def fetch_commit(
         name, sha = sources.remote_commit(refs, url, ref)
     if not await clone.has(sha):
         with talking():
-            return await clone.fetch(url, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=tags)
+            return await clone.fetch(
+                url, name, protocols=env["GIT_ALLOW_PROTOCOL"], env=env, tags=tags
+            )
     return sha
 
 
@@ -64,19 +68,31 @@ async def clone_public(git: GitRunner, settings: Settings, url: str, ref: str, p
         env = await stranger_transport(git, folder, url, pin)
         clone = TrustedClone(folder / "clone.git", settings, git)
         await clone.make()
-        sha = await fetch_commit(git, clone, url, ref, env, talking=lambda: hide_reason(url), tags=False)
-        entries = [entry for entry in await clone.entries(sha) if not (entry.oddity or _leads_out(entry))]
+        sha = await fetch_commit(
+            git, clone, url, ref, env, talking=lambda: hide_reason(url), tags=False
+        )
+        entries = [
+            entry for entry in await clone.entries(sha) if not (entry.oddity or _leads_out(entry))
+        ]
         size = sum(entry.size for entry in entries)
         if len(entries) > settings.max_patch_files or size > 4 * settings.max_file_bytes:
             raise Refused(
-                f"the repository has {len(entries)} files with {size} bytes; a workspace takes at most "
+                f"the repository has {len(entries)} files with {size} bytes; a workspace takes at "
+                "most "
                 f"{settings.max_patch_files} files with {4 * settings.max_file_bytes} bytes"
             )
         paths = {entry.path for entry in entries}
         # A patch cannot hold the others.
         files = [file for file in await clone.contents(sha) if file.path in paths]
-    place = _NAME.sub("-", url.rstrip("/").removesuffix(".git").rpartition("/")[2]).strip(".-")[:60] or "repository"
-    return Cloned(place, sha, tuple(Change(f"{place}/{change.path}", change.mode, change.content) for change in files))
+    place = (
+        _NAME.sub("-", url.rstrip("/").removesuffix(".git").rpartition("/")[2]).strip(".-")[:60]
+        or "repository"
+    )
+    return Cloned(
+        place,
+        sha,
+        tuple(Change(f"{place}/{change.path}", change.mode, change.content) for change in files),
+    )
 
 
 def _leads_out(entry: TreeEntry) -> bool:

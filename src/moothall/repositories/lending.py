@@ -1,8 +1,9 @@
-"""Repositories for hosts that share no disk with them: commits go out as bundles, asked for over the bus and fetched in parts.
+"""Repositories for hosts that share no disk with them: commits go out as bundles, asked for over
+the bus and fetched in parts.
 
-Both sides lend: the house its commits, a host a patch that the house is to push. A bundle is known by the commits that it
-was asked for; what its other side has makes it thin, so that nothing travels twice. A tenant is named with each request, and gets
-what is that tenant's own.
+Both sides lend: the house its commits, a host a patch that the house is to push. A bundle is known
+by the commits that it was asked for; what its other side has makes it thin, so that nothing travels
+twice. A tenant is named with each request, and gets what is that tenant's own.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _KEPT_SECONDS, _KEPT_LARGEST, _MADE_AT_ONCE = 60.0, 4, 4
 
 @dataclass(frozen=True, slots=True)
 class BundleOffer:
-    """What is there to be taken. `bundle` names it at its `holder`, '' where the other side has all; `size` in bytes; `shallow`: where the
-    history ends.
+    """What is there to be taken. `bundle` names it at its `holder`, '' where the other side has
+    all; `size` in bytes; `shallow`: where the history ends.
     """
 
     wants: tuple[str, ...]
@@ -57,9 +58,13 @@ class _Kept:
 
 
 class Lender:
-    """Bundles that are kept for a minute after they were used last, as far as there is room for four of the largest, and requests that are under way. Use as async context manager."""
+    """Bundles that are kept for a minute after they were used last, as far as there is room for
+    four of the largest, and requests that are under way. Use as async context manager.
+    """
 
-    def __init__(self, git: GitRunner, settings: Settings, soon_seconds: float = _SOON_SECONDS) -> None:
+    def __init__(
+        self, git: GitRunner, settings: Settings, soon_seconds: float = _SOON_SECONDS
+    ) -> None:
         self._soon_seconds = soon_seconds
         self.holder = secrets.token_hex(8)
         self._git, self._settings = git, settings
@@ -73,7 +78,10 @@ class Lender:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         tasks = [*self._working.values(), *(kept.made for kept in self._kept.values())]
         for task in tasks:
@@ -81,8 +89,12 @@ class Lender:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._stack.close()
 
-    async def offer(self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]) -> BundleOffer:
-        """Return what leads to these commits and those of their submodules. Raises `NotFound`, `RepositoryError`."""
+    async def offer(
+        self, clone: TrustedClone, shas: Sequence[str], haves: Sequence[str]
+    ) -> BundleOffer:
+        """Return what leads to these commits and those of their submodules. Raises `NotFound`,
+        `RepositoryError`.
+        """
         wants = await with_submodules(clone, shas)
         name = digest(str(clone.path), *sorted(wants), "", *sorted(set(haves)))
         self._drop_old()
@@ -90,7 +102,9 @@ class Lender:
         if kept is None or (kept.made.done() and (kept.made.cancelled() or kept.made.exception())):
             file = self._folder / f"{name}.bundle"
             making = self._make(clone, file, wants, haves)
-            kept = self._kept[name] = _Kept(asyncio.create_task(making, name="bundle"), file, time.monotonic())
+            kept = self._kept[name] = _Kept(
+                asyncio.create_task(making, name="bundle"), file, time.monotonic()
+            )
         try:
             size = await asyncio.shield(kept.made)
         finally:
@@ -101,17 +115,27 @@ class Lender:
             return BundleOffer(tuple(wants))
         return BundleOffer(tuple(wants), name, size, self.holder, shallow_of(clone))
 
-    async def _make(self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]) -> int:
+    async def _make(
+        self, clone: TrustedClone, file: Path, wants: Sequence[str], haves: Sequence[str]
+    ) -> int:
         async with self._room:
-            return await make_bundle(self._git, clone, self._settings, file, wants=wants, haves=haves)
+            return await make_bundle(
+                self._git, clone, self._settings, file, wants=wants, haves=haves
+            )
 
     async def soon(self, asked: Said, work: Callable[[Said], Awaitable[Said]]) -> Said:
-        """Return what `work` answers, an error as words, or that it takes longer: whoever asks the same again then goes on waiting."""
+        """Return what `work` answers, an error as words, or that it takes longer: whoever asks the
+        same again then goes on waiting.
+        """
         key = digest(repr(sorted(asked.items())))
         task = self._working.get(key)
         if task is None:
             task = self._working[key] = asyncio.ensure_future(work(asked))
-            task.add_done_callback(lambda _: asyncio.get_running_loop().call_later(_ASK_SECONDS, self._forget, key, task))
+            task.add_done_callback(
+                lambda _: asyncio.get_running_loop().call_later(
+                    _ASK_SECONDS, self._forget, key, task
+                )
+            )
         done, _ = await asyncio.wait({task}, timeout=self._soon_seconds)
         if not done:
             return {"wait": True}
@@ -121,7 +145,10 @@ class Lender:
         except MoothallError as error:
             return {"error": error.code, "message": error.message}
         except OSError as error:
-            return {"error": Temporary.code, "message": f"the repositories cannot be read: {error.strerror}"}
+            return {
+                "error": Temporary.code,
+                "message": f"the repositories cannot be read: {error.strerror}",
+            }
 
     async def part(self, asked: Said) -> tuple[Said, bytes]:
         """Return a part of a bundle; the one who asks sees by its size where it is gone."""
@@ -131,8 +158,11 @@ class Lender:
         kept.used = time.monotonic()
         return {}, await asyncio.to_thread(_read, kept.file, offset)
 
-    async def take(self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False) -> None:
-        """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and where a history ends, are the house's to say.
+    async def take(
+        self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False
+    ) -> None:
+        """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and
+        where a history ends, are the house's to say.
 
         Raises `FetchTooLarge`, `Temporary`.
         """
@@ -142,22 +172,35 @@ class Lender:
         most = self._settings.max_repository_bytes
         if offer.size > most:
             raise FetchTooLarge(
-                f"a bundle of {offer.size} bytes is offered; at most {most} are taken (workspace.max_repository_bytes)"
+                f"a bundle of {offer.size} bytes is offered; at most {most} are taken "
+                "(workspace.max_repository_bytes)"
             )
         with scratch() as folder:
             file = folder / "bundle"
             await _pull(bus, offer, file)
             shallow = () if patch else offer.shallow
-            await take_bundle(self._git, clone, self._settings, file, wants=offer.wants, shallow=shallow, tags=not patch)
+            await take_bundle(
+                self._git,
+                clone,
+                self._settings,
+                file,
+                wants=offer.wants,
+                shallow=shallow,
+                tags=not patch,
+            )
 
     def _forget(self, key: str, task: asyncio.Task[Said] | None) -> None:
-        """Drop an answer that was given, or that nobody came back for: a later one may be another."""
+        """Drop an answer that was given, or that nobody came back for: a later one may be
+        another.
+        """
         if task is not None and self._working.get(key) is task:
             del self._working[key]
             task.cancelled() or task.exception()
 
     def _drop_old(self) -> None:
-        """Drop what was not used for long, and what was not used for longest where there is no room: whoever still fetches that asks again."""
+        """Drop what was not used for long, and what was not used for longest where there is no
+        room: whoever still fetches that asks again.
+        """
         left = _KEPT_LARGEST * self._settings.max_repository_bytes
         for name, kept in sorted(self._kept.items(), key=lambda item: -item[1].used):
             if kept.made.done():
@@ -168,7 +211,9 @@ class Lender:
 
 
 async def ask(bus: Ask, topic: Topic, asked: Said, patience: float = _PATIENCE_SECONDS) -> Said:
-    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody answers for `patience` seconds."""
+    """Ask until there is an answer. Raises what the other side raised, `Temporary` where nobody
+    answers for `patience` seconds.
+    """
     until = time.monotonic() + patience
     while True:
         try:
@@ -190,7 +235,9 @@ async def _pull(bus: Ask, offer: BundleOffer, file: Path) -> None:
     topic = Channel.REPOSITORIES.of(offer.holder)
 
     async def part(offset: int) -> bytes:
-        _, content = await bus(topic, {"ask": "part", "bundle": offer.bundle, "offset": offset}, _ASK_SECONDS)
+        _, content = await bus(
+            topic, {"ask": "part", "bundle": offer.bundle, "offset": offset}, _ASK_SECONDS
+        )
         if len(content) != min(PART, offer.size - offset):
             raise Temporary("a bundle went while it was fetched")
         return content

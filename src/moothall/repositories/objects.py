@@ -1,4 +1,6 @@
-"""Reading a commit's tree and blobs out of a bare clone, and writing them as plain files. To be run in threads."""
+"""Reading a commit's tree and blobs out of a bare clone, and writing them as plain files. To be run
+in threads.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class TreeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A path as it is after a change. `mode` 100644, 100755 or 120000 (content: the target); None: deleted."""
+    """A path as it is after a change. `mode` 100644, 100755 or 120000 (content: the target); None:
+    deleted.
+    """
 
     path: str
     mode: str
@@ -86,7 +90,10 @@ def read_tree(git: GitRunner, repository: Path, sha: str, max_bytes: int) -> tup
     links = [entry.oid for entry in entries if entry.mode == patch_rules.SYMLINK]
     targets = iter(read_blobs(git, repository, links, _LINK_BYTES + 1))
     return tuple(
-        replace(entry, target=os.fsdecode(next(targets))) if entry.mode == patch_rules.SYMLINK else entry for entry in entries
+        replace(entry, target=os.fsdecode(next(targets)))
+        if entry.mode == patch_rules.SYMLINK
+        else entry
+        for entry in entries
     )
 
 
@@ -156,12 +163,18 @@ def write_files(
 
 
 async def ignored_paths(
-    git: GitRunner, repository: Path, lists: Mapping[str, bytes], paths: Sequence[str], folders: Sequence[str] = ()
+    git: GitRunner,
+    repository: Path,
+    lists: Mapping[str, bytes],
+    paths: Sequence[str],
+    folders: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return those of `paths` that .gitignore files ignore: path → the rule, such as `line 3 of
     .gitignore, build/`. `folders` are those of them that are folders.
     """
-    plain = [f"./{path}" for path in paths if len(path) < _PATH_BYTES // 4]  # a leading ':' would be pathspec magic
+    plain = [
+        f"./{path}" for path in paths if len(path) < _PATH_BYTES // 4
+    ]  # a leading ':' would be pathspec magic
     if not plain or not lists:
         return {}
     command = ("check-ignore", "--no-index", "--verbose", "-z", "--stdin")
@@ -190,7 +203,9 @@ async def find_conversions(
     if not paths or not lists:
         return {}
     command = ("check-attr", "-z", "--stdin", *NAMES)
-    answer = await _ask_in_tree_of(git, repository, lists, command, paths, env={"GIT_ATTR_SOURCE": UNSET})
+    answer = await _ask_in_tree_of(
+        git, repository, lists, command, paths, env={"GIT_ATTR_SOURCE": UNSET}
+    )
     if answer.status:
         raise RepositoryError(f"the attributes of files cannot be read: {answer.reason}")
     return read_conversions(answer.out)
@@ -211,7 +226,9 @@ async def _ask_in_tree_of(
         tree = folder / "tree"
         await asyncio.to_thread(_write_lists, tree, lists, folders)
         return await git.call(
-            *(f"--git-dir={repository}", f"--work-tree={tree}", *command),
+            f"--git-dir={repository}",
+            f"--work-tree={tree}",
+            *command,
             cwd=tree,
             stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
             env=env,
@@ -223,7 +240,9 @@ def _write_lists(tree: Path, lists: Mapping[str, bytes], folders: Sequence[str])
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(text)
     for path in folders:
-        with suppress(OSError, ValueError):  # a name that no file system here can hold matches as a file does
+        with suppress(
+            OSError, ValueError
+        ):  # a name that no file system here can hold matches as a file does
             (tree / path).mkdir(parents=True, exist_ok=True)
 
 
@@ -233,12 +252,16 @@ def _fits(entry: TreeEntry, dest: Path) -> bool:
         return False
     if any(len(os.fsencode(name)) > _NAME_BYTES for name in entry.path.split("/")):
         return False
-    return entry.target is None or (0 < len(os.fsencode(entry.target)) < _LINK_BYTES and "\0" not in entry.target)
+    return entry.target is None or (
+        0 < len(os.fsencode(entry.target)) < _LINK_BYTES and "\0" not in entry.target
+    )
 
 
 def _write(path: Path, mode: str, size: int, take: Callable[[int], bytes]) -> None:
     bits = 0o755 if mode == patch_rules.EXECUTABLE else 0o644
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb") as file:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb"
+    ) as file:
         os.fchmod(file.fileno(), bits)  # whatever the umask says
         left = size
         while left:
@@ -248,7 +271,9 @@ def _write(path: Path, mode: str, size: int, take: Callable[[int], bytes]) -> No
 def _blobs(
     git: GitRunner, repository: Path, oids: Sequence[str], seconds: float = 0
 ) -> Iterator[tuple[int, Callable[[int], bytes]]]:
-    """Yield each blob's size and a function that gives its next bytes; what is not taken is skipped."""
+    """Yield each blob's size and a function that gives its next bytes; what is not taken is
+    skipped.
+    """
     if not oids:
         return
     listing = "".join(f"{oid}\n" for oid in oids).encode()
@@ -288,7 +313,9 @@ def _entry(record: bytes) -> TreeEntry:
 def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     total = sum(entry.size for entry in entries)
     if total > max_bytes:
-        raise RepositoryError(f"the repository's files have {total} bytes; at most {max_bytes} are allowed")
+        raise RepositoryError(
+            f"the repository's files have {total} bytes; at most {max_bytes} are allowed"
+        )
     for entry in entries:
         reason = patch_rules.why_unsafe(entry.path)
         if not reason and entry.mode not in {*patch_rules.MODES, patch_rules.SUBMODULE}:
@@ -301,17 +328,26 @@ def _check(entries: Sequence[TreeEntry], max_bytes: int) -> None:
     for entry in entries:
         parents = [entry.path[:at] for at, char in enumerate(entry.path) if char == "/"]
         if entry.path in seen or any(parent in leaves for parent in parents):
-            raise RepositoryError(f"the repository can't be used: {entry.path[:200]!r} is there twice")
+            raise RepositoryError(
+                f"the repository can't be used: {entry.path[:200]!r} is there twice"
+            )
         seen.add(entry.path)
 
 
 def colliding_links(entries: Iterable[TreeEntry]) -> frozenset[str]:
     """Return the symlinks that have the name of a folder except for case."""
     entries = tuple(entries)
-    links = {entry.path.casefold(): entry.path for entry in entries if entry.mode == patch_rules.SYMLINK}
+    links = {
+        entry.path.casefold(): entry.path for entry in entries if entry.mode == patch_rules.SYMLINK
+    }
     if not links:
         return frozenset()
-    folders = {entry.path[:at].casefold() for entry in entries for at, char in enumerate(entry.path) if char == "/"}
+    folders = {
+        entry.path[:at].casefold()
+        for entry in entries
+        for at, char in enumerate(entry.path)
+        if char == "/"
+    }
     return frozenset(path for folded, path in links.items() if folded in folders)
 
 
@@ -341,4 +377,6 @@ def raw_change(change: Change, old: Mapping[str, TreeEntry]) -> patch_rules.RawC
     if change.content is None:
         return patch_rules.RawChange(change.path, before, patch_rules.ABSENT, old_target=target)
     link = os.fsdecode(change.content) if change.mode == patch_rules.SYMLINK else None
-    return patch_rules.RawChange(change.path, before, change.mode, link, len(change.content), target)
+    return patch_rules.RawChange(
+        change.path, before, change.mode, link, len(change.content), target
+    )

@@ -14,8 +14,10 @@ from moothall.repositories.detect import setup_of
 from moothall.repositories.profile import OWN_FILE, PROTECTED, Commands
 
 _HEAD = (
-    "# How Moothall sets this repository up and checks it. Councils read it from the commit that they work on.\n"
-    "# `setup` runs once for each lock file, with the network. `build`, before each check, and `checks` run without it.\n"
+    "# How Moothall sets this repository up and checks it. Councils read it from the commit that "
+    "they work on.\n"
+    "# `setup` runs once for each lock file, with the network. `build`, before each check, and "
+    "`checks` run without it.\n"
     "# No shell runs any of them.\n"
 )
 
@@ -32,22 +34,40 @@ def commands_of(profile: Profile) -> Commands:
         "folders": dict(profile.folders),
         "hidden": {"tests": profile.hidden},
     }
-    return Commands.model_validate({name: value for name, value in said.items() if name in Commands.model_fields})
+    return Commands.model_validate(
+        {name: value for name, value in said.items() if name in Commands.model_fields}
+    )
 
 
 def to_toml(commands: Commands) -> str:
-    """Return the text of a file that says this; commands as a line where it splits into the same words."""
-    said = {name: value for name, value in commands.model_dump(mode="json").items() if value or name in {"setup", "checks"}}
+    """Return the text of a file that says this; commands as a line where it splits into the same
+    words.
+    """
+    said = {
+        name: value
+        for name, value in commands.model_dump(mode="json").items()
+        if value or name in {"setup", "checks"}
+    }
     tables = {name: _filled(value) for name, value in said.items() if isinstance(value, Mapping)}
     tables = {name: table for name, table in tables.items() if table or name == "checks"}
-    lines = [f"{name} = {_value(value)}" for name, value in said.items() if not isinstance(value, Mapping) and value is not None]
+    lines = [
+        f"{name} = {_value(value)}"
+        for name, value in said.items()
+        if not isinstance(value, Mapping) and value is not None
+    ]
     for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{_key(key)} = {_command(value)}" for key, value in table.items())]
+        lines += [
+            "",
+            f"[{name}]",
+            *(f"{_key(key)} = {_command(value)}" for key, value in table.items()),
+        ]
     return _HEAD + "\n" + "\n".join(lines) + "\n"
 
 
 def write_own(top: Path, text: str, *, replace: bool) -> Path:
-    """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`, `RepositoryError`."""
+    """Write the file at the top of a work tree and return its path. Raises `AlreadyExists`,
+    `RepositoryError`.
+    """
     path = top / OWN_FILE
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | (os.O_TRUNC if replace else os.O_EXCL)
     try:
@@ -70,7 +90,11 @@ def _value(value: object) -> str:
     if not isinstance(value, Sequence):
         return json.dumps(value)
     items = list(_items(value))
-    return f"[{', '.join(items)}]" if len(", ".join(items)) < 100 else "[\n" + "".join(f"    {item},\n" for item in items) + "]"  # noqa: PLR2004 - a line
+    return (
+        f"[{', '.join(items)}]"
+        if len(", ".join(items)) < 100  # noqa: PLR2004 - a line
+        else "[\n" + "".join(f"    {item},\n" for item in items) + "]"
+    )
 
 
 def _items(values: Sequence[object]) -> Iterator[str]:
@@ -86,7 +110,9 @@ def _command(value: object) -> str:
 
 
 def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _string(key)
+    return (
+        key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _string(key)
+    )
 
 
 def _string(text: str) -> str:

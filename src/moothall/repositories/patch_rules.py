@@ -31,7 +31,15 @@ _INFLATED = re.compile(rb"^(?:literal|delta) ([0-9]+)\r?$", re.MULTILINE)
 
 # Ignored by HFS+ when it compares names.
 _INVISIBLE = dict.fromkeys(
-    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF, 0x00AD, 0x200B, 0x2060]
+    [
+        *range(0x200C, 0x2010),
+        *range(0x202A, 0x202F),
+        *range(0x206A, 0x2070),
+        0xFEFF,
+        0x00AD,
+        0x200B,
+        0x2060,
+    ]
 )
 _SHORT_NAME = re.compile(r"(git|gitmod|gi[0-9a-f]{4})~[0-9]+", re.IGNORECASE)
 
@@ -45,7 +53,9 @@ TEST_PATTERNS: tuple[str, ...] = (
     "**/*_test.py",
     "**/tests.py",
     "**/*_test.go",
-    *("**/tests.rs", "**/*_test.rs", "**/*_tests.rs"),
+    "**/tests.rs",
+    "**/*_test.rs",
+    "**/*_tests.rs",
     *(
         f"**/*.{word}.{kind}{script}{more}"
         for word in ("test", "spec")
@@ -53,7 +63,11 @@ TEST_PATTERNS: tuple[str, ...] = (
         for script in "jt"
         for more in ("s", "sx")
     ),
-    *(f"{name}.{kind}js" for name in ("/test", "**/test-*", "**/*-test", "**/*_test") for kind in ("", "c", "m")),
+    *(
+        f"{name}.{kind}js"
+        for name in ("/test", "**/test-*", "**/*-test", "**/*_test")
+        for kind in ("", "c", "m")
+    ),
     *(f"**/spec/**/*.{kind}{script}s" for kind in ("", "c", "m") for script in "jt"),
     *COMPARED,
 )
@@ -61,8 +75,16 @@ TEST_PATTERNS: tuple[str, ...] = (
 
 
 LEFT_OUT = (
-    *("__pycache__", "*.py[co]", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
-    *("node_modules", ".venv", "*.egg-info"),
+    "__pycache__",
+    "*.py[co]",
+    ".pytest_cache",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    ".coverage",
+    "node_modules",
+    ".venv",
+    "*.egg-info",
 )
 """What tools and set-ups leave in a work tree: never part of a patch unless the base has it."""
 _LEFT_OUT = re.compile("|".join(map(translate, LEFT_OUT)))
@@ -99,7 +121,9 @@ def is_left_out(name: str) -> bool:
 
 
 def most_of(amounts: Mapping[str, int], base_folders: AbstractSet[str]) -> list[tuple[str, int]]:
-    """Return which new folders, or files in a folder of the base, have most of these amounts, with the sum of each."""
+    """Return which new folders, or files in a folder of the base, have most of these amounts, with
+    the sum of each.
+    """
     sums: Counter[str] = Counter()
     for path, amount in amounts.items():
         parts = path.split("/")
@@ -112,11 +136,22 @@ def most_of(amounts: Mapping[str, int], base_folders: AbstractSet[str]) -> list[
 def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLimits()) -> None:
     """Raise `PatchRefused`, naming path and reason, unless every change may enter a repository."""
     if len(changes) > limits.files:
-        folders = {change.path.rpartition("/")[0] for change in changes if change.old_mode != ABSENT}
-        above = {"/".join(parts[:end]) for folder in folders for parts in [folder.split("/")] for end in range(1, len(parts) + 1)}
-        shown = ", ".join(f"{path} ({count} files)" for path, count in most_of({change.path: 1 for change in changes}, above))
+        folders = {
+            change.path.rpartition("/")[0] for change in changes if change.old_mode != ABSENT
+        }
+        above = {
+            "/".join(parts[:end])
+            for folder in folders
+            for parts in [folder.split("/")]
+            for end in range(1, len(parts) + 1)
+        }
+        shown = ", ".join(
+            f"{path} ({count} files)"
+            for path, count in most_of({change.path: 1 for change in changes}, above)
+        )
         raise PatchRefused(
-            f"the patch changes {len(changes)} files; at most {limits.files} (workspace.max_patch_files) are allowed. "
+            f"the patch changes {len(changes)} files; at most {limits.files} "
+            "(workspace.max_patch_files) are allowed. "
             f"Most are in {shown}. {ADVICE}"
         )
     total = 0
@@ -127,26 +162,36 @@ def check_changes(changes: Sequence[RawChange], limits: ChangeLimits = ChangeLim
         total += change.size
     if total > limits.total_bytes:
         raise PatchRefused(
-            f"the patch brings {total} bytes; at most {limits.total_bytes} (4 times workspace.max_file_bytes) are allowed."
+            f"the patch brings {total} bytes; at most {limits.total_bytes} (4 times "
+            "workspace.max_file_bytes) are allowed."
         )
 
 
 def check_outside(submodules: Iterable[str], paths: Sequence[str]) -> None:
     """Raise `PatchRefused` where one of `paths` lies in a submodule."""
     for path in paths:
-        module = next((module for module in submodules if path == module or path.startswith(f"{module}/")), None)
+        module = next(
+            (module for module in submodules if path == module or path.startswith(f"{module}/")),
+            None,
+        )
         if module is not None:
             raise PatchRefused(
-                f"the patch may not change {path[:200]!r}: it lies in the submodule {module[:200]!r}, a repository of its own; "
+                f"the patch may not change {path[:200]!r}: it lies in the submodule "
+                f"{module[:200]!r}, a repository of its own; "
                 "leave what is there as it was."
             )
 
 
 def check_binaries(diff: bytes, limit: int) -> None:
-    """Raise `PatchRefused` where a git diff holds a binary file of more than `limit` bytes, whatever its own size."""
+    """Raise `PatchRefused` where a git diff holds a binary file of more than `limit` bytes,
+    whatever its own size.
+    """
     for match in _INFLATED.finditer(diff):
         if len(match[1]) > 15 or int(match[1]) > limit:  # noqa: PLR2004 - digits
-            raise PatchRefused(f"the patch holds a binary file of more than {limit} bytes (workspace.max_file_bytes).")
+            raise PatchRefused(
+                f"the patch holds a binary file of more than {limit} bytes "
+                "(workspace.max_file_bytes)."
+            )
 
 
 def _why_change(change: RawChange, limits: ChangeLimits) -> str:
@@ -160,7 +205,8 @@ def _why_change(change: RawChange, limits: ChangeLimits) -> str:
         return _why_link(change)
     too_large = change.size > limits.file_bytes
     return (
-        f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) allowed for a file"
+        f"{change.size} bytes are more than the {limits.file_bytes} (workspace.max_file_bytes) "
+        "allowed for a file"
         if too_large
         else ""
     )
@@ -236,7 +282,10 @@ def why_target(path: str, target: str | None) -> str:
         return "the symlink leaves the tree"
     if ".." in parts[up:]:
         return "the symlink's target has '..' after its beginning"
-    return next((f"the symlink's target: {reason}" for part in parts[up:] if (reason := _why_name(part))), "")
+    return next(
+        (f"the symlink's target: {reason}" for part in parts[up:] if (reason := _why_name(part))),
+        "",
+    )
 
 
 def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
@@ -250,7 +299,10 @@ def check_links(old: Mapping[str, str], new: Mapping[str, str]) -> None:
     for path, target in new.items():
         exit_ = _find_exit(path, new)
         if exit_ and (old.get(path) != target or _find_exit(path, old) != exit_):
-            raise PatchRefused(f"the patch may not change where {path[:200]!r} leads: the symlink would leave the tree.")
+            raise PatchRefused(
+                f"the patch may not change where {path[:200]!r} leads: the symlink would leave "
+                "the tree."
+            )
 
 
 def _find_exit(path: str, links: Mapping[str, str]) -> str:
@@ -291,8 +343,10 @@ def is_test(path: str) -> bool:
 
 
 def matches(patterns: Iterable[str], path: str) -> bool:
-    """Whether one of the gitignore-style patterns matches. `*` stays within a name, `**` crosses folders; a
-    pattern without a slash matches at any depth; one that matches a folder matches what is in it. A pattern
+    """Whether one of the gitignore-style patterns matches. `*` stays within a name, `**` crosses
+    folders; a
+    pattern without a slash matches at any depth; one that matches a folder matches what is in it. A
+    pattern
     that begins with `!` takes back what those before it matched.
     """
     parts = tuple(path.split("/"))
@@ -312,7 +366,8 @@ def _segments(pattern: str) -> tuple[str, ...]:
 
 
 def _matches(segments: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    # All positions in the pattern that the names so far can have led to: time grows with pattern times path,
+    # All positions in the pattern that the names so far can have led to: time grows with pattern
+    # times path,
     # whatever a hostile pattern says.
     end = len(segments)
     places = _skip(segments, {0})
@@ -330,7 +385,9 @@ def _matches(segments: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 
 
 def _skip(segments: tuple[str, ...], places: set[int]) -> set[int]:
-    """Add the places behind each `**`, which may stand for no folder at all (the last one may not)."""
+    """Add the places behind each `**`, which may stand for no folder at all (the last one may
+    not).
+    """
     for place in range(len(segments) - 1):
         if place in places and segments[place] == "**":
             places.add(place + 1)

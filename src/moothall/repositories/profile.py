@@ -1,8 +1,10 @@
-"""How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out from its files.
+"""How a repository is set up and checked: said by `.moothall.toml` or the registry, else found out
+from its files.
 
-Commands are argv lists, run in the sandbox in the checkout. One that names /env/bin/… gets a Python environment
-at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (all keys optional; a string is split into words as
-a shell would, but no shell runs it):
+Commands are argv lists, run in the sandbox in the checkout. One that names /env/bin/… gets a Python
+environment
+at /env, made before setup; its `bin` is first on the PATH. A `.moothall.toml` (all keys optional; a
+string is split into words as a shell would, but no shell runs it):
 
     setup = ["/env/bin/pip install -r ci.txt"]
     build = ["python setup.py build_ext --inplace"] # before each check, on the files as they are
@@ -13,9 +15,11 @@ a shell would, but no shell runs it):
     tests = ["python", "-m", "pytest"]
     lint = "ruff check ."
     [reports]
-    tests = "build/junit/*.xml"                     # JUnit files that the check writes, where its runner's cases can't be read
+    tests = "build/junit/*.xml"                     # JUnit files that the check writes, where its
+    runner's cases can't be read
     [hidden]
-    tests = ["tests/hidden/**"]                     # tests that seats never see; they run on every answer
+    tests = ["tests/hidden/**"]                     # tests that seats never see; they run on every
+    answer
     [folders]
     tests = "python"                                # where a check runs; the root by default
 """
@@ -38,7 +42,14 @@ from moothall.domain.repository import BuildStep, Profile
 from moothall.errors import RepositoryError, wrong_fields
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.declared import declared_packages, lists_of_packages
-from moothall.repositories.detect import MOST_PROJECTS, Detected, detect, setup_of, setup_reads, wanted_files
+from moothall.repositories.detect import (
+    MOST_PROJECTS,
+    Detected,
+    detect,
+    setup_of,
+    setup_reads,
+    wanted_files,
+)
 from moothall.repositories.patch_rules import TEST_PATTERNS, why_path
 from moothall.repositories.proof import CONFIGURATION
 
@@ -111,17 +122,33 @@ class Commands(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     setup: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
-    checks: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Argv], Field(max_length=20)] | None = None
+    checks: (
+        Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Argv], Field(max_length=20)]
+        | None
+    ) = None
     protected: Annotated[tuple[_Pattern, ...], Field(max_length=200)] = ()
-    known_failures: Annotated[tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=5000)] = ()
-    reports: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Patterns], Field(max_length=20)] | None = None
-    advisory: Annotated[tuple[Annotated[str, AfterValidator(_check_name)], ...], Field(max_length=20)] = ()
-    folders: Annotated[dict[Annotated[str, AfterValidator(_check_name)], _Folder], Field(max_length=20)] = Field({})
+    known_failures: Annotated[
+        tuple[Annotated[str, Field(max_length=500)], ...], Field(max_length=5000)
+    ] = ()
+    reports: (
+        Annotated[
+            dict[Annotated[str, AfterValidator(_check_name)], _Patterns], Field(max_length=20)
+        ]
+        | None
+    ) = None
+    advisory: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_name)], ...], Field(max_length=20)
+    ] = ()
+    folders: Annotated[
+        dict[Annotated[str, AfterValidator(_check_name)], _Folder], Field(max_length=20)
+    ] = Field({})
     build: Annotated[tuple[_Argv, ...], Field(max_length=50)] | None = None
     hidden: Hidden = Hidden()
 
     def over(self, other: Commands) -> Commands:
-        """Return these where they say something, else the other's; patterns and failures of both."""
+        """Return these where they say something, else the other's; patterns and failures of
+        both.
+        """
         return Commands(
             setup=other.setup if self.setup is None else self.setup,
             build=other.build if self.build is None else self.build,
@@ -136,24 +163,40 @@ class Commands(BaseModel):
 
 
 async def read_profile(
-    clone: TrustedClone, sha: str, registered: Commands | None = None, *, most: int = MOST_PROJECTS, own: str | None = None
+    clone: TrustedClone,
+    sha: str,
+    registered: Commands | None = None,
+    *,
+    most: int = MOST_PROJECTS,
+    own: str | None = None,
 ) -> Profile:
     """Return the profile of a commit; what was `registered` goes before the repository's own file.
 
     `own` stands in for the text of that file. Projects in folders beyond `most` have no check.
     """
-    objects = {entry.path: entry.oid for entry in await clone.entries(sha) if entry.target is None and not entry.oddity}
+    objects = {
+        entry.path: entry.oid
+        for entry in await clone.entries(sha)
+        if entry.target is None and not entry.oddity
+    }
     wanted = dict.fromkeys((*wanted_files(objects, most), *lists_of_packages(objects)))
     paths = [*wanted, *([OWN_FILE] if OWN_FILE in objects and own is None else [])]
     blobs = await clone.read_all(sha, paths, TEXT_BYTES)
     texts = {path: blob.decode(errors="replace") for path, blob in zip(paths, blobs, strict=True)}
-    return make_profile(objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most)
+    return make_profile(
+        objects, texts if own is None else {**texts, OWN_FILE: own}, registered, most
+    )
 
 
 def make_profile(
-    objects: Mapping[str, str], texts: Mapping[str, str], registered: Commands | None = None, most: int = MOST_PROJECTS
+    objects: Mapping[str, str],
+    texts: Mapping[str, str],
+    registered: Commands | None = None,
+    most: int = MOST_PROJECTS,
 ) -> Profile:
-    """Return the profile of a tree of path → object id; `texts` are the files that say something, `most` the projects. Pure."""
+    """Return the profile of a tree of path → object id; `texts` are the files that say something,
+    `most` the projects. Pure.
+    """
     own = parse_own(texts[OWN_FILE]) if OWN_FILE in texts else Commands()
     said = registered.over(own) if registered else own
     try:
@@ -166,7 +209,13 @@ def make_profile(
     setup = setup_of(found.steps) if said.setup is None else said.setup
     checks = dict(found.checks if said.checks is None else said.checks)
     folders = {**(found.folders if detected else {}), **said.folders}
-    reads = sorted({path for path in (found.reads if said.setup is None else setup_reads(objects)) if path in objects})
+    reads = sorted(
+        {
+            path
+            for path in (found.reads if said.setup is None else setup_reads(objects))
+            if path in objects
+        }
+    )
     return Profile(
         setup=setup,
         checks=checks,
@@ -174,7 +223,11 @@ def make_profile(
         known_failures=said.known_failures,
         reports=dict(said.reports or {}),
         lock_digest=_lock_digest(setup, {path: objects[path] for path in reads}),
-        advisory=tuple(name for name in checks if name in said.advisory or (detected and name in found.advisory)),
+        advisory=tuple(
+            name
+            for name in checks
+            if name in said.advisory or (detected and name in found.advisory)
+        ),
         folders={name: folder for name, folder in folders.items() if name in checks},
         steps=found.steps if said.setup is None else (),
         needs=found.needs,
@@ -197,7 +250,9 @@ def _builds(found: Detected, said: Commands) -> tuple[BuildStep, ...]:
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
-    """Return what a regular file says, at most `limit` bytes of it; None where none is there. A link is not followed."""
+    """Return what a regular file says, at most `limit` bytes of it; None where none is there. A
+    link is not followed.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -213,7 +268,9 @@ def read_text(path: Path, limit: int = TEXT_BYTES) -> str | None:
 
 
 def parse_own(text: str, name: str = OWN_FILE) -> Commands:
-    """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with the line that is wrong."""
+    """Return what a `.moothall.toml`, or another file like it, says; raises `RepositoryError` with
+    the line that is wrong.
+    """
     try:
         return Commands.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -221,9 +278,14 @@ def parse_own(text: str, name: str = OWN_FILE) -> Commands:
     except ValidationError as error:
         first = wrong_fields(error)[0]
         keys = [str(part) for part in first.place if part != "[key]"]
-        known = "" if first.fault != "extra_forbidden" else f"; the keys are {', '.join(Commands.model_fields)}"
+        known = (
+            ""
+            if first.fault != "extra_forbidden"
+            else f"; the keys are {', '.join(Commands.model_fields)}"
+        )
         raise RepositoryError(
-            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: {first.sentence}{known}"
+            f"{name}, line {_line_of(text, keys)}: {'.'.join(keys) or 'file'}: "
+            f"{first.sentence}{known}"
         ) from error
 
 
@@ -232,7 +294,9 @@ def _line_of(text: str, keys: list[str]) -> int:
     lines = text.splitlines()
     for key in reversed(keys):
         for number, line in enumerate(lines, 1):
-            if not key.isdigit() and re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
+            if not key.isdigit() and re.match(
+                rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line
+            ):
                 return number
     return 1
 

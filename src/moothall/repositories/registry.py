@@ -1,4 +1,6 @@
-"""What is known of each repository: one JSON file each, written atomically. Secrets are named, never held."""
+"""What is known of each repository: one JSON file each, written atomically. Secrets are named,
+never held.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,22 @@ _CREDENTIAL = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/[^\0\n]+")
 
 def _credential(value: str) -> str:
     if value and not _CREDENTIAL.fullmatch(value):
-        raise ValueError("a credential is named as env:VARIABLE or file:/absolute/path; the secret itself is not stored")
+        raise ValueError(
+            "a credential is named as env:VARIABLE or file:/absolute/path; the secret itself is "
+            "not stored"
+        )
     return value
 
 
 class Registered(BaseModel):
     """A repository of a tenant. `origin` is the absolute path of a local one, or a URL.
 
-    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing. `on_approval` says what becomes of
-    an approved story's branch: it is left, handed over though `push` says nothing, or merged into the branch `base`.
+    `push` says what may be delivered: a branch in a local repository, a push to a URL, or nothing.
+    `on_approval` says what becomes of an approved story's branch: it is left, handed over though
+    `push` says nothing, or merged into the branch `base`.
     Not `listed`: it was only used once; commits pinned then can still be used. Where `of` names
-    another record, this is that one with the commands of a file that a caller named: found by its id alone.
+    another record, this is that one with the commands of a file that a caller named: found by its
+    id alone.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -59,17 +66,22 @@ class Registered(BaseModel):
 
 
 def repository_id(origin: str, tenant: str) -> str:
-    """Return the id of a tenant's repository that nobody named: readable, and the same each time."""
+    """Return the id of a tenant's repository that nobody named: readable, and the same each
+    time.
+    """
     name = re.split(r"[/:]", origin.rstrip("/").removesuffix(".git"))[-1]
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "repository"
     return f"{slug}-{digest(tenant, origin)[:12]}"
 
 
 def make_registered(origin: str, *, tenant: str = "local", **said: Any) -> Registered:
-    """Return a checked record. What is not `said`, empty or None has its default: an id made of the origin, and a push policy by which a local
-    repository gets branches and a URL nothing.
+    """Return a checked record. What is not `said`, empty or None has its default: an id made of the
+    origin, and a push policy by which a local repository gets branches and a URL nothing.
     """
-    usual = {"id": repository_id(origin, tenant), "push": "local-branch" if origin.startswith("/") else "none"}
+    usual = {
+        "id": repository_id(origin, tenant),
+        "push": "local-branch" if origin.startswith("/") else "none",
+    }
     said = {name: value for name, value in said.items() if value is not None and value != ""}
     try:
         return Registered(**{**usual, **said, "origin": origin, "tenant": tenant})
@@ -84,14 +96,20 @@ class Registry:
         self._folder = folder
 
     def add(self, entry: Registered) -> None:
-        """Store, replacing an older record of the same repository. Raises `AlreadyExists` for a taken id."""
+        """Store, replacing an older record of the same repository. Raises `AlreadyExists` for a
+        taken id.
+        """
         path = self._path(entry.id)
         if path.exists():
             known = self._read(path)
             if (known.origin, known.tenant) != (entry.origin, entry.tenant):
-                raise AlreadyExists(f"the id {entry.id!r} is taken by another repository; choose another one")
+                raise AlreadyExists(
+                    f"the id {entry.id!r} is taken by another repository; choose another one"
+                )
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".", delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=self._folder, prefix=".", delete=False, encoding="utf-8"
+        ) as file:
             file.write(entry.model_dump_json(indent=2))
         Path(file.name).replace(path)
 
@@ -111,12 +129,20 @@ class Registry:
 
     def of_origin(self, origin: str, tenant: str) -> Registered | None:
         """Return the tenant's record of a path or URL, a listed one first."""
-        found = [entry for entry in self.all() if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")]
+        found = [
+            entry
+            for entry in self.all()
+            if (entry.origin, entry.tenant, entry.of) == (origin, tenant, "")
+        ]
         return next((entry for entry in found if entry.listed), found[0] if found else None)
 
     def list(self, tenant: str) -> tuple[Registered, ...]:
         """Return what the tenant registered, by id."""
-        return tuple(entry for entry in self.all() if entry.tenant == tenant and entry.listed and not entry.of)
+        return tuple(
+            entry
+            for entry in self.all()
+            if entry.tenant == tenant and entry.listed and not entry.of
+        )
 
     def remove(self, repository: str) -> None:
         """Forget a record. Raises `NotFound`."""
@@ -136,5 +162,6 @@ class Registry:
             return Registered.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise RepositoryError(
-                f"the repository record {path} cannot be read; remove it and add the repository again"
+                f"the repository record {path} cannot be read; remove it and add the repository "
+                "again"
             ) from error

@@ -1,4 +1,6 @@
-"""Small repositories of our own: one to try Moothall on, whose test fails until somebody adds hello_world(), and one with nothing in it."""
+"""Small repositories of our own: one to try Moothall on, whose test fails until somebody adds
+hello_world(), and one with nothing in it.
+"""
 
 from __future__ import annotations
 

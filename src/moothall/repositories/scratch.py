@@ -1,4 +1,6 @@
-"""Temporary folders that do not outlive a killed process for long: each is locked by its owner, and what nobody holds is swept."""
+"""Temporary folders that do not outlive a killed process for long: each is locked by its owner, and
+what nobody holds is swept.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _PREFIX = "moothall-scratch-"
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder for as long as the context lasts. A process's first one sweeps away what killed processes left."""
+    """A folder for as long as the context lasts. A process's first one sweeps away what killed
+    processes left.
+    """
     _sweep_once()
     folder, held = _make()
     try:
@@ -55,7 +59,9 @@ def _make() -> tuple[Path, int]:
 
 
 def _hold(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock; None where another has it, or it is gone or another user's."""
+    """Return a descriptor that holds the folder's lock; None where another has it, or it is gone or
+    another user's.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

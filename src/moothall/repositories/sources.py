@@ -1,4 +1,6 @@
-"""Where repositories come from: checking paths and URLs, and asking a source which commit a ref means."""
+"""Where repositories come from: checking paths and URLs, and asking a source which commit a ref
+means.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ from urllib.parse import unquote, urlsplit
 from moothall.errors import InvalidRequest, Refused, RepositoryError
 from moothall.repositories.gitcmd import GitRunner
 
-_SCP = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)(?P<host>[A-Za-z0-9._][A-Za-z0-9._-]*):(?!/?/?-)[^\s:]+")
+_SCP = re.compile(
+    r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)(?P<host>[A-Za-z0-9._][A-Za-z0-9._-]*):(?!/?/?-)[^\s:]+"
+)
 _BAD_REF = re.compile(r"[\x00-\x20\x7f:?*\[\\]|\.\.|@\{|//|^[-/^]|/$|\.lock$")
 _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A repository on this machine: `top` is its work tree (or itself, if bare), `shared` where its refs and objects lie."""
+    """A repository on this machine: `top` is its work tree (or itself, if bare), `shared` where its
+    refs and objects lie.
+    """
 
     top: Path
     git_dir: Path
@@ -28,13 +34,20 @@ class Local:
 
 def is_url(text: str) -> bool:
     """Whether this names something to fetch over a transport (and no file: URL or path)."""
-    return ("://" in text or "::" in text or _SCP.fullmatch(text) is not None) and not text.lower().startswith("file://")
+    return (
+        "://" in text or "::" in text or _SCP.fullmatch(text) is not None
+    ) and not text.lower().startswith("file://")
 
 
 def check_url(url: str, schemes: Sequence[str]) -> str:
-    """Return a URL that git may be given. Raises `InvalidRequest` or `Refused`; never repeats a password."""
+    """Return a URL that git may be given. Raises `InvalidRequest` or `Refused`; never repeats a
+    password.
+    """
     if not url.isprintable() or " " in url or url.startswith("-") or "::" in url.split("/", 1)[0]:
-        raise InvalidRequest("the repository's URL is not one; write https://host/path, ssh://user@host/path or user@host:path")
+        raise InvalidRequest(
+            "the repository's URL is not one; write https://host/path, ssh://user@host/path or "
+            "user@host:path"
+        )
     if _SCP.fullmatch(url):
         scheme = "ssh"
     else:
@@ -46,14 +59,23 @@ def check_url(url: str, schemes: Sequence[str]) -> str:
         scheme = parts.scheme.lower()
         if scheme in {"http", "https"} and parts.username is not None:
             raise InvalidRequest(
-                "the repository's URL holds a credential; name one with `moothall repo add --credential` instead"
+                "the repository's URL holds a credential; name one with `moothall repo add "
+                "--credential` instead"
             )
         if parts.password is not None:
             raise InvalidRequest("the repository's URL holds a password; use a key instead")
-        if not parts.hostname or parts.hostname.startswith("-") or (parts.username or "").startswith("-") or len(parts.path) < 2:  # noqa: PLR2004
+        if (
+            not parts.hostname
+            or parts.hostname.startswith("-")
+            or (parts.username or "").startswith("-")
+            or len(parts.path) < 2  # noqa: PLR2004
+        ):
             raise InvalidRequest("the repository's URL needs a host and a path")
     if scheme not in schemes:
-        raise Refused(f"repositories may not be fetched over {scheme!r}; the allowed schemes are {', '.join(schemes)}")
+        raise Refused(
+            f"repositories may not be fetched over {scheme!r}; the allowed schemes are "
+            f"{', '.join(schemes)}"
+        )
     return url
 
 
@@ -64,13 +86,19 @@ def check_path(text: str, schemes: Sequence[str], roots: Sequence[Path] | None) 
     """
     if text.lower().startswith("file://"):
         if "file" not in schemes:
-            raise Refused(f"repositories may not be fetched over 'file'; the allowed schemes are {', '.join(schemes)}")
+            raise Refused(
+                "repositories may not be fetched over 'file'; the allowed schemes are "
+                f"{', '.join(schemes)}"
+            )
         parts = urlsplit(text)
         if parts.hostname not in {None, "", "localhost"}:
             raise InvalidRequest("a file: URL names no host; write file:///path")
         text = unquote(parts.path)
     if not text or "\0" in text or text.startswith("-"):
-        raise InvalidRequest(f"{text[:80]!r} is not a repository's path; write ./{text[:80]} if a folder has that name")
+        raise InvalidRequest(
+            f"{text[:80]!r} is not a repository's path; write ./{text[:80]} if a folder has that "
+            "name"
+        )
     path = Path(text).resolve()
     inside(path, roots)
     return path
@@ -98,35 +126,70 @@ async def find_local(git: GitRunner, path: Path) -> Local:
         raise RepositoryError(f"the repository {str(path)!r} does not exist")
     if not await asyncio.to_thread(path.is_dir):
         raise RepositoryError(f"{str(path)!r} is a file; name the repository's folder")
-    answer = await git.call("rev-parse", "--is-inside-work-tree", "--absolute-git-dir", "--git-common-dir", cwd=path)
+    answer = await git.call(
+        "rev-parse", "--is-inside-work-tree", "--absolute-git-dir", "--git-common-dir", cwd=path
+    )
     if answer.status:
-        raise RepositoryError(f"{str(path)!r} is not a git repository; run `git init` and commit something there first")
-    in_tree, git_dir, shared = (line for line in answer.out.decode(errors="surrogateescape").split("\n")[:3])
+        raise RepositoryError(
+            f"{str(path)!r} is not a git repository; run `git init` and commit something there "
+            "first"
+        )
+    in_tree, git_dir, shared = (
+        line for line in answer.out.decode(errors="surrogateescape").split("\n")[:3]
+    )
     folder = Path(git_dir)
     # core.worktree could name any folder: it is enough to climb to where the .git is.
-    top = next((at for at in (path, *path.parents) if (at / ".git").exists()), folder) if in_tree == "true" else folder
+    top = (
+        next((at for at in (path, *path.parents) if (at / ".git").exists()), folder)
+        if in_tree == "true"
+        else folder
+    )
     object_format = (await git.run("rev-parse", "--show-object-format", cwd=path)).strip()
     if object_format != b"sha1":
-        raise RepositoryError(f"{str(path)!r} uses {object_format.decode()} object ids; only sha1 repositories are supported")
+        raise RepositoryError(
+            f"{str(path)!r} uses {object_format.decode()} object ids; only sha1 repositories are "
+            "supported"
+        )
     return Local(top, folder, (path / shared).resolve())
 
 
 async def local_commit(git: GitRunner, local: Local, ref: str) -> str:
-    """Return the sha that `ref` (empty: HEAD) means in a local repository. Raises `RepositoryError`."""
+    """Return the sha that `ref` (empty: HEAD) means in a local repository. Raises
+    `RepositoryError`.
+    """
     at = f"--git-dir={local.git_dir}"
     name = check_ref(ref) if ref else "HEAD"
-    answer = await git.call(at, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", cwd=local.git_dir)
+    answer = await git.call(
+        at,
+        "rev-parse",
+        "--verify",
+        "--quiet",
+        "--end-of-options",
+        f"{name}^{{commit}}",
+        cwd=local.git_dir,
+    )
     if not answer.status:
         return answer.out.decode().split()[-1]
-    listing = await git.run(at, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", cwd=local.git_dir)
+    listing = await git.run(
+        at,
+        "for-each-ref",
+        "--format=%(refname:short)",
+        "refs/heads",
+        "refs/tags",
+        cwd=local.git_dir,
+    )
     names = listing.decode(errors="replace").split()
     if not names:
-        raise RepositoryError(f"the repository {str(local.top)!r} has no commits; commit something first")
+        raise RepositoryError(
+            f"the repository {str(local.top)!r} has no commits; commit something first"
+        )
     raise _unknown_ref(name, str(local.top), names)
 
 
 def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str]:
-    """Return (full ref to fetch, its sha) for `ref` (empty: HEAD) among the refs of a URL. Raises `RepositoryError`."""
+    """Return (full ref to fetch, its sha) for `ref` (empty: HEAD) among the refs of a URL. Raises
+    `RepositoryError`.
+    """
     name = check_ref(ref) if ref else "HEAD"
     for full in (name, f"refs/heads/{name}", f"refs/tags/{name}"):
         if full in refs:
@@ -134,19 +197,31 @@ def remote_commit(refs: Mapping[str, str], url: str, ref: str) -> tuple[str, str
     if not refs:
         raise RepositoryError(f"the repository {url!r} has no commits")
     heads = [full.removeprefix("refs/heads/") for full in refs if full.startswith("refs/heads/")]
-    tags = [full.removeprefix("refs/tags/") for full in refs if full.startswith("refs/tags/") and not full.endswith("^{}")]
+    tags = [
+        full.removeprefix("refs/tags/")
+        for full in refs
+        if full.startswith("refs/tags/") and not full.endswith("^{}")
+    ]
     raise _unknown_ref(name, url, [*heads, *tags])
 
 
-async def remote_refs(git: GitRunner, cwd: Path, url: str, env: Mapping[str, str]) -> dict[str, str]:
+async def remote_refs(
+    git: GitRunner, cwd: Path, url: str, env: Mapping[str, str]
+) -> dict[str, str]:
     """Return all refs of a URL with their shas."""
     answer = await git.call("ls-remote", "--quiet", "--", url, cwd=cwd, env=env)
     if answer.status:
         raise RepositoryError(f"cannot reach the repository {url!r}: {answer.reason}")
-    pairs = (line.split("\t", 1) for line in answer.out.decode(errors="replace").splitlines() if "\t" in line)
+    pairs = (
+        line.split("\t", 1)
+        for line in answer.out.decode(errors="replace").splitlines()
+        if "\t" in line
+    )
     return {name: sha for sha, name in pairs}
 
 
 def _unknown_ref(ref: str, where: str, names: Sequence[str]) -> RepositoryError:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return RepositoryError(f"no ref {ref[:80]!r} in {where!r}; there are {', '.join(names[:_SHOWN]) or 'none'}{more}")
+    return RepositoryError(
+        f"no ref {ref[:80]!r} in {where!r}; there are {', '.join(names[:_SHOWN]) or 'none'}{more}"
+    )

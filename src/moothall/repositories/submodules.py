@@ -1,4 +1,6 @@
-"""The submodules of a commit: brought into the trusted clone, each at the commit that is recorded."""
+"""The submodules of a commit: brought into the trusted clone, each at the commit that is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.patch_rules import why_path
 from moothall.repositories.registry import Registered
-from moothall.repositories.transport import Pin, hide_reason, registered_transport, stranger_transport
+from moothall.repositories.transport import (
+    Pin,
+    hide_reason,
+    registered_transport,
+    stranger_transport,
+)
 
 _DEEPEST = 3
 _REASON = 200
@@ -23,7 +30,9 @@ _REASON = 200
 
 @dataclass(frozen=True, slots=True)
 class Submodule:
-    """One: `path` from the root, the commit that is recorded, and why it is not here ('' where it is)."""
+    """One: `path` from the root, the commit that is recorded, and why it is not here ('' where it
+    is).
+    """
 
     path: str
     sha: str
@@ -33,11 +42,19 @@ class Submodule:
 class Submodules:
     """Brings the submodules of commits of one repository.
 
-    What a repository names elsewhere than at its own registered host is called as nobody, where `pin` lets it.
+    What a repository names elsewhere than at its own registered host is called as nobody, where
+    `pin` lets it.
     """
 
     def __init__(
-        self, git: GitRunner, clone: TrustedClone, entry: Registered, settings: Settings, *, secrets: Mapping[str, str], pin: Pin
+        self,
+        git: GitRunner,
+        clone: TrustedClone,
+        entry: Registered,
+        settings: Settings,
+        *,
+        secrets: Mapping[str, str],
+        pin: Pin,
     ) -> None:
         self._git = git
         self._clone = clone
@@ -47,20 +64,31 @@ class Submodules:
         self._pin = pin
 
     async def fetch(self, sha: str, modules: Path | None) -> tuple[str, ...]:
-        """Bring those of a commit that can be had, and return a line for each that cannot. `modules` is where a local repository keeps its
-        own ('.git/modules').
+        """Bring those of a commit that can be had, and return a line for each that cannot.
+        `modules` is where a local repository keeps its own ('.git/modules').
         """
         found = [one async for one in self._of(sha, "", modules, self._entry.origin, _DEEPEST)]
-        return tuple(f"the submodule {one.path} is left out: {one.missing}" for one in found if one.missing)
+        return tuple(
+            f"the submodule {one.path} is left out: {one.missing}" for one in found if one.missing
+        )
 
-    async def _of(self, sha: str, above: str, modules: Path | None, origin: str, depth: int) -> AsyncIterator[Submodule]:
+    async def _of(
+        self, sha: str, above: str, modules: Path | None, origin: str, depth: int
+    ) -> AsyncIterator[Submodule]:
         named = await _names(self._clone, sha)
-        links = {path: commit for path, commit in (await self._clone.submodules(sha)).items() if not why_path(path)}
+        links = {
+            path: commit
+            for path, commit in (await self._clone.submodules(sha)).items()
+            if not why_path(path)
+        }
         for number, (path, commit) in enumerate(links.items()):
             whole = f"{above}{path}"
             if number >= self._settings.max_submodules or not depth:
                 yield Submodule(
-                    whole, commit, "there are too many (workspace.max_submodules), or they lie too deep in each other"
+                    whole,
+                    commit,
+                    "there are too many (workspace.max_submodules), or they lie too deep in each "
+                    "other",
                 )
                 continue
             name, url = named.get(path, ("", ""))
@@ -71,7 +99,9 @@ class Submodules:
                 yield Submodule(whole, commit, " ".join(error.message.split())[:_REASON])
                 continue
             yield Submodule(whole, commit)
-            async for one in self._of(commit, f"{whole}/", here and here / "modules", where, depth - 1):
+            async for one in self._of(
+                commit, f"{whole}/", here and here / "modules", where, depth - 1
+            ):
                 yield one
 
     async def _bring(self, commit: str, url: str, origin: str, here: Path | None) -> str:
@@ -84,7 +114,8 @@ class Submodules:
             return whole
         if not sources.is_url(whole):
             raise Refused(
-                f"its URL {whole[:100]!r} names no repository to fetch; run `git submodule update --init` in yours first"
+                f"its URL {whole[:100]!r} names no repository to fetch; run `git submodule update "
+                "--init` in yours first"
             )
         checked = sources.check_url(whole, self._settings.allowed_schemes)
         if self._entry.listed and _host(checked) == _host(self._entry.origin):
@@ -100,7 +131,9 @@ class Submodules:
 async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
     """Return what a commit's .gitmodules says: path → (name, URL)."""
     pattern = r"^submodule\..*\.(path|url)$"
-    answer = await clone.ask("config", "--null", f"--blob={sha}:.gitmodules", "--get-regexp", pattern)
+    answer = await clone.ask(
+        "config", "--null", f"--blob={sha}:.gitmodules", "--get-regexp", pattern
+    )
     said: dict[str, dict[str, str]] = {}
     for pair in answer.out.decode(errors="replace").split("\0") if not answer.status else ():
         key, _, value = pair.partition("\n")
@@ -110,11 +143,15 @@ async def _names(clone: TrustedClone, sha: str) -> dict[str, tuple[str, str]]:
 
 
 def _inside(modules: Path | None, name: str) -> Path | None:
-    """Return the folder of a submodule's own repository below `modules`, None where there is none."""
+    """Return the folder of a submodule's own repository below `modules`, None where there is
+    none.
+    """
     if modules is None or not name or "\0" in name:
         return None
     folder = (modules / name).resolve()
-    return folder if folder.is_relative_to(modules.resolve()) and (folder / "HEAD").is_file() else None
+    return (
+        folder if folder.is_relative_to(modules.resolve()) and (folder / "HEAD").is_file() else None
+    )
 
 
 def _host(url: str) -> str:
@@ -122,7 +159,9 @@ def _host(url: str) -> str:
 
 
 def absolute_url(url: str, origin: str) -> str:
-    """Return a submodule's URL, which may be relative to that of the repository that it stands in."""
+    """Return a submodule's URL, which may be relative to that of the repository that it stands
+    in.
+    """
     if not url.startswith(("./", "../")):
         return url
     base = origin.rstrip("/")

@@ -1,7 +1,9 @@
-"""The git directory that the shell of a workspace reads: the history of one commit, and nothing else of the clone.
+"""The git directory that the shell of a workspace reads: the history of one commit, and nothing
+else of the clone.
 
-It holds the objects that are reachable from the commit, the tags of its history and an index that matches the checkout. It has no
-hooks, no remotes and none of the source's configuration. Git runs on it here once, before any code of others can have written to it.
+It holds the objects that are reachable from the commit, the tags of its history and an index that
+matches the checkout. It has no hooks, no remotes and none of the source's configuration. Git runs
+on it here once, before any code of others can have written to it.
 """
 
 from __future__ import annotations
@@ -41,9 +43,18 @@ _CONFIG = """[core]
 
 
 async def export_history(
-    git: GitRunner, clone: TrustedClone, sha: str, folder: Path, tree: Path, *, commits: int, seconds: float, most_bytes: int
+    git: GitRunner,
+    clone: TrustedClone,
+    sha: str,
+    folder: Path,
+    tree: Path,
+    *,
+    commits: int,
+    seconds: float,
+    most_bytes: int,
 ) -> bool:
-    """Make `folder` the git directory of the commit whose files lie in `tree`; return whether older history was left out.
+    """Make `folder` the git directory of the commit whose files lie in `tree`; return whether older
+    history was left out.
 
     `commits` is how many of the newest commits it holds. Raises `RepositoryError`.
     """
@@ -52,18 +63,22 @@ async def export_history(
     ends += [commit for commit in shallow_of(clone) if commit in parents and commit not in ends]
     await asyncio.to_thread((folder / "objects" / "pack").mkdir, parents=True)
     tags = await _tags(clone, sha, parents)
-    orders = "".join([*(f"--shallow {commit}\n" for commit in ends), *(f"{name}\n" for name in (sha, *tags.values()))])
+    orders = "".join(
+        [
+            *(f"--shallow {commit}\n" for commit in ends),
+            *(f"{name}\n" for name in (sha, *tags.values())),
+        ]
+    )
     _require_success(
         await git.call(
-            *("--shallow-file", ""),  # which commits are the last is said in the orders
-            *(
-                "pack-objects",
-                "--quiet",
-                "--revs",
-                "--delta-base-offset",
-                "--window=0",
-                str(folder / "objects" / "pack" / "pack"),
-            ),
+            "--shallow-file",
+            "",  # which commits are the last is said in the orders
+            "pack-objects",
+            "--quiet",
+            "--revs",
+            "--delta-base-offset",
+            "--window=0",
+            str(folder / "objects" / "pack" / "pack"),
             cwd=clone.path,
             stdin=orders.encode(),
             seconds=seconds,
@@ -79,7 +94,9 @@ async def _newest_commits(
     git: GitRunner, clone: TrustedClone, sha: str, most: int, seconds: float
 ) -> Mapping[str, frozenset[str]]:
     """Return the newest commits of a history with their parents."""
-    listed = await git.run("rev-list", "--parents", f"--max-count={most}", sha, cwd=clone.path, seconds=seconds)
+    listed = await git.run(
+        "rev-list", "--parents", f"--max-count={most}", sha, cwd=clone.path, seconds=seconds
+    )
     rows = [line.split() for line in listed.decode("ascii").splitlines()]
     return {row[0]: frozenset(row[1:]) for row in rows}
 
@@ -87,14 +104,27 @@ async def _newest_commits(
 async def _tags(clone: TrustedClone, sha: str, commits: Iterable[str]) -> Mapping[str, str]:
     """Return the tags of these commits: name → object."""
     known = frozenset(commits)
-    listed = await clone.ask("for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", f"--merged={sha}", "refs/tags")
+    listed = await clone.ask(
+        "for-each-ref",
+        "--format=%(refname) %(objectname) %(*objectname)",
+        f"--merged={sha}",
+        "refs/tags",
+    )
     rows = [line.split(" ") for line in listed.out.decode(errors="surrogateescape").splitlines()]
-    return {name: tag for name, tag, *commit in rows if (commit[-1:] or [""])[0] in known or tag in known}
+    return {
+        name: tag
+        for name, tag, *commit in rows
+        if (commit[-1:] or [""])[0] in known or tag in known
+    }
 
 
 async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, seconds: float) -> None:
-    """Make the index of a fresh checkout. What the checkout holds in another form, as files of LFS, counts as unchanged."""
-    env = {"GIT_ATTR_SOURCE": UNSET}  # line ends are as the checkout's own attributes say; no filter is configured
+    """Make the index of a fresh checkout. What the checkout holds in another form, as files of LFS,
+    counts as unchanged.
+    """
+    env = {
+        "GIT_ATTR_SOURCE": UNSET
+    }  # line ends are as the checkout's own attributes say; no filter is configured
 
     async def call(*args: str, stdin: bytes = b"") -> GitAnswer:
         place = (f"--git-dir={folder}", f"--work-tree={tree}")
@@ -105,7 +135,9 @@ async def _write_index(git: GitRunner, folder: Path, tree: Path, sha: str, secon
     differing = await call("diff-files", "--name-only", "-z")
     _require_success(differing)
     if differing.out:
-        _require_success(await call("update-index", "--assume-unchanged", "-z", "--stdin", stdin=differing.out))
+        _require_success(
+            await call("update-index", "--assume-unchanged", "-z", "--stdin", stdin=differing.out)
+        )
 
 
 def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str, str]) -> None:
@@ -117,7 +149,9 @@ def _write_files(folder: Path, sha: str, ends: Iterable[str], tags: Mapping[str,
     for name in ("info", "refs"):
         (folder / name).mkdir()
     (folder / "info" / "attributes").write_text(_ATTRIBUTES, encoding="ascii")
-    (folder / "info" / "exclude").write_text("".join(f"{pattern}\n" for pattern in LEFT_OUT), encoding="ascii")
+    (folder / "info" / "exclude").write_text(
+        "".join(f"{pattern}\n" for pattern in LEFT_OUT), encoding="ascii"
+    )
     if last := "".join(f"{commit}\n" for commit in ends):
         (folder / "shallow").write_text(last, encoding="ascii")
 

@@ -14,7 +14,13 @@ from typing import Literal
 
 from moothall.errors import RepositoryError
 from moothall.repositories import patch_rules
-from moothall.repositories.conversion import NAMES, UNCONVERTED, Conversion, Settings, read_conversions
+from moothall.repositories.conversion import (
+    NAMES,
+    UNCONVERTED,
+    Conversion,
+    Settings,
+    read_conversions,
+)
 from moothall.repositories.gitcmd import UNSET, GitRunner
 from moothall.repositories.sources import Local
 
@@ -41,7 +47,11 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
     configuration is ignored.
     """
     told = await git.call(
-        *(f"--git-dir={local.git_dir}", "config", "--null", "--show-scope", "--get-regexp"),
+        f"--git-dir={local.git_dir}",
+        "config",
+        "--null",
+        "--show-scope",
+        "--get-regexp",
         r"^core\.(autocrlf|eol|attributesfile)$",
         cwd=local.top,
         env=_OWN,
@@ -53,18 +63,33 @@ async def read_own_settings(git: GitRunner, local: Local) -> OwnSettings:
         if scope != "command":  # those are ours
             said[key.lower()] = value
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    attributes = ("-c", f"core.attributesFile={said.pop('core.attributesfile', home / 'git/attributes')}")
-    options = tuple(word for key, value in said.items() for word in ("-c", f"{key}={value or 'true'}"))
+    attributes = (
+        "-c",
+        f"core.attributesFile={said.pop('core.attributesfile', home / 'git/attributes')}",
+    )
+    options = tuple(
+        word for key, value in said.items() for word in ("-c", f"{key}={value or 'true'}")
+    )
     crlf = said.get("core.autocrlf", "false").lower()
-    autocrlf: Literal["false", "true", "input"] = "input" if crlf == "input" else "true" if crlf in _TRUE else "false"
+    autocrlf: Literal["false", "true", "input"] = (
+        "input" if crlf == "input" else "true" if crlf in _TRUE else "false"
+    )
     return OwnSettings(options, attributes, Settings(autocrlf, said.get("core.eol", "").lower()))
 
 
-async def find_conversions_here(git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]) -> dict[str, Conversion]:
+async def find_conversions_here(
+    git: GitRunner, local: Local, own: OwnSettings, paths: Sequence[str]
+) -> dict[str, Conversion]:
     """Return git's conversions of `paths` in this work tree. Raises `RepositoryError`."""
     output = await git.run(
-        *(f"--git-dir={local.git_dir}", f"--work-tree={local.top}", *own.options, *own.attributes),
-        *("check-attr", "-z", "--stdin", *NAMES),
+        f"--git-dir={local.git_dir}",
+        f"--work-tree={local.top}",
+        *own.options,
+        *own.attributes,
+        "check-attr",
+        "-z",
+        "--stdin",
+        *NAMES,
         cwd=local.top,
         stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
         env=ATTRIBUTES_OF_FILES,
@@ -80,7 +105,9 @@ class _File:
     mode: str = patch_rules.ABSENT
 
 
-def copy_stored(top: Path, target: Path, paths: Sequence[str], how: Mapping[str, Conversion]) -> dict[str, _File]:
+def copy_stored(
+    top: Path, target: Path, paths: Sequence[str], how: Mapping[str, Conversion]
+) -> dict[str, _File]:
     """Copy the files at `paths` below `top` into the new folder `target`, in the form that git
     stores, and return them.
 
@@ -99,7 +126,9 @@ def copy_stored(top: Path, target: Path, paths: Sequence[str], how: Mapping[str,
     return copied
 
 
-def take_back(top: Path, source: Path, before: Mapping[str, _File], how: Mapping[str, Conversion]) -> None:
+def take_back(
+    top: Path, source: Path, before: Mapping[str, _File], how: Mapping[str, Conversion]
+) -> None:
     """Copy the files of `source` that differ from `before` to `top`, in the form of the work tree.
     Removals come first.
 
@@ -113,7 +142,9 @@ def take_back(top: Path, source: Path, before: Mapping[str, _File], how: Mapping
             _check_way(top, path)
         for path, file in changed.items():
             if file.content is not None and not _parent_goes(path, changed):
-                made.append((_write_beside(top / path, file, how.get(path, UNCONVERTED)), top / path))
+                made.append(
+                    (_write_beside(top / path, file, how.get(path, UNCONVERTED)), top / path)
+                )
         for path, file in changed.items():
             if file.content is None:
                 _remove(top, path)
@@ -139,7 +170,9 @@ def _check_way(top: Path, path: str) -> None:
         raise RepositoryError(f"the diff changes {path[:200]!r}: {reason}; nothing was applied")
     for at in (at for at, char in enumerate(path) if char == "/"):
         if (top / path[:at]).is_symlink():
-            raise RepositoryError(f"{path[:200]!r} lies behind the symlink {path[:at][:200]!r}; nothing was applied")
+            raise RepositoryError(
+                f"{path[:200]!r} lies behind the symlink {path[:at][:200]!r}; nothing was applied"
+            )
 
 
 def _read(path: Path, how: Conversion) -> _File:
@@ -160,7 +193,9 @@ def _write(path: Path, file: _File) -> None:
         path.symlink_to(os.fsdecode(file.content or b""))
         return
     bits = 0o777 if file.mode == patch_rules.EXECUTABLE else 0o666  # less the umask, as git has it
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb") as out:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, bits), "wb"
+    ) as out:
         out.write(file.content or b"")
 
 

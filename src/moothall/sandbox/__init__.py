@@ -1,1 +1,3 @@
-"""Running code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits, each probed."""
+"""Running code that a model wrote: namespaces, seccomp, Landlock, cgroups and rlimits, each
+probed.
+"""

@@ -44,7 +44,9 @@ _ETC = (
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What appears at /workspace: `lower` (topmost first) is never written, `upper` takes all changes."""
+    """What appears at /workspace: `lower` (topmost first) is never written, `upper` takes all
+    changes.
+    """
 
     lower: tuple[Path, ...]
     upper: Path
@@ -55,7 +57,8 @@ class Overlay:
 class SandboxSpec:
     """One sandbox. `ro` and `rw` are (host path, inside path); `fds` are inherited by `argv`.
 
-    The environment inside is `env` and nothing else. `name` labels the cgroup. `log` takes what the process says on stderr.
+    The environment inside is `env` and nothing else. `name` labels the cgroup. `log` takes what the
+    process says on stderr.
     """
 
     name: str
@@ -76,7 +79,9 @@ def interpreter() -> Path:
 
 def interpreter_binds() -> tuple[tuple[Path, str], ...]:
     """Return what makes this Python run inside: its prefix, where that is not under /usr anyway."""
-    prefixes = dict.fromkeys(Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix))
+    prefixes = dict.fromkeys(
+        Path(path).resolve() for path in (sys.base_prefix, sys.base_exec_prefix)
+    )
     return tuple((prefix, str(prefix)) for prefix in prefixes if not prefix.is_relative_to("/usr"))
 
 
@@ -119,24 +124,65 @@ def _stage(spec: SandboxSpec) -> tuple[list[tuple[str, str]], list[str]]:
     return stage, arguments
 
 
-def command(spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are descriptors of
+def command(
+    spec: SandboxSpec, *, seccomp: int | None, accounts: Mapping[str, int]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return (what to stage, bubblewrap's argv, whose first word names the sandbox). `accounts` are
+    descriptors of
     passwd, group and hosts.
     """
     stage, binds = _stage(spec)
     memory, shown = spec.limits.memory_bytes, any(inside == WORKSPACE for _, inside in spec.rw)
     argv = [
         orphans.title(spec.name),  # as which it is found again, whatever becomes of us
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"),
-        *("--cap-drop", "ALL", "--uid", str(UID), "--gid", str(UID), "--hostname", HOSTNAME),
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+        "--uid",
+        str(UID),
+        "--gid",
+        str(UID),
+        "--hostname",
+        HOSTNAME,
         *_system_arguments(),
-        *("--proc", "/proc", "--dev", "/dev"),
-        *("--perms", "1777", "--size", str(max(memory // 8, 1_000_000)), "--tmpfs", "/dev/shm"),  # noqa: S108 - inside
-        *("--perms", "1777", "--size", str(max(memory // 2, 1_000_000)), "--tmpfs", "/tmp"),  # noqa: S108 - inside
-        *(part for name, fd in accounts.items() for part in ("--ro-bind-data", str(fd), f"/etc/{name}")),
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--perms",
+        "1777",
+        "--size",
+        str(max(memory // 8, 1_000_000)),
+        "--tmpfs",
+        "/dev/shm",  # noqa: S108 - inside
+        "--perms",
+        "1777",
+        "--size",
+        str(max(memory // 2, 1_000_000)),
+        "--tmpfs",
+        "/tmp",  # noqa: S108 - inside
+        *(
+            part
+            for name, fd in accounts.items()
+            for part in ("--ro-bind-data", str(fd), f"/etc/{name}")
+        ),
         *binds,
-        *(("--bind", f"{STAGE}/overlay", WORKSPACE) if spec.overlay else () if shown else ("--tmpfs", WORKSPACE)),
-        *("--remount-ro", "/", "--chdir", WORKSPACE),
+        *(
+            ("--bind", f"{STAGE}/overlay", WORKSPACE)
+            if spec.overlay
+            else ()
+            if shown
+            else ("--tmpfs", WORKSPACE)
+        ),
+        "--remount-ro",
+        "/",
+        "--chdir",
+        WORKSPACE,
         *(part for name, value in spec.env.items() for part in ("--setenv", name, value)),
         *(("--seccomp", str(seccomp)) if seccomp is not None else ()),
         "--",

@@ -28,13 +28,19 @@ class Cgroup:
     @property
     def entrances(self) -> tuple[str, ...]:
         """Files into which a process writes its pid to be held."""
-        return tuple(str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids)))
+        return tuple(
+            str(folder / "cgroup.procs") for folder in dict.fromkeys((self.memory, self.pids))
+        )
 
     def count_memory_kills(self) -> int:
         """Return how many processes the kernel killed here because the memory was used up."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
-                found = re.search(r"^oom_kill (\d+)$", (self.memory / name).read_text(encoding="ascii"), re.MULTILINE)
+                found = re.search(
+                    r"^oom_kill (\d+)$",
+                    (self.memory / name).read_text(encoding="ascii"),
+                    re.MULTILINE,
+                )
                 if found:
                     return int(found[1])
         return 0
@@ -48,7 +54,9 @@ class Cgroup:
                         os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> None:
-        """Remove what is empty; a folder that still holds a dying process is left to the next sweep."""
+        """Remove what is empty; a folder that still holds a dying process is left to the next
+        sweep.
+        """
         for folder in {self.memory, self.pids}:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -94,7 +102,9 @@ def _v2(paths: Mapping[str, str]) -> Path | None:
     own = _ROOT / paths[""].lstrip("/")
     candidates = tuple(folder for folder in (own, own.parent) if folder.is_relative_to(_ROOT))
     for folder in candidates:
-        with contextlib.suppress(OSError):  # refused where processes live in it: then the next one up is tried
+        with contextlib.suppress(
+            OSError
+        ):  # refused where processes live in it: then the next one up is tried
             (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
     return _writable(candidates, "memory.max")
 
@@ -119,7 +129,10 @@ def quota(folder: Path) -> float:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period"))
+            quota, period = (
+                (folder / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip()
+                for name in ("quota", "period")
+            )
         return int(quota) / int(period) if quota not in {"max", "-1"} else math.inf
     except (OSError, ValueError):
         return math.inf
@@ -140,7 +153,10 @@ def way() -> str:
     """Return what holds memory and processes on this machine, in words for operators."""
     where = parents()
     if where is None:
-        return "rlimits, and a process tree that is looked at many times a second: no cgroup is writable"
+        return (
+            "rlimits, and a process tree that is looked at many times a second: no cgroup is "
+            "writable"
+        )
     return "cgroup v2" if where[0] == where[1] else "cgroup v1"
 
 
@@ -154,7 +170,9 @@ def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
         for folder in {group.memory, group.pids}:
             folder.mkdir()
         v2 = (group.memory / "memory.max").exists()
-        (group.memory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(memory_bytes), encoding="ascii")
+        (group.memory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(
+            str(memory_bytes), encoding="ascii"
+        )
         (group.pids / "pids.max").write_text(str(processes), encoding="ascii")
         for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
             if (group.memory / swap).exists():
@@ -166,7 +184,8 @@ def make(name: str, memory_bytes: int, processes: int) -> Cgroup | None:
 
 
 def sweep(prefix: str) -> bool:
-    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was killed.
+    """Remove empty cgroups whose name begins with `prefix`: left behind by a process that was
+    killed.
 
     Return whether none is left; one that holds a dying process still is.
     """

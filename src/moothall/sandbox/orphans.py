@@ -3,10 +3,12 @@
 `python -I -S orphans.py PREFIX FOLDER [CGROUPS…]` runs beside that process, waits for its end, and
 then also removes the folder and the cgroups of its sandboxes.
 
-Bubblewrap's inner process asks for its death signal a moment after it was made, and waits without end for the outer
-one before that. Where the outer one is killed in that moment (a host that is killed, a start that is cancelled), the
-inner one stays, with nobody above it. It is found by the name of its sandbox, which is the first word of its command line.
-Standard library only: as a program this file stands alone.
+Bubblewrap's inner process asks for its death signal a moment after it was made, and waits without
+end for the outer
+one before that. Where the outer one is killed in that moment (a host that is killed, a start that
+is cancelled), the
+inner one stays, with nobody above it. It is found by the name of its sandbox, which is the first
+word of its command line. Standard library only: as a program this file stands alone.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def title(name: str) -> str:
 
 
 def end(prefix: str) -> int:
-    """Kill the sandboxes whose name begins with `prefix`, with all that runs in them; return how many processes were found."""
+    """Kill the sandboxes whose name begins with `prefix`, with all that runs in them; return how
+    many processes were found.
+    """
     wanted, found = os.fsencode(title(prefix)), 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is not ours
@@ -69,10 +73,16 @@ def remove_folder(folder: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove = ("rm", "-rf", "--one-file-system")
-        for command in (remove, ("chmod", "-R", "u+rwX"), remove):  # hostile code may have set any mode
+        for command in (
+            remove,
+            ("chmod", "-R", "u+rwX"),
+            remove,
+        ):  # hostile code may have set any mode
             if folder.exists():
                 whole = (*command, "--", str(folder))
-                subprocess.run(whole, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - our own words
+                subprocess.run(  # noqa: S603 - our own words
+                    whole, check=False, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
     except OSError:
         return
     finally:

@@ -16,7 +16,14 @@ from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
 from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
-from moothall.sandbox.bubblewrap import MEND_BUBBLEWRAP, Overlay, SandboxSpec, interpreter, interpreter_binds, package_bind
+from moothall.sandbox.bubblewrap import (
+    MEND_BUBBLEWRAP,
+    Overlay,
+    SandboxSpec,
+    interpreter,
+    interpreter_binds,
+    package_bind,
+)
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import drop_uid, run_sandbox
 from moothall.telemetry import get_logger, metrics
@@ -24,11 +31,15 @@ from moothall.telemetry import get_logger, metrics
 log = get_logger(__name__)
 
 _MEND_NAMESPACES = (
-    "allow unprivileged user namespaces (sysctl user.max_user_namespaces, and on Ubuntu an AppArmor profile for bwrap)"
+    "allow unprivileged user namespaces (sysctl user.max_user_namespaces, and on Ubuntu an "
+    "AppArmor profile for bwrap)"
 )
-_MEND_LANDLOCK = "use a kernel from 5.13 on with Landlock among its LSMs (lsm=landlock,… on its command line)"
+_MEND_LANDLOCK = (
+    "use a kernel from 5.13 on with Landlock among its LSMs (lsm=landlock,… on its command line)"
+)
 _MEND_OVERLAY = (
-    "put the data directory on a file system that can hold an overlay's upper layer (ext4, xfs, btrfs), kernel 5.11 or newer"
+    "put the data directory on a file system that can hold an overlay's upper layer (ext4, xfs, "
+    "btrfs), kernel 5.11 or newer"
 )
 _MEND_LIMITS = "use a kernel from 5.14 on, where process limits count per user namespace"
 
@@ -59,7 +70,9 @@ _FILE = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One wall: `detail` says what happened when it was tried, `mend` how to get it where it is missing."""
+    """One wall: `detail` says what happened when it was tried, `mend` how to get it where it is
+    missing.
+    """
 
     name: str
     ok: bool
@@ -67,21 +80,37 @@ class Layer:
     mend: str = ""
 
 
-async def probe(settings: SandboxSettings, folder: Path | None = None, seconds: float = _SECONDS) -> tuple[Layer, ...]:
-    """Try every wall; takes about half a second. `folder` (default: the system's temporary one) should lie on
-    the file system of the data directory, whose overlays are tried. `seconds`: how long an attempt may take.
+async def probe(
+    settings: SandboxSettings, folder: Path | None = None, seconds: float = _SECONDS
+) -> tuple[Layer, ...]:
+    """Try every wall; takes about half a second. `folder` (default: the system's temporary one)
+    should lie on
+    the file system of the data directory, whose overlays are tried. `seconds`: how long an attempt
+    may take.
     """
-    tight = settings.model_copy(update={"memory_bytes": _MEMORY, "processes": _PROCESSES, "disk_bytes": _FILE})
+    tight = settings.model_copy(
+        update={"memory_bytes": _MEMORY, "processes": _PROCESSES, "disk_bytes": _FILE}
+    )
     try:
         found = await _attempt(tight, folder, seconds)
     except SandboxUnavailable as error:
         try:  # which wall is it? The others are tried without the one that often is missing alone
-            found = await _attempt(tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder, seconds)
+            found = await _attempt(
+                tight.model_copy(update={"allow_degraded": ("seccomp",)}), folder, seconds
+            )
         except SandboxUnavailable:
             words = {_LATE: "try again once it has less to do", "namespace": _MEND_NAMESPACES}
-            mend = next((mend for word, mend in words.items() if word in error.message), MEND_BUBBLEWRAP)
+            mend = next(
+                (mend for word, mend in words.items() if word in error.message), MEND_BUBBLEWRAP
+            )
             first = Layer("bubblewrap", ok=False, detail=error.message, mend=mend)
-            return (first, *(_missing_layer(name, "not tried: the sandbox does not start") for name, _ in LAYERS[1:]))
+            return (
+                first,
+                *(
+                    _missing_layer(name, "not tried: the sandbox does not start")
+                    for name, _ in LAYERS[1:]
+                ),
+            )
         found["seccomp"] = (False, error.message)
     details = {
         "memory": f"held by {cgroups.way()}",
@@ -96,8 +125,14 @@ def require(layers: Sequence[Layer], allow_degraded: Sequence[str] = ()) -> None
         if layer.ok or (layer.name in allow_degraded and layer.name not in _ESSENTIAL):
             continue
         mend = f"; {layer.mend}" if layer.mend and layer.mend not in layer.detail else ""
-        accept = "" if layer.name in _ESSENTIAL else f"; or accept the risk with sandbox.allow_degraded = [{layer.name!r}]"
-        raise SandboxUnavailable(f"sandbox layer {layer.name!r} is missing: {layer.detail}{mend}{accept}")
+        accept = (
+            ""
+            if layer.name in _ESSENTIAL
+            else f"; or accept the risk with sandbox.allow_degraded = [{layer.name!r}]"
+        )
+        raise SandboxUnavailable(
+            f"sandbox layer {layer.name!r} is missing: {layer.detail}{mend}{accept}"
+        )
 
 
 def _missing_layer(name: str, detail: str) -> Layer:
@@ -109,13 +144,17 @@ def _judge(name: str, found: dict[str, Any], detail: str) -> Layer:
         return Layer(name, ok=True, detail="starts")
     held, said = found.get(name, (False, "the attempt did not come to its end"))
     return (
-        Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said) if held is True else _missing_layer(name, str(said))
+        Layer(name, ok=True, detail=f"{said}; {detail}" if detail else said)
+        if held is True
+        else _missing_layer(name, str(said))
     )
 
 
 async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float) -> dict[str, Any]:
     """Run the attempts inside and return name → [held, what happened]."""
-    with tempfile.TemporaryDirectory(prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="moothall-probe-", dir=folder, ignore_cleanup_errors=True
+    ) as name:
         place = Path(name)
         overlay = await asyncio.to_thread(_folders, place, drop_uid(limits))
         ours, theirs = socket.socketpair()
@@ -141,7 +180,15 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
                 }
                 spec = SandboxSpec(
                     name=f"probe-{os.getpid()}-{place.name[-8:]}",
-                    argv=(str(interpreter()), "-I", "-S", "-c", _BOOT, str(theirs.fileno()), json.dumps(order)),
+                    argv=(
+                        str(interpreter()),
+                        "-I",
+                        "-S",
+                        "-c",
+                        _BOOT,
+                        str(theirs.fileno()),
+                        json.dumps(order),
+                    ),
                     limits=limits,
                     ro=(*interpreter_binds(), package_bind()),
                     overlay=overlay,
@@ -153,8 +200,14 @@ async def _attempt(limits: SandboxSettings, folder: Path | None, seconds: float)
                     if not said:
                         inside.kill()
                         await inside.process.wait()
-                        why = f"{_LATE} {seconds:g} s; the machine may be too busy" if said is None else "no word of why"
-                        raise SandboxUnavailable(f"the sandbox does not start: {inside.log_tail() or why}")
+                        why = (
+                            f"{_LATE} {seconds:g} s; the machine may be too busy"
+                            if said is None
+                            else "no word of why"
+                        )
+                        raise SandboxUnavailable(
+                            f"the sandbox does not start: {inside.log_tail() or why}"
+                        )
         found: dict[str, Any] = json.loads(said)
         if callers:
             found["network"] = [False, "a listener of the host was reached"]
@@ -176,7 +229,9 @@ def _folders(place: Path, uid: int | None) -> Overlay:
 
 
 def _open_up(place: Path) -> None:
-    """The kernel leaves a folder without any rights in `work`, which an ordinary user can't remove otherwise."""
+    """The kernel leaves a folder without any rights in `work`, which an ordinary user can't remove
+    otherwise.
+    """
     for folder in (place / "work").iterdir():
         folder.chmod(0o700)
 
@@ -205,8 +260,11 @@ async def _read(end: socket.socket, seconds: float) -> bytes | None:
     return said
 
 
-async def check_walls(sandbox: SandboxSettings, tell: Callable[[str], None] | None = None) -> tuple[Layer, ...]:
-    """Probe every layer of the sandbox by a forbidden act and return them; raise `SandboxUnavailable` for one that is missing.
+async def check_walls(
+    sandbox: SandboxSettings, tell: Callable[[str], None] | None = None
+) -> tuple[Layer, ...]:
+    """Probe every layer of the sandbox by a forbidden act and return them; raise
+    `SandboxUnavailable` for one that is missing.
 
     Layers that the operator accepts as missing are named in the log at every start.
     """
@@ -215,7 +273,12 @@ async def check_walls(sandbox: SandboxSettings, tell: Callable[[str], None] | No
     missing = [layer.name for layer in layers if not layer.ok]
     for layer in layers:
         metrics.SANDBOX_LAYER.set(float(layer.ok), layer.name)
-    log.info("the sandbox is tried", layers=len(layers), missing=missing, memory_and_processes=cgroups.way())
+    log.info(
+        "the sandbox is tried",
+        layers=len(layers),
+        missing=missing,
+        memory_and_processes=cgroups.way(),
+    )
     if missing:
         log.warning("the sandbox is degraded, as allowed", missing=missing)
     if tell is not None:

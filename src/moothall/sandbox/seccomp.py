@@ -54,7 +54,9 @@ DENIED = (
     "open_tree",
     "perf_event_open",
     "pidfd_getfd",
-    "pidfd_send_signal",  # whom it means stands behind a descriptor, where a filter can't look; kill(2) does all that is needed
+    # whom it means stands behind a descriptor, where a filter can't look; kill(2) does all that is
+    # needed
+    "pidfd_send_signal",
     "pivot_root",
     "process_madvise",
     "process_vm_readv",
@@ -78,7 +80,9 @@ DENIED = (
 )
 
 # clone(2) with any of these in its flags makes a namespace.
-_NAMESPACE_FLAGS = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+_NAMESPACE_FLAGS = (
+    0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+)
 _AF_VSOCK = 40  # reaches the machine that this one is a guest of, and knows no network namespace
 _TIOCSTI = 0x5412  # types into the terminal that started us
 _TIOCLINUX = 0x541C
@@ -88,9 +92,14 @@ _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 
 
 def _kernel_filters() -> bool:
-    """Ask for a filter that lies nowhere: a kernel that knows filters finds fault with the address, another with the wish."""
+    """Ask for a filter that lies nowhere: a kernel that knows filters finds fault with the address,
+    another with the wish.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.prctl(_PR_SET_SECCOMP, _FILTER, None, 0, 0) == -1 and ctypes.get_errno() == errno.EFAULT
+    return (
+        libc.prctl(_PR_SET_SECCOMP, _FILTER, None, 0, 0) == -1
+        and ctypes.get_errno() == errno.EFAULT
+    )
 
 
 @functools.cache
@@ -100,11 +109,15 @@ def program() -> bytes:
     Raises `SandboxUnavailable` without libseccomp, and on a kernel that has no filters.
     """
     if not _kernel_filters():
-        raise SandboxUnavailable("seccomp: the kernel has no filters of system calls; use one with CONFIG_SECCOMP_FILTER")
+        raise SandboxUnavailable(
+            "seccomp: the kernel has no filters of system calls; use one with CONFIG_SECCOMP_FILTER"
+        )
     try:
         import pyseccomp
     except (ImportError, OSError, RuntimeError) as error:
-        raise SandboxUnavailable(f"seccomp: libseccomp cannot be loaded ({error}); {MEND}") from error
+        raise SandboxUnavailable(
+            f"seccomp: libseccomp cannot be loaded ({error}); {MEND}"
+        ) from error
     rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     refuse = pyseccomp.ERRNO(errno.EPERM)
     for name in DENIED:
@@ -125,7 +138,8 @@ def program() -> bytes:
 
 
 def _spare_the_executor(rules: Any, refuse: int) -> None:
-    """What it runs has its uid and could end, stop or starve it: by a signal, by one that the kernel sends for a file, by limits.
+    """What it runs has its uid and could end, stop or starve it: by a signal, by one that the
+    kernel sends for a file, by limits.
 
     The last way, `kill(-1)`, it needs itself: see `moothall.inside.confinement.spare_the_others`.
     """

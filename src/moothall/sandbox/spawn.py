@@ -18,10 +18,21 @@ from moothall.errors import SandboxUnavailable
 from moothall.inside import launcher
 from moothall.processes import start_process
 from moothall.sandbox import cgroups, seccomp
-from moothall.sandbox.bubblewrap import HOSTNAME, UID, USER, SandboxSpec, bubblewrap, command, interpreter
+from moothall.sandbox.bubblewrap import (
+    HOSTNAME,
+    UID,
+    USER,
+    SandboxSpec,
+    bubblewrap,
+    command,
+    interpreter,
+)
 from moothall.sandbox.log import SandboxLog
 
-_PASSWD = f"root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
+_PASSWD = (
+    "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
+    f"{USER}:x:{UID}:{UID}:{USER}:/tmp/home:/bin/sh\n"
+)
 _GROUP = f"root:x:0:\n{USER}:x:{UID}:\n"
 _HOSTS = f"127.0.0.1 localhost\n127.0.0.1 {HOSTNAME}\n"
 _SPARE_PROCESSES = 8  # bubblewrap's two, the executor, and room for it to fork
@@ -87,7 +98,8 @@ class Sandboxed:
                 self.cgroup.remove()
                 if not self.cgroup.memory.exists() and not self.cgroup.pids.exists():
                     break
-                self.cgroup.kill()  # bubblewrap's inner process may have outlived it: see sandbox/orphans.py
+                # bubblewrap's inner process may have outlived it: see sandbox/orphans.py
+                self.cgroup.kill()
                 await asyncio.sleep(0.01)
         if self._handle >= 0:
             os.close(self._handle)
@@ -114,15 +126,22 @@ def _memory_fd(name: str, content: bytes) -> int:
 
 def _make_cgroup(spec: SandboxSpec) -> cgroups.Cgroup | None:
     try:
-        return cgroups.make(spec.name, spec.limits.memory_bytes + _SPARE_MEMORY, spec.limits.processes + _SPARE_PROCESSES)
+        return cgroups.make(
+            spec.name,
+            spec.limits.memory_bytes + _SPARE_MEMORY,
+            spec.limits.processes + _SPARE_PROCESSES,
+        )
     except OSError as error:
-        raise SandboxUnavailable(f"cgroup: {error}; free or fix the cgroup hierarchy at {error.filename}") from error
+        raise SandboxUnavailable(
+            f"cgroup: {error}; free or fix the cgroup hierarchy at {error.filename}"
+        ) from error
 
 
 async def spawn(spec: SandboxSpec) -> Sandboxed:
     """Start `spec.argv` inside. The caller closes it.
 
-    Raises `SandboxUnavailable` where bubblewrap, seccomp or the cgroup cannot be had. What fails later,
+    Raises `SandboxUnavailable` where bubblewrap, seccomp or the cgroup cannot be had. What fails
+    later,
     in the launcher or in bubblewrap, ends the process with the reason in its log.
     """
     with _descriptors() as held:
@@ -145,7 +164,11 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
             "uid": drop_uid(spec.limits),
             "cgroups": group.entrances if group else (),
             "stage": stage,
-            "overlay": {"lower": [str(p) for p in overlay.lower], "upper": str(overlay.upper), "work": str(overlay.work)}
+            "overlay": {
+                "lower": [str(p) for p in overlay.lower],
+                "upper": str(overlay.upper),
+                "work": str(overlay.work),
+            }
             if overlay
             else None,
             "program": bubblewrap(),
@@ -157,14 +180,19 @@ async def spawn(spec: SandboxSpec) -> Sandboxed:
         log = SandboxLog(spec.log)
         try:
             process = await start_process(
-                *(str(interpreter()), "-I", "-S", _LAUNCHER, str(order_fd)),
+                str(interpreter()),
+                "-I",
+                "-S",
+                _LAUNCHER,
+                str(order_fd),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log.writing,
                 stderr=log.writing,
                 pass_fds=(*held, *spec.fds),
                 env={},
                 cwd="/",
-                start_new_session=True,  # a Ctrl-C in the terminal is for us: we end what we started
+                # a Ctrl-C in the terminal is for us: we end what we started
+                start_new_session=True,
             )
         except BaseException:
             log.close()

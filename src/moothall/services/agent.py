@@ -62,7 +62,9 @@ class AgentService(pb_grpc.AgentServiceServicer):
         self._checkup = checkup
         self._models = models
 
-    async def ExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> pb.ExecuteTaskResponse:
+    async def ExecuteTask(
+        self, request: pb.ExecuteTaskRequest, context: Any
+    ) -> pb.ExecuteTaskResponse:
         """Answer a query, or run tools; it stops when the call does."""
         report = await self._tasks.execute(_query(request), caller())
         ran = _fit(report.ran) if report.agents else report.ran
@@ -78,7 +80,9 @@ class AgentService(pb_grpc.AgentServiceServicer):
             metadata=convert.struct(report.about),
         )
 
-    async def StreamExecuteTask(self, request: pb.ExecuteTaskRequest, context: Any) -> AsyncIterator[pb.TaskUpdate]:
+    async def StreamExecuteTask(
+        self, request: pb.ExecuteTaskRequest, context: Any
+    ) -> AsyncIterator[pb.TaskUpdate]:
         """Tell it as it happens; it stops when the call does."""
         query = _query(request)
         state = pb.AGENT_STATE_PLANNING
@@ -88,13 +92,22 @@ class AgentService(pb_grpc.AgentServiceServicer):
                     yield _update(query, step, state)
                     state = pb.AGENT_STATE_EXECUTING
                     continue
-                about: dict[str, Any] = {"task_id": query.task_id, "state": pb.AGENT_STATE_EXECUTING, "progress": _ALMOST}
+                about: dict[str, Any] = {
+                    "task_id": query.task_id,
+                    "state": pb.AGENT_STATE_EXECUTING,
+                    "progress": _ALMOST,
+                }
                 if not step.agents:  # an agent's text is given while it is written
                     yield pb.TaskUpdate(**about, delta=step.result)
                 yield pb.TaskUpdate(**about, tool_result=self._usage(step))
-                yield pb.TaskUpdate(**about | {"state": _end(step), "progress": 1.0}, message=step.result or step.error)
+                yield pb.TaskUpdate(
+                    **about | {"state": _end(step), "progress": 1.0},
+                    message=step.result or step.error,
+                )
 
-    async def GetCapabilities(self, request: pb.GetCapabilitiesRequest, context: Any) -> pb.GetCapabilitiesResponse:
+    async def GetCapabilities(
+        self, request: pb.GetCapabilitiesRequest, context: Any
+    ) -> pb.GetCapabilitiesResponse:
         """Say what can be asked."""
         return pb.GetCapabilitiesResponse(
             supported_tools=[spec.name for spec in self._tasks.list_tools(caller())],
@@ -104,10 +117,16 @@ class AgentService(pb_grpc.AgentServiceServicer):
             version=moothall.__version__,
         )
 
-    async def HealthCheck(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
+    async def HealthCheck(
+        self, request: pb.HealthCheckRequest, context: Any
+    ) -> pb.HealthCheckResponse:
         """Say how the house is: healthy, degraded (healthy, with the reason) or not."""
         health = await self._checkup.look()
-        wrong = [f"{part.name}: {part.detail}" for part in health.parts if part.status is not Condition.HEALTHY]
+        wrong = [
+            f"{part.name}: {part.detail}"
+            for part in health.parts
+            if part.status is not Condition.HEALTHY
+        ]
         return pb.HealthCheckResponse(
             healthy=health.status is not Condition.DOWN,
             message="; ".join((str(health.status), *wrong)),
@@ -116,19 +135,29 @@ class AgentService(pb_grpc.AgentServiceServicer):
             memory_usage_percent=psutil.virtual_memory().percent,
         )
 
-    async def DiscoverTools(self, request: pb.DiscoverToolsRequest, context: Any) -> pb.DiscoverToolsResponse:
+    async def DiscoverTools(
+        self, request: pb.DiscoverToolsRequest, context: Any
+    ) -> pb.DiscoverToolsResponse:
         """List tools."""
         if request.max_results < 0:
-            raise InvalidRequest(f"max_results is {request.max_results}; give how many at most, or 0 for all")
+            raise InvalidRequest(
+                f"max_results is {request.max_results}; give how many at most, or 0 for all"
+            )
         wanted = convert.from_message(Filters, request, most=request.max_results)
-        return pb.DiscoverToolsResponse(tools=[_capability(spec) for spec in discover(self._tasks.list_tools(caller()), wanted)])
+        return pb.DiscoverToolsResponse(
+            tools=[_capability(spec) for spec in discover(self._tasks.list_tools(caller()), wanted)]
+        )
 
-    async def GetToolCapability(self, request: pb.GetToolCapabilityRequest, context: Any) -> pb.GetToolCapabilityResponse:
+    async def GetToolCapability(
+        self, request: pb.GetToolCapabilityRequest, context: Any
+    ) -> pb.GetToolCapabilityResponse:
         """Describe a tool."""
         for spec in self._tasks.list_tools(caller()):
             if spec.id == request.tool_id:
                 return pb.GetToolCapabilityResponse(tool=_capability(spec))
-        raise NotFound(f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists those that there are")
+        raise NotFound(
+            f"there is no tool {request.tool_id[:80]!r}; DiscoverTools lists those that there are"
+        )
 
     def _metrics(self, report: Report) -> common.ExecutionMetrics:
         return common.ExecutionMetrics(
@@ -145,21 +174,32 @@ class AgentService(pb_grpc.AgentServiceServicer):
     def _usage(self, report: Report) -> common.ToolResult:
         metrics = usage_metrics(self._tokens(report)) | {"agents_used": report.agents}
         return common.ToolResult(
-            tool_id=USAGE, output=convert.value(metrics), status=_STATUSES[report.status], execution_time_ms=report.latency_ms
+            tool_id=USAGE,
+            output=convert.value(metrics),
+            status=_STATUSES[report.status],
+            execution_time_ms=report.latency_ms,
         )
 
 
 def _query(request: pb.ExecuteTaskRequest) -> Query:
     """Return what is asked. Raises `InvalidRequest`."""
     if request.mode not in _MODES:
-        raise InvalidRequest(f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)")
+        raise InvalidRequest(
+            f"mode is {request.mode}; there are 1 (simple), 2 (standard) and 3 (complex)"
+        )
     meta, config, session = request.metadata, request.config, request.session_context
     budget = meta.token_budget
-    numbers = {"max_agents": meta.max_agents, "max_iterations": config.max_iterations, "timeout_seconds": config.timeout_seconds}
+    numbers = {
+        "max_agents": meta.max_agents,
+        "max_iterations": config.max_iterations,
+        "timeout_seconds": config.timeout_seconds,
+    }
     if wrong := [f"{name} is {value}" for name, value in numbers.items() if value < 0]:
         raise InvalidRequest(f"{', '.join(wrong)}; give a number from 0, which means the default")
     if not 0 <= budget < MOST_TOKENS:
-        raise InvalidRequest(f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default")
+        raise InvalidRequest(
+            f"token_budget is {budget:g}; give the tokens that may be used, or 0 for the default"
+        )
     return Query(
         **numbers,
         task_id=meta.task_id or new_task_id(),
@@ -171,7 +211,9 @@ def _query(request: pb.ExecuteTaskRequest) -> Query:
         session=SessionContext(
             session_id=session.session_id or meta.session_id,
             history=tuple(session.history),
-            persistent_context=convert.struct_data(session.persistent_context, "session_context.persistent_context"),
+            persistent_context=convert.struct_data(
+                session.persistent_context, "session_context.persistent_context"
+            ),
             files_created=tuple(session.files_created),
             tools_used=tuple(session.tools_used),
             total_tokens_used=session.total_tokens_used,
@@ -197,13 +239,17 @@ def _fit(ran: Sequence[ToolRun]) -> list[ToolRun]:
     fitting, left = [], _CALLS_BYTES
     for one in ran:
         left -= len(json.dumps([one.wanted.arguments, one.result.output], default=str))
-        bare = replace(one, wanted=replace(one.wanted, arguments={}), result=replace(one.result, output={}))
+        bare = replace(
+            one, wanted=replace(one.wanted, arguments={}), result=replace(one.result, output={})
+        )
         fitting.append(one if left >= 0 else bare)
     return fitting
 
 
 def _call(wanted: Action, tool_id: str) -> common.ToolCall:
-    return common.ToolCall(name=wanted.tool, parameters=convert.struct(wanted.arguments), tool_id=tool_id)
+    return common.ToolCall(
+        name=wanted.tool, parameters=convert.struct(wanted.arguments), tool_id=tool_id
+    )
 
 
 def _result(ran: ToolRun) -> common.ToolResult:
@@ -223,7 +269,11 @@ def _end(report: Report) -> pb.AgentState.ValueType:
 
 def _capability(spec: ToolSpec) -> pb.ToolCapability:
     needs = spec.requirements
-    wanted = {"os": needs.os_access, "network": needs.network_access, f"files:{needs.file_system}": needs.file_system != "none"}
+    wanted = {
+        "os": needs.os_access,
+        "network": needs.network_access,
+        f"files:{needs.file_system}": needs.file_system != "none",
+    }
     return pb.ToolCapability(
         id=spec.id,
         name=spec.name,
@@ -239,10 +289,14 @@ def _capability(spec: ToolSpec) -> pb.ToolCapability:
         tags=spec.tags,
         examples=[
             pb.ToolExample(
-                description=example.about, input=convert.struct(example.arguments), output=convert.struct(example.output)
+                description=example.about,
+                input=convert.struct(example.arguments),
+                output=convert.struct(example.output),
             )
             for example in spec.examples
         ],
-        rate_limit=pb.RateLimit(requests_per_minute=spec.rate.per_minute, requests_per_hour=spec.rate.per_hour),
+        rate_limit=pb.RateLimit(
+            requests_per_minute=spec.rate.per_minute, requests_per_hour=spec.rate.per_hour
+        ),
         cache_ttl_ms=int(spec.cache_seconds * 1000),
     )

@@ -38,14 +38,25 @@ def token_usage(usage: Usage, llm: LlmSettings, served: str) -> common.TokenUsag
         cost_usd=usage.cost_usd,
     )
     if usage.calls:
-        message.model, message.tier, message.provider = llm.model or served, _TIERS[llm.tier], provider_of(llm)
+        message.model, message.tier, message.provider = (
+            llm.model or served,
+            _TIERS[llm.tier],
+            provider_of(llm),
+        )
     return message
 
 
 def usage_metrics(usage: common.TokenUsage) -> dict[str, Any]:
     """Return the output of the tool result `usage_metrics`, with both spellings of the tokens."""
-    metrics: dict[str, Any] = dict.fromkeys(_INPUT, usage.prompt_tokens) | dict.fromkeys(_OUTPUT, usage.completion_tokens)
-    told = {"total_tokens": usage.total_tokens, "cost_usd": usage.cost_usd, "model": usage.model, "provider": usage.provider}
+    metrics: dict[str, Any] = dict.fromkeys(_INPUT, usage.prompt_tokens) | dict.fromkeys(
+        _OUTPUT, usage.completion_tokens
+    )
+    told = {
+        "total_tokens": usage.total_tokens,
+        "cost_usd": usage.cost_usd,
+        "model": usage.model,
+        "provider": usage.provider,
+    }
     return metrics | told
 
 

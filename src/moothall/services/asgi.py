@@ -1,4 +1,6 @@
-"""Serving an ASGI application on uvicorn's HTTP protocol: every connection has limits, and requests under way may end."""
+"""Serving an ASGI application on uvicorn's HTTP protocol: every connection has limits, and requests
+under way may end.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,9 @@ _LAST_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Of connections. `head_seconds` is from a connection's beginning, or its first byte after an answer, to the end of a request's
-    head; `keep_seconds` how long it may ask for nothing after an answer; `stall_seconds` how long it may take nothing of one.
+    """Of connections. `head_seconds` is from a connection's beginning, or its first byte after an
+    answer, to the end of a request's head; `keep_seconds` how long it may ask for nothing after an
+    answer; `stall_seconds` how long it may take nothing of one.
     """
 
     connections: int = 100
@@ -45,7 +48,9 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen. `port` None: `default`, and nowhere if that is taken. `what` is served there, as section `section` says."""
+    """Where to listen. `port` None: `default`, and nowhere if that is taken. `what` is served
+    there, as section `section` says.
+    """
 
     what: str
     section: str
@@ -55,7 +60,9 @@ class ListenAddress:
 
 
 class ClientConnection(HttpToolsProtocol):
-    """A client. uvicorn itself has no limit on heads, on the time that one takes, nor on a client that takes no answer."""
+    """A client. uvicorn itself has no limit on heads, on the time that one takes, nor on a client
+    that takes no answer.
+    """
 
     def __init__(self, config: Config, state: ServerState, limits: ServerLimits) -> None:
         super().__init__(config, state, {})
@@ -93,12 +100,19 @@ class ClientConnection(HttpToolsProtocol):
         if self._in_head:
             self._head += len(data)
         super().data_received(data)
-        if self._in_head and self._head > self._limits.head_bytes and not self.transport.is_closing():
+        if (
+            self._in_head
+            and self._head > self._limits.head_bytes
+            and not self.transport.is_closing()
+        ):
             self.send_400_response("The head of the request is too large.")
 
     def on_headers_complete(self) -> None:
         """Begin a request; a head that is too large is answered as any that is no HTTP."""
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self._limits.head_bytes:
+        if (
+            len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            > self._limits.head_bytes
+        ):
             raise ValueError("the head is too large")
         self._in_head, self._head, self._idle = False, 0, False
         self._allow("head", None)
@@ -111,7 +125,9 @@ class ClientConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Whatever comes now, be it the rest of a body that nobody read, must become a request in time."""
+        """Whatever comes now, be it the rest of a body that nobody read, must become a request in
+        time.
+        """
         super().on_response_complete()
         self._idle = self.cycle.response_complete  # else one that was sent along is under way
 
@@ -128,14 +144,24 @@ class ClientConnection(HttpToolsProtocol):
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, address: ListenAddress, limits: ServerLimits, context: ssl.SSLContext | None = None
+    app: ASGIApp,
+    address: ListenAddress,
+    limits: ServerLimits,
+    context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
-    """Serve until the context ends; yields the port, 0 where the default one is taken, which is logged.
+    """Serve until the context ends; yields the port, 0 where the default one is taken, which is
+    logged.
 
-    Then requests under way get `limits.grace_seconds`. Raises `ConfigurationError` where a chosen port cannot be listened on.
-    uvicorn's own server is not used: it takes the process's signals, wakes ten times a second, and leaves what it cancels behind.
+    Then requests under way get `limits.grace_seconds`. Raises `ConfigurationError` where a chosen
+    port cannot be listened on. uvicorn's own server is not used: it takes the process's signals,
+    wakes ten times a second, and leaves what it cancels behind.
     """
-    options: dict[str, Any] = {"proxy_headers": False, "server_header": False, "access_log": False, "reset_contextvars": True}
+    options: dict[str, Any] = {
+        "proxy_headers": False,
+        "server_header": False,
+        "access_log": False,
+        "reset_contextvars": True,
+    }
 
     async def log_failures(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -169,7 +195,9 @@ async def serving(
 
 
 def _make_room(connections: int) -> None:
-    """Let the process have as many files as connections, and as many again for all else, as far as it may."""
+    """Let the process have as many files as connections, and as many again for all else, as far as
+    it may.
+    """
     import resource  # there is none on Windows, where there is no such limit either
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -179,7 +207,11 @@ def _make_room(connections: int) -> None:
 
 
 async def _listen(
-    config: Config, state: ServerState, address: ListenAddress, limits: ServerLimits, context: ssl.SSLContext | None
+    config: Config,
+    state: ServerState,
+    address: ListenAddress,
+    limits: ServerLimits,
+    context: ssl.SSLContext | None,
 ) -> asyncio.Server | None:
     wanted = address.default if address.port is None else address.port
     try:
@@ -192,11 +224,17 @@ async def _listen(
             backlog=_BACKLOG,
         )
     except OSError as error:
-        said = f"{address.what} cannot be served on {address.host}:{wanted}: {error.strerror or error}"
+        said = (
+            f"{address.what} cannot be served on {address.host}:{wanted}: {error.strerror or error}"
+        )
         setting = f"{address.section}.port"
         if address.port is not None:
-            raise ConfigurationError(f"{said}; choose another {setting}, or 0 for any free one") from error
-        log.warning("a default port is taken; set another one, or 0 for any", setting=setting, reason=said)
+            raise ConfigurationError(
+                f"{said}; choose another {setting}, or 0 for any free one"
+            ) from error
+        log.warning(
+            "a default port is taken; set another one, or 0 for any", setting=setting, reason=said
+        )
         return None
 
 

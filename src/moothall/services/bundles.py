@@ -1,4 +1,6 @@
-"""Bundles: the packs of several roles as they were when a caller had them kept, so that a session begins again with the same words."""
+"""Bundles: the packs of several roles as they were when a caller had them kept, so that a session
+begins again with the same words.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,33 @@ class Bundles:
         """Return milliseconds since 1970."""
         return int(self._clock() * 1000)
 
-    async def keep(self, asked: pb.RehydrateSessionRequest, bundle: pb.RehydrateSessionResponse, who: Principal) -> None:
-        """Keep a bundle in the place of the one before, and say in it until when. Raises `InvalidRequest`, `BusUnavailable`."""
+    async def keep(
+        self, asked: pb.RehydrateSessionRequest, bundle: pb.RehydrateSessionResponse, who: Principal
+    ) -> None:
+        """Keep a bundle in the place of the one before, and say in it until when. Raises
+        `InvalidRequest`, `BusUnavailable`.
+        """
         seconds = asked.ttl_seconds or _DEFAULT_SECONDS
         if not 0 < seconds <= _LONGEST_SECONDS:
             raise InvalidRequest(
-                f"ttl_seconds is {seconds}; allowed are 0 (the default, {_DEFAULT_SECONDS}) to {_LONGEST_SECONDS}"
+                f"ttl_seconds is {seconds}; allowed are 0 (the default, {_DEFAULT_SECONDS}) to "
+                f"{_LONGEST_SECONDS}"
             )
         bundle.expires_at_ms = bundle.generated_at_ms + seconds * 1000
         await self._bucket.put(_key(asked, who), json_format.MessageToDict(bundle))
 
-    async def find(self, asked: pb.RehydrateSessionRequest, who: Principal) -> pb.RehydrateSessionResponse | None:
-        """Return what the caller had kept of the same request; None where that was never so, or not for so long."""
+    async def find(
+        self, asked: pb.RehydrateSessionRequest, who: Principal
+    ) -> pb.RehydrateSessionResponse | None:
+        """Return what the caller had kept of the same request; None where that was never so, or not
+        for so long.
+        """
         document = await self._bucket.get(_key(asked, who))
-        bundle = json_format.ParseDict(dict(document), pb.RehydrateSessionResponse()) if document else None
+        bundle = (
+            json_format.ParseDict(dict(document), pb.RehydrateSessionResponse())
+            if document
+            else None
+        )
         return bundle if bundle is not None and bundle.expires_at_ms > self.now_ms() else None
 
 
@@ -50,4 +65,5 @@ def _key(asked: pb.RehydrateSessionRequest, who: Principal) -> str:
     """Another table of scopes asks anew: nobody is told what they may not know any more."""
     flags = (asked.include_timeline, asked.include_summaries, asked.timeline_events)
     roles = sorted({role.strip().lower() for role in asked.roles})
-    return f"{who.tenant}.{digest(who.name, asked.case_id, *roles, *map(str, flags), scopes().model_dump_json())[:40]}"
+    parts = (who.name, asked.case_id, *roles, *map(str, flags), scopes().model_dump_json())
+    return f"{who.tenant}.{digest(*parts)[:40]}"

@@ -16,7 +16,8 @@ _DETAIL = 500
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How one part is looked at. `look` returns its condition and a detail; it raises a `MoothallError` where the part is down.
+    """How one part is looked at. `look` returns its condition and a detail; it raises a
+    `MoothallError` where the part is down.
     `needed`: nothing works without it.
     """
 
@@ -25,8 +26,8 @@ class Probe:
 
 
 class Checkup:
-    """Asks every part how it is. An answer stands for `keep_seconds`, so that whoever asks often costs nothing; a part that
-    does not answer within `patience_seconds` is down.
+    """Asks every part how it is. An answer stands for `keep_seconds`, so that whoever asks often
+    costs nothing; a part that does not answer within `patience_seconds` is down.
     """
 
     def __init__(
@@ -50,8 +51,15 @@ class Checkup:
         """Return how all parts stand."""
         async with self._looking:
             if self._found is None or self._clock() - self._at >= self._keep:
-                parts = await asyncio.gather(*(self._part(name, probe) for name, probe in self._probes.items()))
-                self._found = Health(_together(parts), tuple(parts), moothall.__version__, int(self._clock() - self._since))
+                parts = await asyncio.gather(
+                    *(self._part(name, probe) for name, probe in self._probes.items())
+                )
+                self._found = Health(
+                    _together(parts),
+                    tuple(parts),
+                    moothall.__version__,
+                    int(self._clock() - self._since),
+                )
                 self._at = self._clock()
             return self._found
 
@@ -69,4 +77,8 @@ class Checkup:
 def _together(parts: list[Part]) -> Condition:
     if any(part.needed and part.status is Condition.DOWN for part in parts):
         return Condition.DOWN
-    return Condition.HEALTHY if all(part.status is Condition.HEALTHY for part in parts) else Condition.DEGRADED
+    return (
+        Condition.HEALTHY
+        if all(part.status is Condition.HEALTHY for part in parts)
+        else Condition.DEGRADED
+    )

@@ -27,7 +27,9 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 
 _LINT_ERRORS = 50
-_WARNING = re.compile(r"warning\b|W\d{2,5}\b", re.IGNORECASE)  # in words, or by its code, as of pylint and flake8
+_WARNING = re.compile(
+    r"warning\b|W\d{2,5}\b", re.IGNORECASE
+)  # in words, or by its code, as of pylint and flake8
 # protobuf's JSON parser takes 100 levels, and counts a Struct's several times.
 _STRUCT_DEPTH = 24
 _STRUCT_NUMBER = 2**53
@@ -38,7 +40,9 @@ D = TypeVar("D")
 
 
 def to_message(kind: type[M], value: object, **more: Any) -> M:
-    """Return a dataclass as a message: what both have under one name, messages in it too. `more` is what is said otherwise."""
+    """Return a dataclass as a message: what both have under one name, messages in it too. `more` is
+    what is said otherwise.
+    """
     plain, made = _shared_fields(cast("Hashable", kind), cast("Hashable", type(value)))
     said = {name: getattr(value, name) for name in plain}
     for name, make in made:
@@ -50,12 +54,18 @@ def to_message(kind: type[M], value: object, **more: Any) -> M:
 
 
 @cache
-def _shared_fields(kind: Hashable, source: Hashable) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
-    """Return the names that a message and a dataclass share: of what goes over as it is, and the others with what makes it."""
+def _shared_fields(
+    kind: Hashable, source: Hashable
+) -> tuple[list[str], list[tuple[str, Callable[[Any], Any]]]]:
+    """Return the names that a message and a dataclass share: of what goes over as it is, and the
+    others with what makes it.
+    """
     names = {field.name for field in fields(cast("Any", source))}
     shared = [field for field in cast("Any", kind).DESCRIPTOR.fields if field.name in names]
     plain = [field.name for field in shared if field.message_type is None]
-    return plain, [(field.name, _maker(field)) for field in shared if field.message_type is not None]
+    return plain, [
+        (field.name, _maker(field)) for field in shared if field.message_type is not None
+    ]
 
 
 def _maker(field: Any) -> Callable[[Any], Any]:
@@ -72,13 +82,21 @@ def _maker(field: Any) -> Callable[[Any], Any]:
 
 
 def from_message(kind: type[D], message: Message, **more: Any) -> D:
-    """Return a message as a dataclass: the scalars, lists and maps that both have under one name. `more` is what is said otherwise."""
+    """Return a message as a dataclass: the scalars, lists and maps that both have under one name.
+    `more` is what is said otherwise.
+    """
     names = {field.name for field in fields(cast("Any", kind))} - more.keys()
     said: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.name in names:
             given, inner = getattr(message, field.name), field.message_type
-            said[field.name] = given if not field.is_repeated else dict(given) if inner is not None else tuple(given)
+            said[field.name] = (
+                given
+                if not field.is_repeated
+                else dict(given)
+                if inner is not None
+                else tuple(given)
+            )
     return kind(**said, **more)
 
 
@@ -111,7 +129,9 @@ def repository_of(message: common_pb2.Repository) -> RepositoryRef | None:
 
 
 def struct_data(given: struct_pb2.Struct, what: str) -> dict[str, Any]:
-    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again. Raises `InvalidRequest`."""
+    """Return a Struct as JSON data. It knows one kind of number: whole ones become integers again.
+    Raises `InvalidRequest`.
+    """
     try:
         told: dict[str, Any] = json_format.MessageToDict(given)
     except (json_format.Error, ValueError, RecursionError) as error:
@@ -129,7 +149,9 @@ def status_message(status: DeliberationStatus) -> pb.DeliberationStatus.ValueTyp
 
 def status_of(status: pb.DeliberationStatus.ValueType) -> DeliberationStatus:
     """Return what the wire's value says."""
-    return DeliberationStatus(pb.DeliberationStatus.Name(status).removeprefix("DELIBERATION_STATUS_"))
+    return DeliberationStatus(
+        pb.DeliberationStatus.Name(status).removeprefix("DELIBERATION_STATUS_")
+    )
 
 
 def deliberate_response(outcome: Outcome) -> pb.DeliberateResponse:
@@ -152,10 +174,16 @@ def _fields_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def orchestrate_response(outcome: Outcome) -> pb.OrchestrateResponse:
-    """Return the winner, absent where none got through the gates, and all candidates, best first."""
+    """Return the winner, absent where none got through the gates, and all candidates, best
+    first.
+    """
     ranked = result_messages(outcome.results)
     metadata = _metadata(outcome)
-    tags = {"status": outcome.status.value, "winner_id": outcome.winner_id, "error_message": outcome.error_message}
+    tags = {
+        "status": outcome.status.value,
+        "winner_id": outcome.winner_id,
+        "error_message": outcome.error_message,
+    }
     metadata.tags.update({key: value for key, value in tags.items() if value})
     return pb.OrchestrateResponse(
         winner=ranked[0] if outcome.winner_id and ranked else None,
@@ -171,7 +199,11 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
     oldest_first = sorted(results, key=lambda result: result.revision)
 
     def earlier(result: Result) -> list[str]:
-        return [other.content for other in oldest_first if other.seat == result.seat and other.revision < result.revision]
+        return [
+            other.content
+            for other in oldest_first
+            if other.seat == result.seat and other.revision < result.revision
+        ]
 
     return [
         to_message(
@@ -179,7 +211,10 @@ def result_messages(results: Sequence[Result]) -> list[pb.DeliberationResult]:
             result,
             proposal=_proposal(result, revisions=earlier(result)),
             checks=check_suite(result.evidence, all_passed=result.passed_gates),
-            reviews=[to_message(common_pb2.Review, review, reviewer_id=review.reviewer) for review in result.reviews],
+            reviews=[
+                to_message(common_pb2.Review, review, reviewer_id=review.reviewer)
+                for review in result.reviews
+            ],
         )
         for result in results
     ]
@@ -199,15 +234,26 @@ def check_suite(evidence: Iterable[Evidence], *, all_passed: bool) -> pb.CheckSu
     suite = pb.CheckSuite(all_passed=all_passed)
     for item in evidence:
         passed = item.verdict == Verdict.PASSED
-        complaints = [] if passed else [line for line in item.output.splitlines() if line.strip()][:_LINT_ERRORS]
+        complaints = (
+            []
+            if passed
+            else [line for line in item.output.splitlines() if line.strip()][:_LINT_ERRORS]
+        )
         if item.check == "lint":
             suite.lint.CopyFrom(_lint(item, complaints, passed=passed))
         elif item.check == "policy":
-            suite.policy.CopyFrom(pb.PolicyCheck(passed=passed, violations=complaints, message=item.verdict.value))
+            suite.policy.CopyFrom(
+                pb.PolicyCheck(passed=passed, violations=complaints, message=item.verdict.value)
+            )
         else:
             suite.additional_checks.append(_additional(item))
         if item.check == "applies":
-            dryrun = pb.DryRunCheck(passed=passed, output=item.output, exit_code=int(not passed), message=item.verdict.value)
+            dryrun = pb.DryRunCheck(
+                passed=passed,
+                output=item.output,
+                exit_code=int(not passed),
+                message=item.verdict.value,
+            )
             suite.dryrun.CopyFrom(dryrun)
     return suite
 
@@ -217,7 +263,9 @@ def _lint(item: Evidence, complaints: Sequence[str], *, passed: bool) -> pb.Lint
     said = [line.partition(": ")[2] for line in findings(item.output)]
     warnings = sum(_WARNING.match(words) is not None for words in said)
     errors = 0 if passed else item.failed or (len(said) - warnings if said else len(complaints))
-    return pb.LintCheck(passed=passed, error_count=errors, warning_count=warnings, errors=complaints)
+    return pb.LintCheck(
+        passed=passed, error_count=errors, warning_count=warnings, errors=complaints
+    )
 
 
 def _additional(item: Evidence) -> pb.AdditionalCheck:
@@ -227,14 +275,23 @@ def _additional(item: Evidence) -> pb.AdditionalCheck:
         check_type=item.check,
         passed=item.verdict == Verdict.PASSED,
         score=item.passed / counted if counted else whole,
-        message=f"{item.verdict.value}: {item.passed} passed, {item.failed} failed, {item.skipped} skipped",
-        details={"verdict": item.verdict.value, "duration_ms": str(item.duration_ms), "proven": str(item.proven).lower()},
+        message=f"{item.verdict.value}: {item.passed} passed, {item.failed} failed, {item.skipped} "
+        "skipped",
+        details={
+            "verdict": item.verdict.value,
+            "duration_ms": str(item.duration_ms),
+            "proven": str(item.proven).lower(),
+        },
     )
 
 
 def event_message(event: Event) -> common_pb2.Event:
-    """Return a fact; its data as a Struct, in which every number is a double (integers beyond 2**53 are text)."""
-    return to_message(common_pb2.Event, event, correlation_id=event.correlationid, causation_id=event.causationid)
+    """Return a fact; its data as a Struct, in which every number is a double (integers beyond 2**53
+    are text).
+    """
+    return to_message(
+        common_pb2.Event, event, correlation_id=event.correlationid, causation_id=event.causationid
+    )
 
 
 def struct(data: Mapping[str, Any]) -> struct_pb2.Struct:
@@ -248,7 +305,9 @@ def value(data: Any) -> struct_pb2.Value:
 
 
 def _fit_struct(value: Any, depth: int) -> Any:
-    """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left out."""
+    """Return JSON data that a Struct can hold exactly; larger integers as text, deeper nesting left
+    out.
+    """
     match value:
         case Mapping() if depth:
             return {str(key): _fit_struct(item, depth - 1) for key, item in value.items()}

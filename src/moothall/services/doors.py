@@ -29,10 +29,12 @@ from moothall.workflows.running import Workflows
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The rooms behind the services; `models` are those of the settings. `visits`: where callers may use
-    tools themselves, None where another process has the role. `ask` asks the graph, `repositories` are what a page shows files of.
-    `served` says which of api and page are. `taking` is set while a server takes calls and was not told to stop, `stopping` when it
-    takes none any more: a call that ends early ends by its will then, not by its caller's.
+    """The rooms behind the services; `models` are those of the settings. `visits`: where callers
+    may use
+    tools themselves, None where another process has the role. `ask` asks the graph, `repositories`
+    are what a page shows files of. `served` says which of api and page are. `taking` is set while a
+    server takes calls and was not told to stop, `stopping` when it takes none any more: a call that
+    ends early ends by its will then, not by its caller's.
     """
 
     desk: Deliberations

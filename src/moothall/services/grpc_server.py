@@ -49,8 +49,9 @@ async def grpc_server(
     tokens: Mapping[str, Principal],
     leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:
-    """Serve until the context ends. Then its health is NOT_SERVING at once, it goes on for `leave_seconds`, and calls in flight get
-    `settings.grace_seconds` to end; those that do not are answered UNAVAILABLE: what they asked for goes on, and another server says what it came to.
+    """Serve until the context ends. Then its health is NOT_SERVING at once, it goes on for
+    `leave_seconds`, and calls in flight get `settings.grace_seconds` to end; those that do not are
+    answered UNAVAILABLE: what they asked for goes on, and another server says what it came to.
 
     `tokens` says who each accepted bearer token stands for (`identity.read_tokens`). Raises
     `ConfigurationError` without tokens, without TLS on anything but loopback, and where the
@@ -61,7 +62,8 @@ async def grpc_server(
     credentials = await asyncio.to_thread(_credentials, settings)
     calls = CallInterceptor()
     server = grpc.aio.server(
-        # The first one sees a call first: nothing is answered, not even an error, before it is known who asks.
+        # The first one sees a call first: nothing is answered, not even an error, before it is
+        # known who asks.
         interceptors=(IdentityInterceptor(tokens), calls),
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
@@ -72,7 +74,9 @@ async def grpc_server(
     names = [service.descriptor.full_name for service in services]
     checkup = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
-    reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection(
+        (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
     port = _bind(server, settings, settings.port, credentials)
     for more in settings.more_ports:
         _bind(server, settings, more, credentials)
@@ -101,7 +105,8 @@ def _address(host: str, port: int) -> str:
 def _options(settings: config.GrpcSettings, limits: config.LimitSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", limits.message_bytes),
-        # What a caller asked for may be long (diffs of many seats); it sets its own limit for what it takes.
+        # What a caller asked for may be long (diffs of many seats); it sets its own limit for what
+        # it takes.
         ("grpc.max_send_message_length", -1),
         # A caller that vanished without a word is noticed, and its deliberation stopped.
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
@@ -118,30 +123,48 @@ def _credentials(settings: config.GrpcSettings) -> grpc.ServerCredentials | None
     """Return TLS credentials, or None for plain text on loopback."""
     if settings.tls_cert is None and settings.tls_key is None:
         if settings.tls_client_ca is not None:
-            raise ConfigurationError("grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client is asked")
+            raise ConfigurationError(
+                "grpc.tls_client_ca needs grpc.tls_cert and grpc.tls_key: without TLS no client "
+                "is asked"
+            )
         if not is_loopback(settings.host):
             raise ConfigurationError(
-                f"grpc.host {settings.host} is no loopback address: set grpc.tls_cert and grpc.tls_key, or bind 127.0.0.1"
+                f"grpc.host {settings.host} is no loopback address: set grpc.tls_cert and "
+                "grpc.tls_key, or bind 127.0.0.1"
             )
         return None
     if settings.tls_cert is None or settings.tls_key is None:
-        raise ConfigurationError("grpc.tls_cert and grpc.tls_key belong together; only one of them is set")
+        raise ConfigurationError(
+            "grpc.tls_cert and grpc.tls_key belong together; only one of them is set"
+        )
     try:
         pair = (settings.tls_key.read_bytes(), settings.tls_cert.read_bytes())
         client_ca = settings.tls_client_ca.read_bytes() if settings.tls_client_ca else None
     except OSError as error:
-        raise ConfigurationError(f"the TLS files of the gRPC server cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"the TLS files of the gRPC server cannot be read: {error}"
+        ) from error
     return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
 
 
-def _bind(server: grpc.aio.Server, settings: config.GrpcSettings, port: int, credentials: grpc.ServerCredentials | None) -> int:
+def _bind(
+    server: grpc.aio.Server,
+    settings: config.GrpcSettings,
+    port: int,
+    credentials: grpc.ServerCredentials | None,
+) -> int:
     address = _address(settings.host, port)
     try:
         if credentials is None:
             return server.add_insecure_port(address)
         return server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        tls = "" if credentials is None else ", or grpc.tls_cert and grpc.tls_key are no PEM certificate and its key"
+        tls = (
+            ""
+            if credentials is None
+            else ", or grpc.tls_cert and grpc.tls_key are no PEM certificate and its key"
+        )
         raise ConfigurationError(
-            f"the gRPC server cannot listen on {address}: the port is taken or the address is not this machine's{tls}"
+            f"the gRPC server cannot listen on {address}: the port is taken or the address is not "
+            f"this machine's{tls}"
         ) from error

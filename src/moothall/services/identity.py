@@ -30,7 +30,9 @@ _caller: ContextVar[Principal | None] = ContextVar("caller", default=None)
 
 
 def caller() -> Principal:
-    """Return the principal of the call that is being answered; a `LookupError` elsewhere is a bug."""
+    """Return the principal of the call that is being answered; a `LookupError` elsewhere is a
+    bug.
+    """
     if (found := _caller.get()) is None:
         raise LookupError("nobody calls")
     return found
@@ -47,10 +49,16 @@ def call_as(principal: Principal | None) -> None:
 
 
 def check_address(what: str, url: str) -> None:
-    """Raise `ConfigurationError` for an address over which others could read along; http:// is for this machine alone."""
+    """Raise `ConfigurationError` for an address over which others could read along; http:// is for
+    this machine alone.
+    """
     at = urlsplit(url)
-    if not at.hostname or (at.scheme != "https" and not (at.scheme == "http" and is_loopback(at.hostname))):
-        raise ConfigurationError(f"{what} {url[:200]!r} is no https:// address; http:// is for this machine alone")
+    if not at.hostname or (
+        at.scheme != "https" and not (at.scheme == "http" and is_loopback(at.hostname))
+    ):
+        raise ConfigurationError(
+            f"{what} {url[:200]!r} is no https:// address; http:// is for this machine alone"
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -62,22 +70,28 @@ def is_loopback(host: str) -> bool:
 
 
 def read_tokens(settings: config.GrpcSettings, data_dir: Path) -> Mapping[str, Principal]:
-    """Return who each accepted token stands for: those of the file and the configured one, else on loopback the first-run one.
+    """Return who each accepted token stands for: those of the file and the configured one, else on
+    loopback the first-run one.
 
-    Raises `ConfigurationError` where anything but loopback is bound without a configured token, and where the
+    Raises `ConfigurationError` where anything but loopback is bound without a configured token, and
+    where the
     file of tokens is wrong.
     """
     known = {} if settings.token is None else {settings.token.get_secret_value(): LOCAL}
     if settings.tokens_file is not None:
         named = _principals(settings.tokens_file)
         if known.keys() & named.keys():
-            raise ConfigurationError(f"grpc.token is in the file of tokens {settings.tokens_file} too: whom does it stand for?")
+            raise ConfigurationError(
+                f"grpc.token is in the file of tokens {settings.tokens_file} too: whom does it "
+                "stand for?"
+            )
         return {**known, **named}
     if known:
         return known
     if not is_loopback(settings.host):
         raise ConfigurationError(
-            f"grpc.host {settings.host} is no loopback address: set grpc.token (MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
+            f"grpc.host {settings.host} is no loopback address: set grpc.token "
+            "(MOOTHALL_GRPC__TOKEN) or grpc.tokens_file"
         )
     return {ensure_token(data_dir): LOCAL}
 
@@ -93,7 +107,9 @@ class _Named(BaseModel):
 
 
 def is_open(about: os.stat_result, uid: int) -> bool:
-    """Whether others than `uid` may read a file. Of root's, as Kubernetes mounts a Secret, the group is the pod's own."""
+    """Whether others than `uid` may read a file. Of root's, as Kubernetes mounts a Secret, the
+    group is the pod's own.
+    """
     return bool(about.st_mode & (0o037 if about.st_uid == 0 != uid else 0o077))
 
 
@@ -109,21 +125,28 @@ def _principals(path: Path) -> dict[str, Principal]:
         about = path.stat()
         found = _Tokens.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigurationError(f"the file of tokens {path} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(
+            f"the file of tokens {path} cannot be read: {error.strerror}"
+        ) from error
     except ValidationError as error:
         raise ConfigurationError(f"the file of tokens {path} is wrong: {wrong(error)}") from None
     except (ValueError, RecursionError):
         raise ConfigurationError(f"the file of tokens {path} is not TOML") from None
     if is_open(about, os.geteuid()):
         raise ConfigurationError(
-            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a Secret: defaultMode 0440)"
+            f"the file of tokens {path} can be read by others; run: chmod 600 {path} (of a "
+            "Secret: defaultMode 0440)"
         )
     named = {
-        item.token.get_secret_value(): Principal(item.name, item.tenant, item.operator, frozenset(item.roles))
+        item.token.get_secret_value(): Principal(
+            item.name, item.tenant, item.operator, frozenset(item.roles)
+        )
         for item in found.principals
     }
     if len(named) != len(found.principals):
-        raise ConfigurationError(f"the file of tokens {path} has a token twice: whom does it stand for?")
+        raise ConfigurationError(
+            f"the file of tokens {path} has a token twice: whom does it stand for?"
+        )
     return named
 
 
@@ -134,7 +157,9 @@ class Bearers:
         self._tokens = [(token.encode(), principal) for token, principal in tokens.items()]
 
     def find(self, authorizations: Sequence[str]) -> Principal | None:
-        """Return whose the one `Bearer TOKEN` is; None for no header, several, or a token that nobody has."""
+        """Return whose the one `Bearer TOKEN` is; None for no header, several, or a token that
+        nobody has.
+        """
         if len(authorizations) != 1:
             return None
         scheme, _, token = authorizations[0].partition(" ")
@@ -148,21 +173,27 @@ class Bearers:
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls with a known token through, as their principal. Health and reflection are open to all."""
+    """Lets calls with a known token through, as their principal. Health and reflection are open to
+    all.
+    """
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
         self._bearers = Bearers(tokens)
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the call's handler, or one that refuses it."""
         if handler_call_details.method.startswith(OPEN_SERVICES):
             return await continuation(handler_call_details)
         metadata: Any = handler_call_details.invocation_metadata or ()
-        principal = self._bearers.find([str(value) for key, value in metadata if key == "authorization"])
+        principal = self._bearers.find(
+            [str(value) for key, value in metadata if key == "authorization"]
+        )
         if principal is None:
             # A stream on both sides: it is refused before any of the request is read.
             return grpc.stream_stream_rpc_method_handler(_refuse)
@@ -172,7 +203,8 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
 
 
 WHO_ASKS = (
-    "a valid token is needed: 'authorization: Bearer TOKEN'; on this machine the token is in the data directory's file 'token'"
+    "a valid token is needed: 'authorization: Bearer TOKEN'; on this machine the token is in the "
+    "data directory's file 'token'"
 )
 
 

@@ -1,4 +1,6 @@
-"""What stands round every gRPC call behind its identity: a span, the figures, and a status for whatever goes wrong."""
+"""What stands round every gRPC call behind its identity: a span, the figures, and a status for
+whatever goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from moothall.services.status import OPEN_SERVICES, RETRY_SECONDS, abort, code_o
 log = telemetry.get_logger(__name__)
 
 FAREWELL_SECONDS = 10.0
-"""What calls that are ended get to say so: after that their callers see CANCELLED, which nobody tries again."""
+"""What calls that are ended get to say so: after that their callers see CANCELLED, which nobody
+tries again.
+"""
 _OTHER = "other"
 _OF_THE_CALLER = {
     grpc.StatusCode.CANCELLED,
@@ -33,7 +37,9 @@ _OF_THE_CALLER = {
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Puts every method of our own services behind `_watch` and `_answer`. Strangers do not come here, and begin no spans."""
+    """Puts every method of our own services behind `_watch` and `_answer`. Strangers do not come
+    here, and begin no spans.
+    """
 
     def __init__(self) -> None:
         self._calls: set[asyncio.Task[Any]] = set()
@@ -41,8 +47,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._over = False
 
     async def end(self, seconds: float, stopped: asyncio.Future[None]) -> None:
-        """Wait for the calls in flight for so long, or until the server has `stopped`; then answer those that are left with UNAVAILABLE, and
-        those that were taken and come only now.
+        """Wait for the calls in flight for so long, or until the server has `stopped`; then answer
+        those that are left with UNAVAILABLE, and those that were taken and come only now.
         """
         await asyncio.wait({stopped}, timeout=seconds)
         self._over = True
@@ -54,7 +60,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the call's handler, wrapped."""
@@ -65,7 +73,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             telemetry.metrics.GRPC_CALLS.add(_OTHER, grpc.StatusCode.UNIMPLEMENTED.name)
             return None
-        given = [str(value) for key, value in handler_call_details.invocation_metadata or () if key == "traceparent"]
+        given = [
+            str(value)
+            for key, value in handler_call_details.invocation_metadata or ()
+            if key == "traceparent"
+        ]
         parent = given[0] if len(given) == 1 else ""  # more than one is none, as W3C says
         make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
@@ -94,7 +106,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 call.uncancel()
             finally:
                 self._calls.discard(call)
-            why = "this server is stopping; what was asked for goes on: ask again with the same id, another one answers"
+            why = (
+                "this server is stopping; what was asked for goes on: ask again with the same id, "
+                "another one answers"
+            )
             return await abort(context, grpc.StatusCode.UNAVAILABLE, "STOPPING", why, RETRY_SECONDS)
 
         return answer
@@ -136,26 +151,44 @@ def _code(context: Any) -> grpc.StatusCode:
     """Return the status that a call was aborted with."""
     given = context.code()
     value = given if isinstance(given, int) else given.value[0]
-    return next((code for code in grpc.StatusCode if code.value[0] == value), grpc.StatusCode.UNKNOWN)
+    return next(
+        (code for code in grpc.StatusCode if code.value[0] == value), grpc.StatusCode.UNKNOWN
+    )
 
 
 def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
     """Read the request, call the method, and write what it streams."""
-    behaviour: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    behaviour: Any = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
     read: Any = handler.request_deserializer
-    served = isasyncgenfunction(behaviour) if handler.response_streaming else iscoroutinefunction(behaviour)
+    served = (
+        isasyncgenfunction(behaviour)
+        if handler.response_streaming
+        else iscoroutinefunction(behaviour)
+    )
 
     async def answer(request: Any, context: Any) -> Any:
         async with _tell_errors(context, method):
-            if not served:  # all our methods are coroutines or async generators: a plain function is the generated base's
-                await abort(context, grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method} is not served by this version")
+            # all our methods are coroutines or async generators: a plain function is the generated
+            # base's
+            if not served:
+                await abort(
+                    context,
+                    grpc.StatusCode.UNIMPLEMENTED,
+                    "UNIMPLEMENTED",
+                    f"{method} is not served by this version",
+                )
             try:  # of a stream of requests, which none of ours takes, nothing is read here
                 message = read(request) if isinstance(request, bytes) else request
             except DecodeError as error:
-                raise errors.InvalidRequest(f"the request of {method} is no message of its type: {error}") from error
+                raise errors.InvalidRequest(
+                    f"the request of {method} is no message of its type: {error}"
+                ) from error
             if not handler.response_streaming:
                 return await behaviour(message, context)
-            # Written here, not yielded on: when the caller goes, the generator is closed at once, not when it is collected.
+            # Written here, not yielded on: when the caller goes, the generator is closed at once,
+            # not when it is collected.
             async with aclosing(behaviour(message, context)) as messages:
                 async for item in messages:
                     await context.write(item)
@@ -166,14 +199,23 @@ def _answer(handler: grpc.RpcMethodHandler[Any, Any], method: str) -> Any:
 
 @asynccontextmanager
 async def _tell_errors(context: Any, method: str) -> AsyncIterator[None]:
-    """Answer the caller with what went wrong inside. A bug is logged; the caller learns only that there was one."""
+    """Answer the caller with what went wrong inside. A bug is logged; the caller learns only that
+    there was one.
+    """
     try:
         yield
     except grpc.aio.AbortError:
         raise
     except errors.MoothallError as error:
-        retry_after = (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
+        retry_after = (
+            (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
+        )
         await abort(context, code_of(error), error.code, error.message, retry_after)
     except Exception:  # the edge of the process: grpc would send a bug's own text to the caller
         log.exception("a call failed by a bug", method=method)
-        await abort(context, grpc.StatusCode.INTERNAL, "INTERNAL", "internal error; the server's log says more")
+        await abort(
+            context,
+            grpc.StatusCode.INTERNAL,
+            "INTERNAL",
+            "internal error; the server's log says more",
+        )

@@ -1,4 +1,6 @@
-"""AgentKernel: one agent on a task from a prompt. A task is a deliberation of one seat, as durable as any other."""
+"""AgentKernel: one agent on a task from a prompt. A task is a deliberation of one seat, as durable
+as any other.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         self._desk = desk
         self._visits = visits
 
-    async def CreateTask(self, request: pb.CreateTaskRequest, context: Any) -> pb.CreateTaskResponse:
+    async def CreateTask(
+        self, request: pb.CreateTaskRequest, context: Any
+    ) -> pb.CreateTaskResponse:
         """Submit it, and hand out the token of its workspace."""
         who = caller()
         asked = DeliberationRequest(
@@ -53,24 +57,39 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             token = self._visits.token(who, key_of(d.task_id, who.tenant), d.role, seconds)
         return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
 
-    async def StreamTaskEvents(self, request: pb.StreamTaskEventsRequest, context: Any) -> AsyncIterator[pb.TaskEvent]:
+    async def StreamTaskEvents(
+        self, request: pb.StreamTaskEventsRequest, context: Any
+    ) -> AsyncIterator[pb.TaskEvent]:
         """Follow the log from after a seq; a caller that goes away only detaches."""
         if request.after_seq < 0:
-            raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
-        async for recorded in self._desk.watch(check_id(request.task_id, "task_id"), request.after_seq, caller()):
+            raise InvalidRequest(
+                f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
+            )
+        async for recorded in self._desk.watch(
+            check_id(request.task_id, "task_id"), request.after_seq, caller()
+        ):
             yield _event(recorded)
 
-    async def ExecuteTool(self, request: pb.ExecuteToolRequest, context: Any) -> pb.ExecuteToolResponse:
+    async def ExecuteTool(
+        self, request: pb.ExecuteToolRequest, context: Any
+    ) -> pb.ExecuteToolResponse:
         """Run one tool in the task's workspace; it stops when the call does."""
         if not 0 < len(request.execution_id) <= _EXECUTION_ID:
-            raise InvalidRequest(f"execution_id has {len(request.execution_id)} characters; allowed are 1 to {_EXECUTION_ID}")
+            raise InvalidRequest(
+                f"execution_id has {len(request.execution_id)} characters; allowed are 1 to "
+                f"{_EXECUTION_ID}"
+            )
         task_id = check_id(request.task_id, "task_id")
-        call = call_of(request.execution_id, request.tool, convert.struct_data(request.arguments, "arguments"))
+        call = call_of(
+            request.execution_id, request.tool, convert.struct_data(request.arguments, "arguments")
+        )
         result = await self._visits.call(caller(), task_id, request.capability_token, call)
         output = struct_pb2.Value(struct_value=convert.struct(result.output))
         return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)
 
-    async def CancelTask(self, request: pb.CancelTaskRequest, context: Any) -> pb.CancelTaskResponse:
+    async def CancelTask(
+        self, request: pb.CancelTaskRequest, context: Any
+    ) -> pb.CancelTaskResponse:
         """Stop it, and close its workspace."""
         who = caller()
         task_id = check_id(request.task_id, "task_id")
@@ -91,7 +110,9 @@ def _repository(workspace: str, ref: str) -> RepositoryRef | None:
 
 def _event(recorded: Recorded) -> pb.TaskEvent:
     event = recorded.event
-    told = pb.TaskEvent(seq=recorded.position, type=event.type.value, payload=convert.struct(event.data))
+    told = pb.TaskEvent(
+        seq=recorded.position, type=event.type.value, payload=convert.struct(event.data)
+    )
     when = timestamp_pb2.Timestamp()
     with suppress(ValueError, json_format.Error):  # an event without a time
         when.FromJsonString(event.time or recorded.extra.get("time", ""))

@@ -33,7 +33,9 @@ log = telemetry.get_logger(__name__)
 _CANCEL_SECONDS = 10.0
 
 
-class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.OrchestratorServiceServicer):
+class OrchestratorService(
+    StoryCalls, CouncilCalls, TallyCalls, pb_grpc.OrchestratorServiceServicer
+):
     """All of orchestrator.v1: deliberations here, the rest in the classes above."""
 
     def __init__(self, doors: Doors) -> None:
@@ -41,9 +43,13 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         self._desk = doors.desk
         self._since = time.monotonic()
 
-    async def Deliberate(self, request: pb.DeliberateRequest, context: Any) -> pb.DeliberateResponse:
+    async def Deliberate(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> pb.DeliberateResponse:
         """Submit and wait; the deliberation dies with the call."""
-        return convert.deliberate_response(await self._submit_and_wait(_with_id(convert.request_of(request)), caller()))
+        return convert.deliberate_response(
+            await self._submit_and_wait(_with_id(convert.request_of(request)), caller())
+        )
 
     async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         """Submit and wait. When the call ends early, the deliberation does too."""
@@ -57,7 +63,9 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
                 await self._abandon(asked, who, submitted=submitted)
             raise
 
-    async def SubmitDeliberation(self, request: pb.DeliberateRequest, context: Any) -> pb.SubmitDeliberationResponse:
+    async def SubmitDeliberation(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> pb.SubmitDeliberationResponse:
         """Submit and return at once."""
         deliberation = await self._desk.submit(convert.request_of(request), caller())
         return pb.SubmitDeliberationResponse(
@@ -79,27 +87,39 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
             outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
         return convert.result_response(outcome)
 
-    async def StreamDeliberation(self, request: pb.DeliberateRequest, context: Any) -> AsyncIterator[pb.DeliberationUpdate]:
+    async def StreamDeliberation(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit and follow; a caller that goes away only detaches."""
         who = caller()
         deliberation = await self._desk.submit(convert.request_of(request), who)
         async for update in self._updates(deliberation.task_id, 0, who):
             yield update
 
-    async def WatchDeliberation(self, request: pb.WatchDeliberationRequest, context: Any) -> AsyncIterator[pb.DeliberationUpdate]:
+    async def WatchDeliberation(
+        self, request: pb.WatchDeliberationRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
         """Follow from after a seq."""
         if request.after_seq < 0:
-            raise InvalidRequest(f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all")
-        async for update in self._updates(check_id(request.task_id, "task_id"), request.after_seq, caller()):
+            raise InvalidRequest(
+                f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
+            )
+        async for update in self._updates(
+            check_id(request.task_id, "task_id"), request.after_seq, caller()
+        ):
             yield update
 
-    async def CancelDeliberation(self, request: pb.CancelDeliberationRequest, context: Any) -> pb.CancelDeliberationResponse:
+    async def CancelDeliberation(
+        self, request: pb.CancelDeliberationRequest, context: Any
+    ) -> pb.CancelDeliberationResponse:
         """Stop it."""
         reason = request.reason or "cancelled by its caller"
         status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
         return pb.CancelDeliberationResponse(status=convert.status_message(status))
 
-    async def SteerDeliberation(self, request: pb.SteerDeliberationRequest, context: Any) -> pb.SteerDeliberationResponse:
+    async def SteerDeliberation(
+        self, request: pb.SteerDeliberationRequest, context: Any
+    ) -> pb.SteerDeliberationResponse:
         """Tell its seats something."""
         await self.steer(request, request.request_id or new_task_id())
         return pb.SteerDeliberationResponse()
@@ -108,35 +128,53 @@ class OrchestratorService(StoryCalls, CouncilCalls, TallyCalls, pb_grpc.Orchestr
         """Tell its seats something; `key` names the request among the caller's."""
         await saying.steer(self._desk, request.task_id, request.message, caller(), key=key)
 
-    async def PauseDeliberation(self, request: pb.PauseDeliberationRequest, context: Any) -> pb.PauseDeliberationResponse:
+    async def PauseDeliberation(
+        self, request: pb.PauseDeliberationRequest, context: Any
+    ) -> pb.PauseDeliberationResponse:
         """Let it wait."""
-        return pb.PauseDeliberationResponse(changed=await saying.pause(self._desk, request.task_id, caller(), paused=True))
+        return pb.PauseDeliberationResponse(
+            changed=await saying.pause(self._desk, request.task_id, caller(), paused=True)
+        )
 
-    async def ResumeDeliberation(self, request: pb.ResumeDeliberationRequest, context: Any) -> pb.ResumeDeliberationResponse:
+    async def ResumeDeliberation(
+        self, request: pb.ResumeDeliberationRequest, context: Any
+    ) -> pb.ResumeDeliberationResponse:
         """Let it go on."""
-        return pb.ResumeDeliberationResponse(changed=await saying.pause(self._desk, request.task_id, caller(), paused=False))
+        return pb.ResumeDeliberationResponse(
+            changed=await saying.pause(self._desk, request.task_id, caller(), paused=False)
+        )
 
-    async def _updates(self, task_id: str, after_seq: int, who: Principal) -> AsyncIterator[pb.DeliberationUpdate]:
+    async def _updates(
+        self, task_id: str, after_seq: int, who: Principal
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
         progress = Progress()
-        # Read from the beginning: how far it is follows from all events, also from those that the caller has seen.
+        # Read from the beginning: how far it is follows from all events, also from those that the
+        # caller has seen.
         async for recorded in self._desk.watch(task_id, 0, who):
             progress, step = describe(progress, recorded)
             if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
 
-    async def _abandon(self, asked: DeliberationRequest, who: Principal, *, submitted: bool) -> None:
+    async def _abandon(
+        self, asked: DeliberationRequest, who: Principal, *, submitted: bool
+    ) -> None:
         """Cancel a deliberation whose caller is gone."""
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
                 if not submitted:
-                    # The submission was cut and may or may not have been recorded. Repeating it is harmless,
+                    # The submission was cut and may or may not have been recorded. Repeating it is
+                    # harmless,
                     # and says `AlreadyExists` where the id belongs to somebody else's deliberation.
                     await self._desk.submit(asked, who)
                 await self._desk.cancel(asked.task_id, "the caller went away", who)
         except AlreadyExists:
             return
         except (MoothallError, TimeoutError) as error:
-            log.warning("could not cancel after the caller went away", task_id=asked.task_id, error=str(error))
+            log.warning(
+                "could not cancel after the caller went away",
+                task_id=asked.task_id,
+                error=str(error),
+            )
 
 
 def _with_id(request: DeliberationRequest) -> DeliberationRequest:

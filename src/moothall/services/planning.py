@@ -27,13 +27,16 @@ class StoryCalls:
     async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         raise NotImplementedError
 
-    async def Orchestrate(self, request: pb.OrchestrateRequest, context: Any) -> pb.OrchestrateResponse:
+    async def Orchestrate(
+        self, request: pb.OrchestrateRequest, context: Any
+    ) -> pb.OrchestrateResponse:
         """Let a council work on a task of a story; the deliberation dies with the call."""
         who = caller()
         asked = orchestration(request)
         if request.HasField("context_options"):
             briefing = await self._doors.briefings.brief(
-                _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""), who
+                _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""),
+                who,
             )
             told = "\n\n".join(part for part in (briefing.told, briefing.history) if part)
             asked = replace(asked, context=told)
@@ -43,15 +46,28 @@ class StoryCalls:
         self, request: pb.ProcessPlanningEventRequest, context: Any
     ) -> pb.ProcessPlanningEventResponse:
         """Record what happened to a story, and plan it where it moved to planning."""
-        done = await self._doors.plans.process(convert.from_message(PlanningEvent, request), caller())
-        return pb.ProcessPlanningEventResponse(processed=done.processed, message=done.message, derived_task_ids=done.task_ids)
+        done = await self._doors.plans.process(
+            convert.from_message(PlanningEvent, request), caller()
+        )
+        return pb.ProcessPlanningEventResponse(
+            processed=done.processed, message=done.message, derived_task_ids=done.task_ids
+        )
 
-    async def DeriveSubtasks(self, request: pb.DeriveSubtasksRequest, context: Any) -> pb.DeriveSubtasksResponse:
+    async def DeriveSubtasks(
+        self, request: pb.DeriveSubtasksRequest, context: Any
+    ) -> pb.DeriveSubtasksResponse:
         """Return the ordered tasks of a story; published, councils take them up."""
         asked = request.strategy
-        strategy = Strategy(asked.parallel_execution, tuple(asked.dependency_order), asked.max_tasks_per_role)
+        strategy = Strategy(
+            asked.parallel_execution, tuple(asked.dependency_order), asked.max_tasks_per_role
+        )
         made = await self._doors.plans.derive(
-            request.case_id, request.plan_id, request.roles, strategy, caller(), publish=asked.auto_publish_to_nats
+            request.case_id,
+            request.plan_id,
+            request.roles,
+            strategy,
+            caller(),
+            publish=asked.auto_publish_to_nats,
         )
         return pb.DeriveSubtasksResponse(
             tasks=[convert.to_message(pb.AtomicTask, task) for task in made.tasks],
@@ -59,11 +75,14 @@ class StoryCalls:
             total_tasks=len(made.tasks),
         )
 
-    async def GetTaskContext(self, request: pb.GetTaskContextRequest, context: Any) -> pb.GetTaskContextResponse:
+    async def GetTaskContext(
+        self, request: pb.GetTaskContextRequest, context: Any
+    ) -> pb.GetTaskContextResponse:
         """Tell what is known of a task and its story."""
         story_id = _story_of(request.story_id, request.case_id)
         made = await self._doors.briefings.brief(
-            _briefing(request.options, request.task_id, story_id, request.role, request.phase), caller()
+            _briefing(request.options, request.task_id, story_id, request.role, request.phase),
+            caller(),
         )
         return pb.GetTaskContextResponse(
             context_text=made.text,
@@ -74,7 +93,9 @@ class StoryCalls:
 
 
 def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
-    """Return what a caller asks for. An architect's selection: the reviews are an architect's, and all are reviewed."""
+    """Return what a caller asks for. An architect's selection: the reviews are an architect's, and
+    all are reviewed.
+    """
     options = request.options
     asked = DeliberationRequest(
         description=request.task_description,
@@ -95,11 +116,20 @@ def orchestration(request: pb.OrchestrateRequest) -> DeliberationRequest:
 def _story_of(story_id: str, case_id: str) -> str:
     """A case is known by its story; a caller names one of the two, or both alike."""
     if story_id and case_id and story_id != case_id:
-        raise InvalidRequest(f"story_id {story_id[:80]!r} and case_id {case_id[:80]!r} differ; they name the same story here")
-    return check_id(story_id or case_id, "story_id" if story_id else "case_id") if story_id or case_id else ""
+        raise InvalidRequest(
+            f"story_id {story_id[:80]!r} and case_id {case_id[:80]!r} differ; they name the same "
+            "story here"
+        )
+    return (
+        check_id(story_id or case_id, "story_id" if story_id else "case_id")
+        if story_id or case_id
+        else ""
+    )
 
 
-def _briefing(options: pb.ContextOptions, task_id: str, story_id: str, role: str, phase: str) -> BriefingRequest:
+def _briefing(
+    options: pb.ContextOptions, task_id: str, story_id: str, role: str, phase: str
+) -> BriefingRequest:
     return BriefingRequest(
         task_id=task_id,
         story_id=story_id,

@@ -31,8 +31,8 @@ from moothall.services.tools import Tools, ToolService
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service: `answers` has a coroutine, or an async generator where a method streams, for each method. `add` gives it to a
-    gRPC server.
+    """A service: `answers` has a coroutine, or an async generator where a method streams, for each
+    method. `add` gives it to a gRPC server.
     """
 
     descriptor: ServiceDescriptor
@@ -46,9 +46,16 @@ def services_of(doors: Doors) -> list[Service]:
         []
         if "api" not in doors.served
         else [
-            _service("OrchestratorService", orchestrator_pb2, orchestrator_pb2_grpc, OrchestratorService(doors)),
+            _service(
+                "OrchestratorService",
+                orchestrator_pb2,
+                orchestrator_pb2_grpc,
+                OrchestratorService(doors),
+            ),
             _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
-            _service("StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)),
+            _service(
+                "StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)
+            ),
             _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
             _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
         ]
@@ -57,13 +64,17 @@ def services_of(doors: Doors) -> list[Service]:
         tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
         found += [
             _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
-            _service("AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)),
+            _service(
+                "AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)
+            ),
         ]
     if doors.agents is not None:
         agents = AgentService(doors.agents, doors.checkup, doors.models)
         found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
     if doors.executions is not None:
-        found.append(_service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions)))
+        found.append(
+            _service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions))
+        )
     return found
 
 

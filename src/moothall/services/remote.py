@@ -54,11 +54,15 @@ class Submitted:
 
 
 class RemoteKernel:
-    """Submits deliberations, or tasks of one agent, to a server and follows them, each by the service that took it: with processes by role, no
-    door has both. Who asks is said by the token, whatever `who` is. `pause_seconds` is the first delay before a lost server is asked again; it doubles.
+    """Submits deliberations, or tasks of one agent, to a server and follows them, each by the
+    service that took it: with processes by role, no door has both. Who asks is said by the token,
+    whatever `who` is. `pause_seconds` is the first delay before a lost server is asked again; it
+    doubles.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, token: str, pause_seconds: float = _PAUSE
+    ) -> None:
         self._stub: Any = pb_grpc.AgentKernelStub(channel)
         self._councils: Any = orchestrator_grpc.OrchestratorServiceStub(channel)
         self._convened: set[str] = set()
@@ -72,7 +76,9 @@ class RemoteKernel:
             return await self._convene(request)
         constraints, budget = request.constraints, request.budget
         if constraints.max_iterations or request.seed is not None:
-            raise errors.InvalidRequest("turns and seed cannot be said to a server elsewhere: its own settings say them")
+            raise errors.InvalidRequest(
+                "turns and seed cannot be said to a server elsewhere: its own settings say them"
+            )
         named = request.repository
         created = await self._call(
             "CreateTask",
@@ -94,16 +100,27 @@ class RemoteKernel:
         return Submitted(created.task_id)
 
     async def _convene(self, request: DeliberationRequest) -> Submitted:
-        if unsaid := [name.replace("_", " ") for name in _UNSAID if getattr(request, name) != getattr(_NOTHING, name)]:
+        if unsaid := [
+            name.replace("_", " ")
+            for name in _UNSAID
+            if getattr(request, name) != getattr(_NOTHING, name)
+        ]:
             raise errors.InvalidRequest(
-                f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say such things"
+                f"{', '.join(unsaid)} cannot be said to a server elsewhere: its own settings say "
+                "such things"
             )
-        made = await self._call("SubmitDeliberation", convert.request_message(request), self._councils)
+        made = await self._call(
+            "SubmitDeliberation", convert.request_message(request), self._councils
+        )
         self._convened.add(made.task_id)
         return Submitted(made.task_id)
 
-    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
-        """Yield the task's events and end after its decision. A connection that is lost is made again, from the last seq."""
+    async def watch(
+        self, task_id: str, after_seq: int, who: Principal
+    ) -> AsyncGenerator[Recorded, None]:
+        """Yield the task's events and end after its decision. A connection that is lost is made
+        again, from the last seq.
+        """
         del who
         seen, lost = after_seq, 0
         while True:
@@ -129,7 +146,8 @@ class RemoteKernel:
             asked = council_pb.WatchDeliberationRequest(task_id=task_id, after_seq=after_seq)
             return self._councils.WatchDeliberation(asked, metadata=self._metadata)
         return self._stub.StreamTaskEvents(
-            pb.StreamTaskEventsRequest(task_id=task_id, after_seq=after_seq), metadata=self._metadata
+            pb.StreamTaskEventsRequest(task_id=task_id, after_seq=after_seq),
+            metadata=self._metadata,
         )
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
@@ -149,18 +167,28 @@ class RemoteKernel:
         del who
         if task_id in self._convened:
             asked = council_pb.CancelDeliberationRequest(task_id=task_id, reason=reason)
-            return convert.status_of((await self._call("CancelDeliberation", asked, self._councils)).status)
-        answer = await self._call("CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason))
+            return convert.status_of(
+                (await self._call("CancelDeliberation", asked, self._councils)).status
+            )
+        answer = await self._call(
+            "CancelTask", pb.CancelTaskRequest(task_id=task_id, reason=reason)
+        )
         return DeliberationStatus(answer.status)
 
     async def _call(self, method: str, request: Any, stub: Any = None) -> Any:
         with _translate_errors():
-            return await getattr(stub or self._stub, method)(request, metadata=self._metadata, timeout=_CALL_SECONDS)
+            return await getattr(stub or self._stub, method)(
+                request, metadata=self._metadata, timeout=_CALL_SECONDS
+            )
 
 
 def _recorded(task_id: str, told: pb.TaskEvent | council_pb.DeliberationUpdate) -> Recorded | None:
     """Return an event; None for a type that only newer versions know."""
-    kind, data = (told.type, told.payload) if isinstance(told, pb.TaskEvent) else (told.event.type, told.event.data)
+    kind, data = (
+        (told.type, told.payload)
+        if isinstance(told, pb.TaskEvent)
+        else (told.event.type, told.event.data)
+    )
     try:
         found = EventType(kind)
     except ValueError:
@@ -176,7 +204,9 @@ def _translate_errors() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         code, said = error.code(), str(error.details() or "")[:1000]
         if code in PASSING:
-            raise errors.Temporary(f"the server cannot be reached or has too much to do: {said}") from error
+            raise errors.Temporary(
+                f"the server cannot be reached or has too much to do: {said}"
+            ) from error
         kind = _KINDS.get(code, errors.Permanent)
         wrong = kind(said or f"the server answered {code.name}")
         wrong.code = _reason(error) or kind.code
@@ -187,12 +217,19 @@ def _reason(error: grpc.aio.AioRpcError) -> str:
     """Return the machine code that an error of ours carries."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type] # it is one
     info = error_details_pb2.ErrorInfo()
-    return info.reason if status is not None and any(detail.Unpack(info) for detail in status.details) else ""
+    return (
+        info.reason
+        if status is not None and any(detail.Unpack(info) for detail in status.details)
+        else ""
+    )
 
 
 @asynccontextmanager
-async def remote_kernel(server: str, token: str, ca: Path | None = None) -> AsyncIterator[RemoteKernel]:
-    """Connect to `HOST:PORT`: in plain text on loopback, else over TLS, trusting `ca` or this machine's own authorities.
+async def remote_kernel(
+    server: str, token: str, ca: Path | None = None
+) -> AsyncIterator[RemoteKernel]:
+    """Connect to `HOST:PORT`: in plain text on loopback, else over TLS, trusting `ca` or this
+    machine's own authorities.
 
     Raises `ConfigurationError`.
     """
@@ -204,7 +241,9 @@ async def open_channel(server: str, ca: Path | None = None) -> grpc.aio.Channel:
     """Return a channel to `HOST:PORT`, as `remote_kernel` has it. Raises `ConfigurationError`."""
     host, colon, port = server.rpartition(":")
     if not colon or not host or not port.isdecimal():
-        raise errors.ConfigurationError(f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055")
+        raise errors.ConfigurationError(
+            f"{server[:80]!r} is no HOST:PORT of a server, such as 127.0.0.1:50055"
+        )
     if is_loopback(host):
         return grpc.aio.insecure_channel(server)
     return await _secure_channel(server, ca)
@@ -214,7 +253,9 @@ async def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
     try:
         roots = await asyncio.to_thread(ca.read_bytes) if ca is not None else None
     except OSError as error:
-        raise ConfigurationError(f"the certificate {ca} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(
+            f"the certificate {ca} cannot be read: {error.strerror}"
+        ) from error
     return grpc.aio.secure_channel(server, grpc.ssl_channel_credentials(roots))
 
 
@@ -222,18 +263,33 @@ async def _secure_channel(server: str, ca: Path | None) -> grpc.aio.Channel:
 async def calling(
     settings: config.GrpcSettings, data_dir: Path, port: int
 ) -> AsyncIterator[tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]]]:
-    """Yield a channel to this machine's server and the metadata that says who calls: the operator of this data directory.
+    """Yield a channel to this machine's server and the metadata that says who calls: the operator
+    of this data directory.
 
-    A refusal comes out as `Permanent`, what may pass as `Temporary`. Raises `ConfigurationError` where no token is the operator's.
+    A refusal comes out as `Permanent`, what may pass as `Temporary`. Raises `ConfigurationError`
+    where no token is the operator's.
     """
-    tokens = (token for token, principal in read_tokens(settings, data_dir).items() if principal.tenant == LOCAL.tenant)
+    tokens = (
+        token
+        for token, principal in read_tokens(settings, data_dir).items()
+        if principal.tenant == LOCAL.tenant
+    )
     token = next(tokens, None)
     if token is None:
-        raise ConfigurationError(f"no token of the gRPC server stands for tenant {LOCAL.tenant}: a command cannot call it")
+        raise ConfigurationError(
+            f"no token of the gRPC server stands for tenant {LOCAL.tenant}: a command cannot call "
+            "it"
+        )
     cert = settings.tls_cert
-    target = f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
+    target = (
+        f"127.0.0.1:{port}" if settings.host in {"0.0.0.0", "::", ""} else f"{settings.host}:{port}"  # noqa: S104 - not bound here
+    )
     try:
-        async with grpc.aio.insecure_channel(target) if cert is None else await _secure_channel(target, cert) as channel:
+        async with (
+            grpc.aio.insecure_channel(target)
+            if cert is None
+            else await _secure_channel(target, cert) as channel
+        ):
             yield channel, (("authorization", f"Bearer {token}"),)
     except grpc.aio.AioRpcError as error:
         kind = Temporary if error.code() in PASSING else Permanent

@@ -1,4 +1,6 @@
-"""Remote agents: what seats are asked over AgentService, at whichever replica stands and has the most room."""
+"""Remote agents: what seats are asked over AgentService, at whichever replica stands and has the
+most room.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode
 from moothall.domain.ids import digest
-from moothall.errors import BudgetExceeded, ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.errors import (
+    BudgetExceeded,
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
 from moothall.model.retry import delay_before
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
@@ -38,7 +46,9 @@ _BREAKER_CALLS = 2
 
 @dataclass(slots=True)
 class _Replica:
-    """Where an agent is called. `room` is the share of its tasks that are free, as it said itself and less what we asked since."""
+    """Where an agent is called. `room` is the share of its tasks that are free, as it said itself
+    and less what we asked since.
+    """
 
     target: str
     stub: Any
@@ -54,11 +64,14 @@ class _Replica:
 
 
 class RemoteAgent:
-    """Implements `ports.ChatModel` for the seat of a remote agent: of a request's messages the first is what the agent is told as its context, in JSON,
-    and the last is the query; the answer is JSON of what it said (`result`) and changed (`diff`). Belongs to one event loop.
+    """Implements `ports.ChatModel` for the seat of a remote agent: of a request's messages the
+    first is what the agent is told as its context, in JSON, and the last is the query; the answer
+    is JSON of what it said (`result`) and changed (`diff`). Belongs to one event loop.
     """
 
-    def __init__(self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings) -> None:
+    def __init__(
+        self, endpoint: str, stubs: Sequence[tuple[str, Any]], token: str, settings: AgentSettings
+    ) -> None:
         often = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
         self._endpoint = endpoint
         self._replicas = [_Replica(target, stub, RollingBreaker(often)) for target, stub in stubs]
@@ -75,10 +88,16 @@ class RemoteAgent:
         return ModelDescription()
 
     async def chat(
-        self, request: ChatRequest, on_text: Callable[[str], None] | None = None, *, ours: Callable[[], bool] | None = None
+        self,
+        request: ChatRequest,
+        on_text: Callable[[str], None] | None = None,
+        *,
+        ours: Callable[[], bool] | None = None,
     ) -> ChatReply:
-        """Ask it; where it has no repository, and so no tools, `on_text` sees its answer grow. Where a replica is gone, each of the others is asked
-        once. Raises `ModelUnavailable` where none answers, and what its answer means: `BudgetExceeded`, `DeadlineExceeded`, `ModelReplyInvalid`.
+        """Ask it; where it has no repository, and so no tools, `on_text` sees its answer grow.
+        Where a replica is gone, each of the others is asked once. Raises `ModelUnavailable` where
+        none answers, and what its answer means: `BudgetExceeded`, `DeadlineExceeded`,
+        `ModelReplyInvalid`.
         """
         tried: list[_Replica] = []
         why = "none stands"
@@ -95,10 +114,18 @@ class RemoteAgent:
             except grpc.aio.AioRpcError as error:
                 why = f"{replica.target}: {error.code().name}: {str(error.details() or '')[:300]}"
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise DeadlineExceeded(f"the agent at {self._endpoint} was not done in time") from error
+                    raise DeadlineExceeded(
+                        f"the agent at {self._endpoint} was not done in time"
+                    ) from error
                 if error.code() not in PASSING:
-                    raise ModelReplyInvalid(f"the agent at {self._endpoint} refused: {why}") from error
-                log.warning("a remote agent is gone; asking another of its replicas", endpoint=self._endpoint, reason=why)
+                    raise ModelReplyInvalid(
+                        f"the agent at {self._endpoint} refused: {why}"
+                    ) from error
+                log.warning(
+                    "a remote agent is gone; asking another of its replicas",
+                    endpoint=self._endpoint,
+                    reason=why,
+                )
         raise ModelUnavailable(f"no replica of the agent at {self._endpoint} answers; {why}")
 
     async def _choose(self, tried: Sequence[_Replica]) -> _Replica | None:
@@ -120,24 +147,38 @@ class RemoteAgent:
             return True
         try:
             health, can = await asyncio.gather(
-                replica.stub.HealthCheck(pb.HealthCheckRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS),
-                replica.stub.GetCapabilities(pb.GetCapabilitiesRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS),
+                replica.stub.HealthCheck(
+                    pb.HealthCheckRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS
+                ),
+                replica.stub.GetCapabilities(
+                    pb.GetCapabilitiesRequest(), metadata=self._metadata, timeout=_LOOK_SECONDS
+                ),
             )
         except grpc.aio.AioRpcError as error:
-            log.info("a remote agent does not answer", target=replica.target, code=error.code().name)
+            log.info(
+                "a remote agent does not answer", target=replica.target, code=error.code().name
+            )
             return False
-        replica.active, replica.most, replica.looked = health.active_tasks, can.max_concurrent_tasks, monotonic()
+        replica.active, replica.most, replica.looked = (
+            health.active_tasks,
+            can.max_concurrent_tasks,
+            monotonic(),
+        )
         modes = can.supported_modes
         return bool(health.healthy) and (not modes or common.EXECUTION_MODE_STANDARD in modes)
 
-    async def _ask(self, replica: _Replica, request: ChatRequest, on_text: Callable[[str], None] | None) -> ChatReply:
+    async def _ask(
+        self, replica: _Replica, request: ChatRequest, on_text: Callable[[str], None] | None
+    ) -> ChatReply:
         begun, left = monotonic(), (request.deadline - datetime.now(UTC)).total_seconds()
         if left <= 0:
             raise DeadlineExceeded("the seat's time is over")
         asked = pb.ExecuteTaskRequest(
             query=request.messages[-1].content,
             mode=common.EXECUTION_MODE_STANDARD,
-            metadata=common.TaskMetadata(task_id=f"task-{digest(request.call_id)[:24]}"),  # a repeat is the same one
+            metadata=common.TaskMetadata(
+                task_id=f"task-{digest(request.call_id)[:24]}"
+            ),  # a repeat is the same one
             config=pb.AgentConfig(timeout_seconds=math.ceil(left), enable_sandbox=True),
         )
         asked.context.update(json.loads(request.messages[0].content))
@@ -145,9 +186,13 @@ class RemoteAgent:
         replica.ours += 1
         try:
             if "repository" in asked.context:
-                answer = await replica.stub.ExecuteTask(asked, metadata=self._metadata, timeout=left)
+                answer = await replica.stub.ExecuteTask(
+                    asked, metadata=self._metadata, timeout=left
+                )
             else:
-                updates = replica.stub.StreamExecuteTask(asked, metadata=self._metadata, timeout=left)
+                updates = replica.stub.StreamExecuteTask(
+                    asked, metadata=self._metadata, timeout=left
+                )
                 try:
                     answer = await _read_stream(updates, on_text, self._most)
                 finally:
@@ -167,15 +212,17 @@ class RemoteAgent:
 async def _read_stream(
     updates: AsyncIterable[pb.TaskUpdate], on_text: Callable[[str], None] | None, most: int
 ) -> pb.ExecuteTaskResponse:
-    """Return what a stream comes to, as the call that waits for its end would have been answered. Raises `ModelReplyInvalid` for more than
-    `most` characters.
+    """Return what a stream comes to, as the call that waits for its end would have been answered.
+    Raises `ModelReplyInvalid` for more than `most` characters.
     """
     answer = pb.ExecuteTaskResponse(status=common.STATUS_CODE_ERROR)
     has_status = False
     async for update in updates:
         most -= len(update.delta) + len(update.message)
         if most < 0:
-            raise ModelReplyInvalid("the remote agent sends more than it may (agents.endpoint_chars)")
+            raise ModelReplyInvalid(
+                "the remote agent sends more than it may (agents.endpoint_chars)"
+            )
         if update.delta and on_text is not None:
             on_text(update.delta)
         if update.tool_result.tool_id == USAGE:
@@ -207,7 +254,10 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
                 cost_usd=max(0.0, used.cost_usd),
             )
             diff = convert.struct_data(answer.metadata, "metadata").get("diff")
-            text = json.dumps({"result": answer.result, "diff": diff if isinstance(diff, str) else ""}, ensure_ascii=False)
+            text = json.dumps(
+                {"result": answer.result, "diff": diff if isinstance(diff, str) else ""},
+                ensure_ascii=False,
+            )
             return ChatReply(text, "stop", usage, used.model, duration_ms)
         case common.STATUS_CODE_TIMEOUT:
             raise DeadlineExceeded(said)
@@ -222,7 +272,11 @@ def _reply(answer: pb.ExecuteTaskResponse, endpoint: str, duration_ms: int) -> C
 async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str, RemoteAgent]]:
     """The agents that the settings allow to be called, by endpoint. Raises `ConfigurationError`."""
     try:
-        token = settings.endpoint_token_file.read_text("utf-8").strip() if settings.endpoint_token_file else ""
+        token = (
+            settings.endpoint_token_file.read_text("utf-8").strip()
+            if settings.endpoint_token_file
+            else ""
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"agents.endpoint_token_file cannot be read: {error}") from error
     async with AsyncExitStack() as stack:
@@ -230,7 +284,9 @@ async def open_remote_agents(settings: AgentSettings) -> AsyncIterator[dict[str,
         for endpoint, replicas in settings.endpoints.items():
             stubs = []
             for target in replicas:
-                channel = await stack.enter_async_context(await open_channel(target, settings.endpoint_ca))
+                channel = await stack.enter_async_context(
+                    await open_channel(target, settings.endpoint_ca)
+                )
                 stubs.append((target, pb_grpc.AgentServiceStub(channel)))
             agents[endpoint] = RemoteAgent(endpoint, stubs, token, settings)
         yield agents

@@ -1,4 +1,6 @@
-"""SecureRunner: code of callers from outside. Who calls comes from the call's token, never from a field."""
+"""SecureRunner: code of callers from outside. Who calls comes from the call's token, never from a
+field.
+"""
 
 from __future__ import annotations
 
@@ -39,5 +41,7 @@ class SecureRunner(pb_grpc.SecureRunnerServicer):
             stdout=ran.printed,
             error=ran.error,
             tool_call_count=execution.tool_calls,
-            usage=convert.to_message(pb.RunUsage, ran.usage, duration_ms=ran.duration_ms, tier=ran.tier, reason=ran.why),
+            usage=convert.to_message(
+                pb.RunUsage, ran.usage, duration_ms=ran.duration_ms, tier=ran.tier, reason=ran.why
+            ),
         )

@@ -1,4 +1,6 @@
-"""From errors to gRPC statuses, in one table; every one of our errors carries a `google.rpc.ErrorInfo`."""
+"""From errors to gRPC statuses, in one table; every one of our errors carries a
+`google.rpc.ErrorInfo`.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,12 @@ def code_of(error: errors.MoothallError) -> grpc.StatusCode:
     return next(_CODES[kind] for kind in type(error).__mro__ if kind in _CODES)
 
 
-def rich_status(code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None) -> status_pb2.Status:
-    """Return the status with its `ErrorInfo`, and a `RetryInfo` where there is a time (seconds) to retry after."""
+def rich_status(
+    code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None
+) -> status_pb2.Status:
+    """Return the status with its `ErrorInfo`, and a `RetryInfo` where there is a time (seconds) to
+    retry after.
+    """
     status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=_short(message))
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN))
     if retry_after is not None:
@@ -80,7 +86,9 @@ def _short(message: str) -> str:
     return raw[:MESSAGE_BYTES].decode("utf-8", "ignore") + ("…" if len(raw) > MESSAGE_BYTES else "")
 
 
-async def abort(context: Any, code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None) -> Never:
+async def abort(
+    context: Any, code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None
+) -> Never:
     """End the call with a rich status."""
     status = rich_status(code, reason, message, retry_after)
     await context.abort(code, status.message, ((_DETAILS, status.SerializeToString()),))

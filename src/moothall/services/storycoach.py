@@ -17,17 +17,27 @@ class StoryCoach(pb_grpc.StoryCoachServiceServicer):
     def __init__(self, author: Author) -> None:
         self._author = author
 
-    async def ScoreStory(self, request: pb.ScoreStoryRequest, context: Any) -> pb.ScoreStoryResponse:
+    async def ScoreStory(
+        self, request: pb.ScoreStoryRequest, context: Any
+    ) -> pb.ScoreStoryResponse:
         """Score by rules."""
         return _score(coach.score(_draft(request)))
 
-    async def RefineStory(self, request: pb.RefineStoryRequest, context: Any) -> pb.RefineStoryResponse:
+    async def RefineStory(
+        self, request: pb.RefineStoryRequest, context: Any
+    ) -> pb.RefineStoryResponse:
         """Say it better; what the model does for it dies with the call."""
-        return pb.RefineStoryResponse(**_fields(await self._author.refine(_draft(request), caller())))
+        return pb.RefineStoryResponse(
+            **_fields(await self._author.refine(_draft(request), caller()))
+        )
 
-    async def SuggestStory(self, request: pb.SuggestStoryRequest, context: Any) -> pb.SuggestStoryResponse:
+    async def SuggestStory(
+        self, request: pb.SuggestStoryRequest, context: Any
+    ) -> pb.SuggestStoryResponse:
         """Draft it; what the model does for it dies with the call."""
-        return pb.SuggestStoryResponse(**_fields(await self._author.suggest(request.goal, caller())))
+        return pb.SuggestStoryResponse(
+            **_fields(await self._author.suggest(request.goal, caller()))
+        )
 
 
 def _draft(request: pb.ScoreStoryRequest | pb.RefineStoryRequest) -> coach.StoryDraft:
@@ -35,7 +45,10 @@ def _draft(request: pb.ScoreStoryRequest | pb.RefineStoryRequest) -> coach.Story
 
 
 def _score(found: coach.Score) -> pb.ScoreStoryResponse:
-    findings = [pb.Finding(code=item.code, message=item.message, weight=item.weight) for item in found.findings]
+    findings = [
+        pb.Finding(code=item.code, message=item.message, weight=item.weight)
+        for item in found.findings
+    ]
     return pb.ScoreStoryResponse(total=found.total, findings=findings)
 
 

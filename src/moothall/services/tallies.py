@@ -24,10 +24,18 @@ class TallyCalls:
         """Say how it is and why, since when it serves, and how much was asked."""
         health = await self._doors.checkup.look()
         down = health.status is Condition.DOWN
-        totals = await self._doors.tallies.totals(caller()) if request.include_stats and not down else None
+        totals = (
+            await self._doors.tallies.totals(caller())
+            if request.include_stats and not down
+            else None
+        )
         return pb.GetStatusResponse(
             status="unhealthy" if down else health.status.value,
-            reasons=[f"{part.name}: {part.detail}" for part in health.parts if part.status is not Condition.HEALTHY],
+            reasons=[
+                f"{part.name}: {part.detail}"
+                for part in health.parts
+                if part.status is not Condition.HEALTHY
+            ],
             uptime_seconds=int(time.monotonic() - self._since),
             stats=None
             if totals is None
@@ -40,13 +48,20 @@ class TallyCalls:
             ),
         )
 
-    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Any) -> pb.GetMetricsResponse:
+    async def GetMetrics(
+        self, request: pb.GetMetricsRequest, context: Any
+    ) -> pb.GetMetricsResponse:
         """Give the figures of a time range: one kind, or all."""
         kind = request.metric_type.strip().lower() or "all"
         if kind not in {"all", *METRICS}:
-            raise InvalidRequest(f"unknown metric_type {request.metric_type[:40]!r}; there are {', '.join(METRICS)}, and all")
+            raise InvalidRequest(
+                f"unknown metric_type {request.metric_type[:40]!r}; there are "
+                f"{', '.join(METRICS)}, and all"
+            )
         if request.time_range_ms < 0:
-            raise InvalidRequest(f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all")
+            raise InvalidRequest(
+                f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all"
+            )
         found = await self._doors.tallies.metrics(caller(), request.time_range_ms)
         answer = pb.GetMetricsResponse()
         if kind in {"all", "performance"}:

@@ -1,4 +1,6 @@
-"""ToolService: tools for callers from outside. Who calls comes from the call's token, never from a field."""
+"""ToolService: tools for callers from outside. Who calls comes from the call's token, never from a
+field.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,36 @@ from moothall.workflows.running import Workflows
 _LONGEST = timedelta(hours=1)
 
 
-def call_of(request_id: str, tool: str, arguments: dict[str, Any], deadline: datetime | None = None) -> ToolCall:
-    """Return a call that somebody outside makes. No deadline: the gate's own limits are nearer than this one."""
+def call_of(
+    request_id: str, tool: str, arguments: dict[str, Any], deadline: datetime | None = None
+) -> ToolCall:
+    """Return a call that somebody outside makes. No deadline: the gate's own limits are nearer than
+    this one.
+    """
     return ToolCall(request_id, tool, arguments, deadline or datetime.now(UTC) + _LONGEST)
 
 
 class Tools:
-    """What callers from outside may do with tools: once, behind every door. Each says who calls (`identity.caller`)."""
+    """What callers from outside may do with tools: once, behind every door. Each says who calls
+    (`identity.caller`).
+    """
 
-    def __init__(self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None) -> None:
+    def __init__(
+        self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None
+    ) -> None:
         self._visits = visits
         self._parking = parking
         self._workflows = workflows
 
-    async def open(self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str) -> OpenedVisit:
+    async def open(
+        self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str
+    ) -> OpenedVisit:
         """Open a workspace and hand out its token."""
         if repository is None or not (repository.id or repository.url):
             lacking = "missing" if repository is None else "empty"
-            raise InvalidRequest(f"repository is {lacking}: give the id of a registered one, a path or a URL")
+            raise InvalidRequest(
+                f"repository is {lacking}: give the id of a registered one, a path or a URL"
+            )
         return await self._visits.open(caller(), repository, role, ttl_seconds, persona)
 
     async def close(self, workspace: str) -> None:
@@ -55,7 +69,9 @@ class Tools:
         """Run one tool; it stops when the call does."""
         return await self._visits.call(caller(), workspace, token, call)
 
-    def run(self, workspace: str, token: str, workflow: dict[str, Any], after_seq: int) -> AsyncGenerator[Recorded, None]:
+    def run(
+        self, workspace: str, token: str, workflow: dict[str, Any], after_seq: int
+    ) -> AsyncGenerator[Recorded, None]:
         """Run a workflow, or join it; a caller that goes leaves it to itself."""
         if self._workflows is None:
             raise NotFound("this server runs no workflows")
@@ -70,7 +86,12 @@ class Tools:
         self.check_operator()
         tenant = caller().tenant
         waiting = self._parking.list_waiting(tenant) if self._parking else ()
-        return [replace(item, workspace=own_id(item.workspace, tenant), task_id=own_id(item.task_id, tenant)) for item in waiting]
+        return [
+            replace(
+                item, workspace=own_id(item.workspace, tenant), task_id=own_id(item.task_id, tenant)
+            )
+            for item in waiting
+        ]
 
     async def resolve(self, named: str, *, allow: bool, reason: str) -> Parked:
         """Say an operator's word."""
@@ -78,7 +99,9 @@ class Tools:
         if self._parking is None:
             raise NotFound(f"no parked request {named[:80]!r}")
         who = caller()
-        return await self._parking.resolve(who.tenant, named, allow=allow, approver=who.name, comment=reason)
+        return await self._parking.resolve(
+            who.tenant, named, allow=allow, approver=who.name, comment=reason
+        )
 
 
 class ToolService(pb_grpc.ToolServiceServicer):
@@ -87,43 +110,69 @@ class ToolService(pb_grpc.ToolServiceServicer):
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
 
-    async def OpenWorkspace(self, request: pb.OpenWorkspaceRequest, context: Any) -> pb.OpenWorkspaceResponse:
+    async def OpenWorkspace(
+        self, request: pb.OpenWorkspaceRequest, context: Any
+    ) -> pb.OpenWorkspaceResponse:
         """Open a workspace and hand out its token."""
         repository = convert.repository_of(request.repository)
-        opened = await self._tools.open(repository, request.role, request.ttl_seconds, request.persona)
+        opened = await self._tools.open(
+            repository, request.role, request.ttl_seconds, request.persona
+        )
         expires = timestamp_pb2.Timestamp()
         expires.FromDatetime(opened.expires)
-        return pb.OpenWorkspaceResponse(workspace_id=opened.workspace, capability_token=opened.token, expires=expires)
+        return pb.OpenWorkspaceResponse(
+            workspace_id=opened.workspace, capability_token=opened.token, expires=expires
+        )
 
-    async def CloseWorkspace(self, request: pb.CloseWorkspaceRequest, context: Any) -> pb.CloseWorkspaceResponse:
+    async def CloseWorkspace(
+        self, request: pb.CloseWorkspaceRequest, context: Any
+    ) -> pb.CloseWorkspaceResponse:
         """Close it."""
         await self._tools.close(request.workspace_id)
         return pb.CloseWorkspaceResponse()
 
     async def CallTool(self, request: pb.CallToolRequest, context: Any) -> pb.CallToolResponse:
         """Run one tool; it stops when the call does."""
-        call = call_of(request.request_id, request.tool, convert.struct_data(request.arguments, "arguments"), _deadline(request))
+        call = call_of(
+            request.request_id,
+            request.tool,
+            convert.struct_data(request.arguments, "arguments"),
+            _deadline(request),
+        )
         result = await self._tools.call(request.workspace_id, request.capability_token, call)
         return convert.to_message(pb.CallToolResponse, result)
 
-    async def RunWorkflow(self, request: pb.RunWorkflowRequest, context: Any) -> AsyncIterator[pb.WorkflowEvent]:
+    async def RunWorkflow(
+        self, request: pb.RunWorkflowRequest, context: Any
+    ) -> AsyncIterator[pb.WorkflowEvent]:
         """Run a workflow, or join it; a caller that goes leaves it to itself."""
         document = convert.struct_data(request.workflow, "workflow")
         async with aclosing(
-            self._tools.run(request.workspace_id, request.capability_token, document, request.after_seq)
+            self._tools.run(
+                request.workspace_id, request.capability_token, document, request.after_seq
+            )
         ) as facts:
             async for recorded in facts:
                 yield _event(recorded)
 
-    async def ListParked(self, request: pb.ListParkedRequest, context: Any) -> pb.ListParkedResponse:
+    async def ListParked(
+        self, request: pb.ListParkedRequest, context: Any
+    ) -> pb.ListParkedResponse:
         """List what waits."""
         return pb.ListParkedResponse(
-            parked=[convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace) for item in self._tools.list_parked()]
+            parked=[
+                convert.to_message(pb.ParkedRequest, item, workspace_id=item.workspace)
+                for item in self._tools.list_parked()
+            ]
         )
 
-    async def ResolveParked(self, request: pb.ResolveParkedRequest, context: Any) -> pb.ResolveParkedResponse:
+    async def ResolveParked(
+        self, request: pb.ResolveParkedRequest, context: Any
+    ) -> pb.ResolveParkedResponse:
         """Say an operator's word."""
-        item = await self._tools.resolve(request.request_id, allow=request.allow, reason=request.reason)
+        item = await self._tools.resolve(
+            request.request_id, allow=request.allow, reason=request.reason
+        )
         return pb.ResolveParkedResponse(state=item.state)
 
 
@@ -141,7 +190,9 @@ def _event(recorded: Recorded) -> pb.WorkflowEvent:
         steps=data.get("steps", 0),
     )
     if data.get("result"):
-        told.result.CopyFrom(convert.to_message(pb.CallToolResponse, load(ToolResult, data["result"])))
+        told.result.CopyFrom(
+            convert.to_message(pb.CallToolResponse, load(ToolResult, data["result"]))
+        )
     told.time.FromJsonString(event.time)
     return told
 

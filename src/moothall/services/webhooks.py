@@ -1,6 +1,8 @@
-"""Webhooks that the house sends: a server that the operator names is told of each decision and each move of a story, in the order of the log and at least once.
+"""Webhooks that the house sends: a server that the operator names is told of each decision and each
+move of a story, in the order of the log and at least once.
 
-The payload holds no word of a model or a caller but names and ids; who wants more asks for the result. It is signed as forges sign theirs.
+The payload holds no word of a model or a caller but names and ids; who wants more asks for the
+result. It is signed as forges sign theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _FIELDS = {
         "branch",
         "commit_sha",
     ),
-    EventType.STORY_TRANSITIONED: ("story_id", "to_state"),  # where it came from may be a caller's word
+    EventType.STORY_TRANSITIONED: (
+        "story_id",
+        "to_state",
+    ),  # where it came from may be a caller's word
 }
 """What is told, and what of it."""
 _PAUSE_SECONDS, _LONGEST_PAUSE = 1.0, 60.0
@@ -47,7 +52,9 @@ _OK = range(200, 300)
 
 
 class Webhooks:
-    """Sends them. How far it has come is kept on the bus, a document for each URL; before the first it begins with what comes after."""
+    """Sends them. How far it has come is kept on the bus, a document for each URL; before the first
+    it begins with what comes after.
+    """
 
     def __init__(
         self,
@@ -65,7 +72,9 @@ class Webhooks:
         self._sleep = sleep
 
     async def run(self, last_seq: int) -> None:
-        """Tell what comes after what was told last, until cancelled. `last_seq`: the log's end now."""
+        """Tell what comes after what was told last, until cancelled. `last_seq`: the log's end
+        now.
+        """
         bucket, key = self._bus.bucket(BUCKET), digest("webhook", self._url)[:32]
         while True:
             try:
@@ -73,7 +82,9 @@ class Webhooks:
                 if kept is None:
                     kept = {"seq": last_seq}
                     await bucket.put(key, kept)
-                async with aclosing(self._bus.follow([Channel.RESPONSES.all, Channel.STORIES.all], int(kept["seq"]))) as records:
+                async with aclosing(
+                    self._bus.follow([Channel.RESPONSES.all, Channel.STORIES.all], int(kept["seq"]))
+                ) as records:
                     async for recorded in records:
                         if recorded.event.type in _FIELDS:
                             await self._deliver(recorded)
@@ -83,14 +94,17 @@ class Webhooks:
                 await self._sleep(_PAUSE_SECONDS)
 
     async def _deliver(self, recorded: Recorded) -> None:
-        """Send it, again after a growing pause where nobody takes it; after the last try it is left out, and said so."""
+        """Send it, again after a growing pause where nobody takes it; after the last try it is left
+        out, and said so.
+        """
         body = orjson.dumps(payload(recorded), option=orjson.OPT_SORT_KEYS)
+        signature = hmac.new(self._secret, body, sha256).hexdigest()
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "moothall",
             "X-Moothall-Event": recorded.event.type.value,
             "X-Moothall-Delivery": recorded.event.id,
-            "X-Moothall-Signature-256": f"sha256={hmac.new(self._secret, body, sha256).hexdigest()}",
+            "X-Moothall-Signature-256": f"sha256={signature}",
         }
         for number in range(self._tries):
             if number:
@@ -98,15 +112,21 @@ class Webhooks:
             why = await self._send(body, headers)
             if not why:
                 return
-            log.info("a webhook was not taken", delivery=recorded.event.id, tried=number + 1, reason=why)
+            log.info(
+                "a webhook was not taken", delivery=recorded.event.id, tried=number + 1, reason=why
+            )
         about = recorded.event.data.get("task_id") or recorded.event.data.get("story_id")
-        log.warning("a webhook is left out", delivery=recorded.event.id, about=about, tried=self._tries)
+        log.warning(
+            "a webhook is left out", delivery=recorded.event.id, about=about, tried=self._tries
+        )
 
     async def _send(self, body: bytes, headers: Mapping[str, str]) -> str:
         """Return why it was not taken, '' where it was."""
         try:
             # A redirect would carry what is told elsewhere.
-            async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as answer:
+            async with self._session.post(
+                self._url, data=body, headers=headers, allow_redirects=False
+            ) as answer:
                 return "" if answer.status in _OK else f"HTTP {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return str(error) or type(error).__name__

@@ -4,7 +4,8 @@
     with telemetry.span("turn", {"moothall.turn": 1}) as span: ...
     telemetry.metrics.TOOL_CALLS.add("files.read", "success")
 
-Nothing here imports OpenTelemetry, prometheus_client or structlog before it is used: with the exporter off, a span is
+Nothing here imports OpenTelemetry, prometheus_client or structlog before it is used: with the
+exporter off, a span is
 a function call that returns a constant, and a figure is an addition in a dictionary.
 """
 
@@ -18,7 +19,14 @@ from moothall.config import TraceSettings
 from moothall.telemetry import metrics
 from moothall.telemetry.context import bound, bound_values
 from moothall.telemetry.logs import configure_logs, get_logger, log_apart
-from moothall.telemetry.spans import Span, headers, read_traceparent, span, traceparent, wants_content
+from moothall.telemetry.spans import (
+    Span,
+    headers,
+    read_traceparent,
+    span,
+    traceparent,
+    wants_content,
+)
 
 __all__ = [
     "Span",
@@ -37,8 +45,12 @@ __all__ = [
 ]
 
 
-def record(settings: TraceSettings, process: str, secrets: Sequence[str] = ()) -> AbstractAsyncContextManager[None]:
-    """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is imported only then. Raises `ConfigurationError`."""
+def record(
+    settings: TraceSettings, process: str, secrets: Sequence[str] = ()
+) -> AbstractAsyncContextManager[None]:
+    """Record this process's spans until the context ends, if any are wanted. OpenTelemetry is
+    imported only then. Raises `ConfigurationError`.
+    """
     if settings.exporter == "off":
         return nullcontext()
     from moothall.telemetry.recording import recording

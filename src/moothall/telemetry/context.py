@@ -1,4 +1,6 @@
-"""Where the running code is: in which trace, and about which task and seat. Follows the task, costs nothing to keep."""
+"""Where the running code is: in which trace, and about which task and seat. Follows the task, costs
+nothing to keep.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _bound: ContextVar[Mapping[str, str]] = ContextVar("bound", default=_NOTHING)
 
 @contextmanager
 def bound(**values: str) -> Iterator[None]:
-    """Every line that is logged inside carries `values` (task_id, tenant, seat), those around it included."""
+    """Every line that is logged inside carries `values` (task_id, tenant, seat), those around it
+    included.
+    """
     token = _bound.set({**_bound.get(), **values})
     try:
         yield
@@ -29,7 +33,9 @@ def bound_values() -> Mapping[str, str]:
 
 
 def place() -> dict[str, str]:
-    """Return what a log line says of where it was written: what is bound, and the ids of trace and span."""
+    """Return what a log line says of where it was written: what is bound, and the ids of trace and
+    span.
+    """
     found = dict(_bound.get())
     if current := here.get():
         _, found["trace_id"], found["span_id"], _ = current.split("-")

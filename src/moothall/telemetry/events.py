@@ -1,4 +1,6 @@
-"""Writing events: the one place where a fact gets its time, the trace that it belongs to and what led to it."""
+"""Writing events: the one place where a fact gets its time, the trace that it belongs to and what
+led to it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Counters, gauges and histograms as plain numbers in dictionaries: an addition costs less than a microsecond.
+"""Counters, gauges and histograms as plain numbers in dictionaries: an addition costs less than a
+microsecond.
 
-They belong to one event loop. Labels are few and bounded: past `MOST` combinations of one figure everything further is
-counted under `other`, so that hostile names can't fill the memory of whoever stores them.
+They belong to one event loop. Labels are few and bounded: past `MOST` combinations of one figure
+everything further is counted under `other`, so that hostile names can't fill the memory of whoever
+stores them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ BYTES = (1e6, 4e6, 16e6, 64e6, 256e6, 1e9, 4e9)
 
 @dataclass(slots=True)
 class Figure:
-    """What all kinds have in common. `name` is Prometheus's; a counter's has `_total` at its end."""
+    """What all kinds have in common. `name` is Prometheus's; a counter's has `_total` at its
+    end.
+    """
 
     name: str
     about: str
@@ -79,11 +83,15 @@ class Gauge(Figure):
 
 @dataclass(slots=True)
 class Histogram(Figure):
-    """How often a value was how large. `buckets` are upper bounds; values are seconds or bytes, as the name says."""
+    """How often a value was how large. `buckets` are upper bounds; values are seconds or bytes, as
+    the name says.
+    """
 
     buckets: tuple[float, ...] = SECONDS
     counts: dict[Labels, list[float]] = field(default_factory=dict)
-    """For each labels: how many fell into each bucket, the last one without a bound, and then the sum."""
+    """For each labels: how many fell into each bucket, the last one without a bound, and then the
+    sum.
+    """
     kind: FigureKind = "histogram"
 
     def observe(self, value: float, *labels: str) -> None:
@@ -151,7 +159,9 @@ class Figures:
         """Make a gauge."""
         return self._add(Gauge(name, about, labels))
 
-    def histogram(self, name: str, about: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+    def histogram(
+        self, name: str, about: str, *labels: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Histogram:
         """Make a histogram."""
         return self._add(Histogram(name, about, labels, buckets=buckets))
 
@@ -170,13 +180,17 @@ class Figures:
         return self._figures
 
     def snapshot(self) -> Snapshot:
-        """Return how all figures stand, as JSON can say it. Those that nothing was counted of are left out."""
+        """Return how all figures stand, as JSON can say it. Those that nothing was counted of are
+        left out.
+        """
         for act in self._before:
             act()
         found: Snapshot = {}
         for name, figure in self._figures.items():
             if isinstance(figure, Histogram):
-                rows: list[list[Any]] = [[list(labels), list(row)] for labels, row in figure.counts.items()]
+                rows: list[list[Any]] = [
+                    [list(labels), list(row)] for labels, row in figure.counts.items()
+                ]
             else:
                 rows = [[list(labels), value] for labels, value in figure.values.items()]
             if rows:

@@ -1,4 +1,5 @@
-"""Structured logs on stderr. Use: `log = telemetry.get_logger(__name__); log.info("seat started", task_id=…)`.
+"""Structured logs on stderr. Use: `log = telemetry.get_logger(__name__); log.info("seat started",
+task_id=…)`.
 
 structlog is imported with the first line that is logged: commands that log nothing start faster.
 """
@@ -34,22 +35,30 @@ _own: ContextVar[_Way | None] = ContextVar("moothall_log", default=None)
 _secrets: tuple[str, ...] = ()
 
 
-def configure_logs(settings: LogSettings, file: Path | None = None, secrets: Sequence[str] = ()) -> None:
-    """Say how this process logs from now on: as text for people or JSON lines for programs, on stderr or to a file.
+def configure_logs(
+    settings: LogSettings, file: Path | None = None, secrets: Sequence[str] = ()
+) -> None:
+    """Say how this process logs from now on: as text for people or JSON lines for programs, on
+    stderr or to a file.
 
-    `secrets` are the operator's own values, which no line holds, as no line holds what has the shape of one.
+    `secrets` are the operator's own values, which no line holds, as no line holds what has the
+    shape of one.
     """
     global _way, _secrets
     _way, _secrets = _Way(settings, file), tuple(secrets)
 
 
 def log_apart(settings: LogSettings, file: Path) -> None:
-    """From now on, write the lines of this task, and of those that it starts, to a file of their own."""
+    """From now on, write the lines of this task, and of those that it starts, to a file of their
+    own.
+    """
     _own.set(_Way(settings, file))
 
 
 class Stderr:
-    """Standard error as it is when a line is written: whoever replaced and closed it meanwhile must fail no caller."""
+    """Standard error as it is when a line is written: whoever replaced and closed it meanwhile must
+    fail no caller.
+    """
 
     def write(self, text: str) -> int:
         """Write."""
@@ -72,14 +81,18 @@ def _sink(file: Path | None) -> TextIO:
 
 
 def _say_where(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
-    """Add the task, the seat and the trace that the line is about. Looked up only when a line is written."""
+    """Add the task, the seat and the trace that the line is about. Looked up only when a line is
+    written.
+    """
     for name, value in place().items():
         values.setdefault(name, value)
     return values
 
 
 def _keep_secrets(_logger: WrappedLogger, _method: str, line: Any) -> str:
-    """Take secrets out of the line, as it is about to be written: its values, its words, a traceback."""
+    """Take secrets out of the line, as it is about to be written: its values, its words, a
+    traceback.
+    """
     return scrub(str(line), _secrets)
 
 
@@ -109,10 +122,14 @@ class Logger:
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.format_exc_info,
-                structlog.dev.ConsoleRenderer(colors=sink.isatty()) if text else structlog.processors.JSONRenderer(),
+                structlog.dev.ConsoleRenderer(colors=sink.isatty())
+                if text
+                else structlog.processors.JSONRenderer(),
                 _keep_secrets,
             ],
-            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, way.settings.level.upper())),
+            wrapper_class=structlog.make_filtering_bound_logger(
+                getattr(logging, way.settings.level.upper())
+            ),
             room=self._room,
         )
         return logger

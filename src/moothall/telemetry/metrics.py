@@ -1,6 +1,8 @@
-"""Every figure that the house counts, in one place. `docs/telemetry.md` and the Grafana dashboard are checked against it.
+"""Every figure that the house counts, in one place. `docs/telemetry.md` and the Grafana dashboard
+are checked against it.
 
-A figure of a host reaches the serving process as a report over the bus (`telemetry.reports`), which shows all of them
+A figure of a host reaches the serving process as a report over the bus (`telemetry.reports`), which
+shows all of them
 with one more label, `process`.
 """
 
@@ -16,105 +18,206 @@ DELIBERATIONS_REQUESTED = _counter(
     "moothall_deliberations_requested_total", "Deliberations that a desk took.", "role", "protocol"
 )
 DELIBERATIONS_DECIDED = _counter(
-    "moothall_deliberations_decided_total", "Deliberations that ended, by how.", "status", "final_state", "role"
+    "moothall_deliberations_decided_total",
+    "Deliberations that ended, by how.",
+    "status",
+    "final_state",
+    "role",
 )
 DELIBERATION_SECONDS = _histogram(
-    "moothall_deliberation_seconds", "From the request to what brought the decision about.", "status"
+    "moothall_deliberation_seconds",
+    "From the request to what brought the decision about.",
+    "status",
 )
 HOST = _gauge("moothall_host_info", "Always 1 for a host; says on which machine it runs.", "node")
 HOST_OLDEST = _gauge(
     "moothall_host_oldest_start_time_seconds",
-    "Since when a host holds the oldest of its deliberations, in Unix seconds; 0 while it holds none.",
+    "Since when a host holds the oldest of its deliberations, in Unix seconds; 0 while it holds "
+    "none.",
     "host",
 )
-DELIBERATIONS_IN_FLIGHT = _gauge("moothall_deliberations_in_flight", "Deliberations that a host works on now.")
-SEATS_FINISHED = _counter("moothall_seats_finished_total", "Seats of decided deliberations, by how they ended.", "status", "role")
+DELIBERATIONS_IN_FLIGHT = _gauge(
+    "moothall_deliberations_in_flight", "Deliberations that a host works on now."
+)
+SEATS_FINISHED = _counter(
+    "moothall_seats_finished_total",
+    "Seats of decided deliberations, by how they ended.",
+    "status",
+    "role",
+)
 
 # models
 MODEL_CALLS = _counter(
-    "moothall_model_calls_total", "Model calls; outcome is ok, cancelled or an error's code.", "model", "outcome"
+    "moothall_model_calls_total",
+    "Model calls; outcome is ok, cancelled or an error's code.",
+    "model",
+    "outcome",
 )
-MODEL_CALL_SECONDS = _histogram("moothall_model_call_seconds", "A model call, its retries included.", "model")
-MODEL_CALLS_IN_FLIGHT = _gauge("moothall_model_calls_in_flight", "Model calls that wait for their answer now.")
-MODEL_UP = _gauge("moothall_model_up", "Share of a model's servers that answer, by its name in the settings.", "model")
+MODEL_CALL_SECONDS = _histogram(
+    "moothall_model_call_seconds", "A model call, its retries included.", "model"
+)
+MODEL_CALLS_IN_FLIGHT = _gauge(
+    "moothall_model_calls_in_flight", "Model calls that wait for their answer now."
+)
+MODEL_UP = _gauge(
+    "moothall_model_up",
+    "Share of a model's servers that answer, by its name in the settings.",
+    "model",
+)
 MODEL_TOKENS = _counter(
-    "moothall_model_tokens_total", "Tokens; kind is prompt, cached (a part of prompt) or completion.", "model", "kind"
+    "moothall_model_tokens_total",
+    "Tokens; kind is prompt, cached (a part of prompt) or completion.",
+    "model",
+    "kind",
 )
-MODEL_COST = _counter("moothall_model_cost_dollars_total", "What model calls cost, in US dollars, as prices are set.", "model")
-MODEL_RETRIES = _counter("moothall_model_retries_total", "Attempts that failed and were made again.")
+MODEL_COST = _counter(
+    "moothall_model_cost_dollars_total",
+    "What model calls cost, in US dollars, as prices are set.",
+    "model",
+)
+MODEL_RETRIES = _counter(
+    "moothall_model_retries_total", "Attempts that failed and were made again."
+)
 MODEL_REPLAYED = _counter(
-    "moothall_model_calls_replayed_total", "Answers taken from the record of an earlier run instead of being asked for again."
+    "moothall_model_calls_replayed_total",
+    "Answers taken from the record of an earlier run instead of being asked for again.",
 )
 BUDGET_REFUSALS = _counter(
-    "moothall_budget_refusals_total", "Calls that a budget refused; of is model, story (its budget has no room) or tool.", "of"
+    "moothall_budget_refusals_total",
+    "Calls that a budget refused; of is model, story (its budget has no room) or tool.",
+    "of",
 )
 
 # tools and checks
 TOOL_CALLS = _counter(
-    "moothall_tool_calls_total", "Tool calls by their outcome; a name not in the catalogue is unknown.", "tool", "status"
+    "moothall_tool_calls_total",
+    "Tool calls by their outcome; a name not in the catalogue is unknown.",
+    "tool",
+    "status",
 )
-TOOL_CALL_SECONDS = _histogram("moothall_tool_call_seconds", "A tool call from door to door of the gate.", "tool")
-TOOL_CALLS_IN_FLIGHT = _gauge("moothall_tool_calls_in_flight", "Tool calls inside the gate now.", "tool")
-TOOL_CPU_SECONDS = _counter("moothall_tool_cpu_seconds_total", "Processor time of tools, as the kernel measured it.", "tool")
+TOOL_CALL_SECONDS = _histogram(
+    "moothall_tool_call_seconds", "A tool call from door to door of the gate.", "tool"
+)
+TOOL_CALLS_IN_FLIGHT = _gauge(
+    "moothall_tool_calls_in_flight", "Tool calls inside the gate now.", "tool"
+)
+TOOL_CPU_SECONDS = _counter(
+    "moothall_tool_cpu_seconds_total", "Processor time of tools, as the kernel measured it.", "tool"
+)
 TOOL_MEMORY_BYTES = _histogram(
-    "moothall_tool_memory_bytes", "The most memory that a tool call had resident.", "tool", buckets=BYTES
+    "moothall_tool_memory_bytes",
+    "The most memory that a tool call had resident.",
+    "tool",
+    buckets=BYTES,
 )
 POLICY_DECISIONS = _counter(
     "moothall_policy_decisions_total",
-    "What the policy said of tool calls; decision is allowed, denied, parked or would_deny (dry-run).",
+    "What the policy said of tool calls; decision is allowed, denied, parked or would_deny "
+    "(dry-run).",
     "tool",
     "decision",
 )
-WASM_LIMITS = _counter("moothall_wasm_limits_total", "Runs of WebAssembly tools that a limit ended.", "tool", "limit")
-GUARD_ALERTS = _counter(
-    "moothall_guard_alerts_total", "Alerts of the guard; kind is denials or escapes (attempts to get past the walls).", "kind"
+WASM_LIMITS = _counter(
+    "moothall_wasm_limits_total", "Runs of WebAssembly tools that a limit ended.", "tool", "limit"
 )
-CHECKS = _counter("moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict")
+GUARD_ALERTS = _counter(
+    "moothall_guard_alerts_total",
+    "Alerts of the guard; kind is denials or escapes (attempts to get past the walls).",
+    "kind",
+)
+CHECKS = _counter(
+    "moothall_checks_total", "Checks on clean checkouts, by their verdict.", "check", "verdict"
+)
 CHECK_SECONDS = _histogram("moothall_check_seconds", "A check on a clean checkout.", "check")
-SLOT_SECONDS = _histogram("moothall_slot_wait_seconds", "How long a command waited for one of the machine's slots.")
+SLOT_SECONDS = _histogram(
+    "moothall_slot_wait_seconds", "How long a command waited for one of the machine's slots."
+)
 SANDBOX_LAYER = _gauge(
-    "moothall_sandbox_layer", "1 where a wall of the sandbox holds, 0 where it is missing, as allowed.", "layer"
+    "moothall_sandbox_layer",
+    "1 where a wall of the sandbox holds, 0 where it is missing, as allowed.",
+    "layer",
 )
 
 # bus
 BUS_PUBLISH_SECONDS = _histogram(
-    "moothall_bus_publish_seconds", "From handing over an event until it is on the bus's disk; to is log or work.", "to"
+    "moothall_bus_publish_seconds",
+    "From handing over an event until it is on the bus's disk; to is log or work.",
+    "to",
 )
-BUS_REDELIVERIES = _counter("moothall_bus_redeliveries_total", "Messages that were delivered again.", "durable")
-BUS_DEAD_LETTERS = _counter("moothall_bus_dead_letters_total", "Messages that were given up.", "durable")
-BUS_LAG = _gauge("moothall_bus_lag_messages", "Messages that a durable consumer has not been given yet.", "durable")
-BUS_UNACKED = _gauge("moothall_bus_unacked_messages", "Messages given to a durable consumer and not answered yet.", "durable")
+BUS_REDELIVERIES = _counter(
+    "moothall_bus_redeliveries_total", "Messages that were delivered again.", "durable"
+)
+BUS_DEAD_LETTERS = _counter(
+    "moothall_bus_dead_letters_total", "Messages that were given up.", "durable"
+)
+BUS_LAG = _gauge(
+    "moothall_bus_lag_messages",
+    "Messages that a durable consumer has not been given yet.",
+    "durable",
+)
+BUS_UNACKED = _gauge(
+    "moothall_bus_unacked_messages",
+    "Messages given to a durable consumer and not answered yet.",
+    "durable",
+)
 BUS_STORED_BYTES = _gauge("moothall_bus_stored_bytes", "What a stream holds.", "stream")
 
 # collector
-COLLECTOR_UNDER_WAY = _gauge("moothall_collector_under_way", "Undecided deliberations that the collector has in memory.")
+COLLECTOR_UNDER_WAY = _gauge(
+    "moothall_collector_under_way", "Undecided deliberations that the collector has in memory."
+)
 DECIDE_SECONDS = _histogram(
-    "moothall_decide_seconds", "From a deliberation being ready to its decision on the log, delivery included."
+    "moothall_decide_seconds",
+    "From a deliberation being ready to its decision on the log, delivery included.",
 )
 DELIVER_SECONDS = _histogram("moothall_deliver_seconds", "Making the winner a commit and a branch.")
 
 # planning
 STORY_STEPS = _counter(
-    "moothall_story_steps_total", "Work on stories that was seen to its end; step is design, build, check or deliver.", "step"
+    "moothall_story_steps_total",
+    "Work on stories that was seen to its end; step is design, build, check or deliver.",
+    "step",
 )
 
 # callers
 GRPC_CALLS = _counter("moothall_grpc_calls_total", "Answered gRPC calls.", "method", "code")
-GRPC_CALL_SECONDS = _histogram("moothall_grpc_call_seconds", "A gRPC call; a stream lasts until its end.", "method")
-GRPC_CALLS_IN_FLIGHT = _gauge("moothall_grpc_calls_in_flight", "gRPC calls that are being answered now.")
-HTTP_REQUESTS = _counter(
-    "moothall_http_requests_total", "Answered HTTP requests; route is the pattern of the path.", "route", "status"
+GRPC_CALL_SECONDS = _histogram(
+    "moothall_grpc_call_seconds", "A gRPC call; a stream lasts until its end.", "method"
 )
-HTTP_REQUEST_SECONDS = _histogram("moothall_http_request_seconds", "An HTTP request until its handler is done.", "route")
-HTTP_REQUESTS_IN_FLIGHT = _gauge("moothall_http_requests_in_flight", "HTTP requests that are being answered now.")
+GRPC_CALLS_IN_FLIGHT = _gauge(
+    "moothall_grpc_calls_in_flight", "gRPC calls that are being answered now."
+)
+HTTP_REQUESTS = _counter(
+    "moothall_http_requests_total",
+    "Answered HTTP requests; route is the pattern of the path.",
+    "route",
+    "status",
+)
+HTTP_REQUEST_SECONDS = _histogram(
+    "moothall_http_request_seconds", "An HTTP request until its handler is done.", "route"
+)
+HTTP_REQUESTS_IN_FLIGHT = _gauge(
+    "moothall_http_requests_in_flight", "HTTP requests that are being answered now."
+)
 
 # this process
-TRACE_COMPLAINTS = _counter("moothall_trace_complaints_total", "What OpenTelemetry complained about, such as a dead collector.")
+TRACE_COMPLAINTS = _counter(
+    "moothall_trace_complaints_total",
+    "What OpenTelemetry complained about, such as a dead collector.",
+)
 BUILD = _gauge("moothall_build_info", "Always 1; says what runs.", "version", "python")
-PROCESS_CPU_SECONDS = _counter("moothall_process_cpu_seconds_total", "Processor time of the process itself.")
-PROCESS_MEMORY_BYTES = _gauge("moothall_process_resident_memory_bytes", "Resident memory of the process itself.")
-PROCESS_OPEN_FILES = _gauge("moothall_process_open_files", "File descriptors that the process has open.")
-PROCESS_START_SECONDS = _gauge("moothall_process_start_time_seconds", "When the process began, in Unix seconds.")
+PROCESS_CPU_SECONDS = _counter(
+    "moothall_process_cpu_seconds_total", "Processor time of the process itself."
+)
+PROCESS_MEMORY_BYTES = _gauge(
+    "moothall_process_resident_memory_bytes", "Resident memory of the process itself."
+)
+PROCESS_OPEN_FILES = _gauge(
+    "moothall_process_open_files", "File descriptors that the process has open."
+)
+PROCESS_START_SECONDS = _gauge(
+    "moothall_process_start_time_seconds", "When the process began, in Unix seconds."
+)
 
 _CHECKS = {"applies", "build", "cross", "lint", "policy", "setup", "tests"}
 

@@ -1,6 +1,8 @@
-"""Spans that are recorded with OpenTelemetry and sent on by a thread of its own. Imported only where that is switched on.
+"""Spans that are recorded with OpenTelemetry and sent on by a thread of its own. Imported only
+where that is switched on.
 
-A collector that is not there costs nothing but what was to be sent to it: the queue is bounded and drops what is too
+A collector that is not there costs nothing but what was to be sent to it: the queue is bounded and
+drops what is too
 much, and the end of a process waits for it `trace.timeout_seconds` at most.
 """
 
@@ -39,7 +41,17 @@ _TOLD_SECONDS = 60.0
 
 
 class _Recorded(Span):
-    __slots__ = ("_attached", "_attributes", "_here", "_kind", "_links", "_name", "_parent", "_recorder", "_span")
+    __slots__ = (
+        "_attached",
+        "_attributes",
+        "_here",
+        "_kind",
+        "_links",
+        "_name",
+        "_parent",
+        "_recorder",
+        "_span",
+    )
 
     def __init__(
         self,
@@ -68,16 +80,29 @@ class _Recorded(Span):
             context=_remote(self._parent) if self._parent is not None else None,
             kind=_KINDS[self._kind],
             attributes=recorder.clean(self._attributes) if self._attributes else None,
-            links=[trace.Link(found) for link in self._links if (found := _context_of(link)) is not None],
-            record_exception=False,  # a message or a stack may hold what must not leave; `__exit__` says the code
+            links=[
+                trace.Link(found)
+                for link in self._links
+                if (found := _context_of(link)) is not None
+            ],
+            # a message or a stack may hold what must not leave; `__exit__` says the code
+            record_exception=False,
             set_status_on_exception=False,
         )
         self._attached = otel_context.attach(trace.set_span_in_context(self._span))
         found = self._span.get_span_context()
-        self._here = here.set(f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}")
+        self._here = here.set(
+            f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}"
+        )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
         if self._here is not None:
             here.reset(self._here)
         if self._attached is not None:
@@ -97,19 +122,28 @@ class _Recorded(Span):
     def fail(self, code: str, message: str = "") -> None:
         if self._span.is_recording():
             self._span.set_attribute("error.type", code)
-            self._span.set_status(trace.StatusCode.ERROR, self._recorder.clean_text(message) or None)
+            self._span.set_status(
+                trace.StatusCode.ERROR, self._recorder.clean_text(message) or None
+            )
 
 
 class OtelRecorder:
     """Makes OpenTelemetry spans without a secret in them."""
 
-    def __init__(self, tracer: trace.Tracer, settings: TraceSettings, secrets: Sequence[str]) -> None:
+    def __init__(
+        self, tracer: trace.Tracer, settings: TraceSettings, secrets: Sequence[str]
+    ) -> None:
         self.tracer = tracer
         self._settings = settings
         self._secrets = tuple(secrets)
 
     def span(
-        self, name: str, attributes: Mapping[str, Value] | None, kind: Kind, parent: str | None, links: Sequence[str]
+        self,
+        name: str,
+        attributes: Mapping[str, Value] | None,
+        kind: Kind,
+        parent: str | None,
+        links: Sequence[str],
     ) -> Span:
         """Return a span that begins when it is entered. See `spans.MakeSpan`."""
         return _Recorded(self, name, attributes, kind=kind, parent=parent, links=links)
@@ -117,7 +151,9 @@ class OtelRecorder:
     def clean(self, attributes: Mapping[str, Value]) -> dict[str, Value]:
         """Return the attributes with every text scrubbed and cut."""
         return {
-            name: self.clean_text(value) if isinstance(value, str) else value for name, value in attributes.items() if value != ""
+            name: self.clean_text(value) if isinstance(value, str) else value
+            for name, value in attributes.items()
+            if value != ""
         }
 
     def clean_text(self, text: str) -> str:
@@ -130,31 +166,52 @@ def _context_of(traceparent: str) -> trace.SpanContext | None:
     if not found:
         return None
     _, trace_id, span_id, flags = found.split("-")
-    return trace.SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=trace.TraceFlags(int(flags, 16)))
+    return trace.SpanContext(
+        int(trace_id, 16),
+        int(span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(int(flags, 16)),
+    )
 
 
 def _remote(traceparent: str) -> otel_context.Context:
-    """The context that a span with this parent begins in; a fresh one, and so a new trace, where it is no traceparent."""
+    """The context that a span with this parent begins in; a fresh one, and so a new trace, where it
+    is no traceparent.
+    """
     found = _context_of(traceparent)
     fresh = otel_context.Context()
-    return fresh if found is None else trace.set_span_in_context(trace.NonRecordingSpan(found), fresh)
+    return (
+        fresh if found is None else trace.set_span_in_context(trace.NonRecordingSpan(found), fresh)
+    )
 
 
 @asynccontextmanager
 async def recording(
-    settings: TraceSettings, process: str, *, secrets: Sequence[str] = (), exporter: SpanExporter | None = None
+    settings: TraceSettings,
+    process: str,
+    *,
+    secrets: Sequence[str] = (),
+    exporter: SpanExporter | None = None,
 ) -> AsyncIterator[None]:
-    """Record this process's spans until the context ends, then send what is left for at most `timeout_seconds`.
+    """Record this process's spans until the context ends, then send what is left for at most
+    `timeout_seconds`.
 
-    `process` names it in the spans. `exporter` in place of the settings' own is for tests. Raises `ConfigurationError`.
+    `process` names it in the spans. `exporter` in place of the settings' own is for tests. Raises
+    `ConfigurationError`.
     """
     chosen = exporter or _exporter(settings)
     provider = TracerProvider(
         resource=Resource.create(
-            {"service.name": settings.service, "service.version": __version__, "service.instance.id": process}
+            {
+                "service.name": settings.service,
+                "service.version": __version__,
+                "service.instance.id": process,
+            }
         ),
         sampler=ParentBased(TraceIdRatioBased(settings.sample_ratio)),
-        span_limits=SpanLimits(max_attributes=64, max_links=16, max_attribute_length=settings.attribute_chars),
+        span_limits=SpanLimits(
+            max_attributes=64, max_links=16, max_attribute_length=settings.attribute_chars
+        ),
         shutdown_on_exit=False,
     )
     provider.add_span_processor(
@@ -176,7 +233,9 @@ async def recording(
 
 
 async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: float) -> None:
-    """Send what is left. A daemon thread, so that a collector that does not answer holds no process back."""
+    """Send what is left. A daemon thread, so that a collector that does not answer holds no process
+    back.
+    """
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -196,7 +255,9 @@ async def _close(provider: TracerProvider, exporter: SpanExporter, seconds: floa
 
 def _exporter(settings: TraceSettings) -> SpanExporter:
     if settings.exporter == "console":
-        return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n", out=cast("IO[str]", Stderr()))
+        return ConsoleSpanExporter(
+            formatter=lambda span: span.to_json(indent=None) + "\n", out=cast("IO[str]", Stderr())
+        )
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
@@ -225,7 +286,9 @@ def _headers(settings: TraceSettings) -> dict[str, str]:
 
 
 class _Complaints(logging.Handler):
-    """What OpenTelemetry complains about, as our own line once a minute: it would say it at every attempt."""
+    """What OpenTelemetry complains about, as our own line once a minute: it would say it at every
+    attempt.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -236,7 +299,9 @@ class _Complaints(logging.Handler):
         now = time.monotonic()
         if now - self._told >= _TOLD_SECONDS:
             self._told = now
-            log.warning("spans cannot be sent; the work goes on", reason=scrub(record.getMessage())[:300])
+            log.warning(
+                "spans cannot be sent; the work goes on", reason=scrub(record.getMessage())[:300]
+            )
 
 
 class _heard:  # noqa: N801 - reads as a verb

@@ -1,8 +1,11 @@
-"""The figures of all processes in one place: hosts report theirs over the bus, the serving process shows them.
+"""The figures of all processes in one place: hosts report theirs over the bus, the serving process
+shows them.
 
-A report is the whole snapshot, so that one that was lost is made up by the next, and it needs no port, no shared folder
-and no discovery on another machine. Who has said nothing for `PATIENCE` reports is forgotten, as a scraper does with a
-target that is gone; a host that begins again replaces its own figures, and a scraper knows a counter that fell for one
+A report is the whole snapshot, so that one that was lost is made up by the next, and it needs no
+port, no shared folder
+and no discovery on another machine. Who has said nothing for `PATIENCE` reports is forgotten, as a
+scraper does with a target that is gone; a host that begins again replaces its own figures, and a
+scraper knows a counter that fell for one
 that began again.
 """
 
@@ -32,11 +35,17 @@ _PROCESSES = 1000
 _NAME_CHARS = 64
 
 
-async def report(signal: Callable[[Topic, Mapping[str, Any]], Awaitable[None]], process: str, seconds: float) -> None:
-    """Send this process's figures every `seconds` until cancelled. One that cannot be sent is made up by the next."""
+async def report(
+    signal: Callable[[Topic, Mapping[str, Any]], Awaitable[None]], process: str, seconds: float
+) -> None:
+    """Send this process's figures every `seconds` until cancelled. One that cannot be sent is made
+    up by the next.
+    """
     while True:
         try:
-            await signal(Channel.FIGURES.of(process), {"process": process, "figures": REGISTRY.snapshot()})
+            await signal(
+                Channel.FIGURES.of(process), {"process": process, "figures": REGISTRY.snapshot()}
+            )
         except BusUnavailable as error:
             log.debug("figures not reported", reason=error.message)
         await asyncio.sleep(seconds)
@@ -51,18 +60,29 @@ class Reports:
     _known: dict[str, tuple[float, Snapshot]] = field(default_factory=dict)
 
     def take(self, data: Mapping[str, Any]) -> None:
-        """Keep a report in place of the last one of the same process. What is wrong in it is left out."""
+        """Keep a report in place of the last one of the same process. What is wrong in it is left
+        out.
+        """
         process, figures = data.get("process"), data.get("figures")
-        if not isinstance(process, str) or not 0 < len(process) <= _NAME_CHARS or not isinstance(figures, Mapping):
+        if (
+            not isinstance(process, str)
+            or not 0 < len(process) <= _NAME_CHARS
+            or not isinstance(figures, Mapping)
+        ):
             return
         self._forget()
         if process in self._known or len(self._known) < _PROCESSES:
-            self._known[process] = (self.clock(), {name: list(_rows(name, rows)) for name, rows in figures.items()})
+            self._known[process] = (
+                self.clock(),
+                {name: list(_rows(name, rows)) for name, rows in figures.items()},
+            )
 
     def snapshots(self, own: str) -> Mapping[str, Snapshot]:
         """Return the figures by process; this one is called `own`."""
         self._forget()
-        return {own: REGISTRY.snapshot()} | {process: found for process, (_, found) in self._known.items() if process != own}
+        return {own: REGISTRY.snapshot()} | {
+            process: found for process, (_, found) in self._known.items() if process != own
+        }
 
     def _forget(self) -> None:
         oldest = self.clock() - PATIENCE * self.seconds
@@ -76,7 +96,9 @@ def _rows(name: str, rows: object) -> Iterator[list[Any]]:
         return
     for row in rows[: MOST + 1]:
         match row:
-            case [list(labels), value] if len(labels) == len(figure.labels) and all(isinstance(label, str) for label in labels):
+            case [list(labels), value] if len(labels) == len(figure.labels) and all(
+                isinstance(label, str) for label in labels
+            ):
                 wanted = len(figure.buckets) + 2 if isinstance(figure, Histogram) else 0
                 fits = (
                     isinstance(value, list) and len(value) == wanted and all(map(_is_number, value))

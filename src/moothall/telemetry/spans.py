@@ -1,8 +1,10 @@
 """Spans, as all rooms see them. `telemetry.record` switches them on; until then they are nothing.
 
-A traceparent is W3C's: `00-<trace id>-<span id>-<flags>`. It reaches us with a call's metadata or an event, and leaves us
-with events and with calls to the model. With the exporter off a caller's traceparent is still passed on unchanged; none
-is made up. It is never part of an id, a prompt or a digest: a repeat under another trace is the same repeat.
+A traceparent is W3C's: `00-<trace id>-<span id>-<flags>`. It reaches us with a call's metadata or
+an event, and leaves us with events and with calls to the model. With the exporter off a caller's
+traceparent is still passed on unchanged; none
+is made up. It is never part of an id, a prompt or a digest: a repeat under another trace is the
+same repeat.
 """
 
 from __future__ import annotations
@@ -23,21 +25,31 @@ _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 
 
 class Span:
-    """A span that is not recorded; entered, it changes nothing. Its methods say what a recorded one does."""
+    """A span that is not recorded; entered, it changes nothing. Its methods say what a recorded one
+    does.
+    """
 
     __slots__ = ()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
         return None
 
     def set(self, attributes: Mapping[str, Value]) -> None:
         """Add attributes. Texts are scrubbed of secrets and cut."""
 
     def fail(self, code: str, message: str = "") -> None:
-        """Mark the span as failed with a stable code. An exception that leaves the span does so by itself."""
+        """Mark the span as failed with a stable code. An exception that leaves the span does so by
+        itself.
+        """
 
 
 class _PassedOn(Span):
@@ -53,7 +65,13 @@ class _PassedOn(Span):
         self._token = here.set(self._parent)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
         if self._token is not None:
             here.reset(self._token)
 
@@ -72,7 +90,9 @@ class _Switch:
 
 
 def record_with(make: MakeSpan | None, *, content: bool = False) -> None:
-    """Record this process's spans from now on, or no more. `content`: prompts and answers are wanted in them."""
+    """Record this process's spans from now on, or no more. `content`: prompts and answers are
+    wanted in them.
+    """
     _Switch.make, _Switch.content = make, content
 
 
@@ -84,9 +104,11 @@ def span(
     parent: str | None = None,
     links: Sequence[str] = (),
 ) -> Span:
-    """Return a span to be entered with `with`. Its parent is the span around it, or the traceparent `parent`.
+    """Return a span to be entered with `with`. Its parent is the span around it, or the traceparent
+    `parent`.
 
-    `links` are the traceparents of other spans that led here. Names are few and fixed; ids belong into attributes.
+    `links` are the traceparents of other spans that led here. Names are few and fixed; ids belong
+    into attributes.
     """
     if _Switch.make is not None:
         return _Switch.make(name, attributes, kind, parent, links)
@@ -101,7 +123,9 @@ def wants_content() -> bool:
 
 
 def traceparent() -> str:
-    """Return where the running code is, for whoever is called from here; empty where there is no trace."""
+    """Return where the running code is, for whoever is called from here; empty where there is no
+    trace.
+    """
     return here.get()
 
 
@@ -112,7 +136,9 @@ def headers() -> dict[str, str]:
 
 
 def read_traceparent(text: str) -> str:
-    """Return a traceparent from outside if it is one, else nothing: a malformed one begins a new trace, as W3C says."""
+    """Return a traceparent from outside if it is one, else nothing: a malformed one begins a new
+    trace, as W3C says.
+    """
     match = _TRACEPARENT.fullmatch(text) if len(text) <= 128 else None  # noqa: PLR2004 - room for a later version's fields
     if match is None or match[1] == _NO_TRACE or match[2] == _NO_SPAN or text.startswith("ff"):
         return ""

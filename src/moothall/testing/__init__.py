@@ -1,1 +1,3 @@
-"""For whoever writes a bus, a model server or a client of their own: fakes that do as they are told, and what each must pass."""
+"""For whoever writes a bus, a model server or a client of their own: fakes that do as they are
+told, and what each must pass.
+"""

@@ -25,7 +25,15 @@ from moothall.config import BusSettings
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, MoothallError, NotFound, Permanent, Temporary
+from moothall.errors import (
+    AlreadyExists,
+    BusUnavailable,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    Permanent,
+    Temporary,
+)
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.testing.buckets import MemoryBlobs, MemoryBucket
 
@@ -49,11 +57,19 @@ class _Stream:
 
     def find(self, seq: int) -> Raw | None:
         place = bisect_right(self.records, seq - 1, key=lambda raw: raw.seq)
-        return self.records[place] if place < len(self.records) and self.records[place].seq == seq else None
+        return (
+            self.records[place]
+            if place < len(self.records) and self.records[place].seq == seq
+            else None
+        )
 
     def after(self, seq: int, subjects: Sequence[str]) -> list[Raw]:
         start = bisect_right(self.records, seq, key=lambda raw: raw.seq)
-        return [raw for raw in self.records[start:] if not subjects or any(registry.matches(s, raw.subject) for s in subjects)]
+        return [
+            raw
+            for raw in self.records[start:]
+            if not subjects or any(registry.matches(s, raw.subject) for s in subjects)
+        ]
 
     def drop(self, seq: int) -> None:
         self.records = [raw for raw in self.records if raw.seq != seq]
@@ -66,7 +82,9 @@ class MemoryBus:
         self._settings = settings or BusSettings()
         self._secrets = tuple(secrets)
         self.blobs = MemoryBlobs()
-        self._packer = Packer(self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets)
+        self._packer = Packer(
+            self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets
+        )
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}
         self._durables: dict[str, _Durable] = {}
         self._buckets: dict[str, MemoryBucket] = {}
@@ -98,12 +116,25 @@ class MemoryBus:
 
     async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
         """Put on the work queue."""
-        await self._put(registry.work_subject(topic), event, {"fresh": "1"} if fresh else NO_HEADERS)
+        await self._put(
+            registry.work_subject(topic), event, {"fresh": "1"} if fresh else NO_HEADERS
+        )
 
-    async def _put(self, subject: str, event: Event, headers: Mapping[str, str] = NO_HEADERS) -> int:
-        return await self.put_raw(subject, await self._packer.pack(event), headers, message_id=event.id)
+    async def _put(
+        self, subject: str, event: Event, headers: Mapping[str, str] = NO_HEADERS
+    ) -> int:
+        return await self.put_raw(
+            subject, await self._packer.pack(event), headers, message_id=event.id
+        )
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
+    async def put_raw(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
         """Store bytes and return the seq."""
         stream = self._streams[registry.stream_of(subject).name]
         if message_id in stream.by_id:
@@ -114,13 +145,17 @@ class MemoryBus:
         if message_id:
             stream.by_id[message_id] = raw.seq
         for durable in self._durables.values():
-            if durable.spec.stream == stream.spec.name and any(registry.matches(f, subject) for f in durable.spec.filters):
+            if durable.spec.stream == stream.spec.name and any(
+                registry.matches(f, subject) for f in durable.spec.filters
+            ):
                 durable.ready.put_nowait(raw.seq)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         return raw.seq
 
-    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded now and end."""
         async with aclosing(self._events(topics, after_seq, follow=False)) as events:
             async for recorded in events:
@@ -132,13 +167,17 @@ class MemoryBus:
             return recorded
         return None
 
-    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield what is recorded, then what comes."""
         async with aclosing(self._events(topics, after_seq, follow=True)) as events:
             async for recorded in events:
                 yield recorded
 
-    async def _events(self, topics: Sequence[Topic], after_seq: int, *, follow: bool) -> AsyncGenerator[Recorded, None]:
+    async def _events(
+        self, topics: Sequence[Topic], after_seq: int, *, follow: bool
+    ) -> AsyncGenerator[Recorded, None]:
         name, subjects = registry.sources(topics)
         stream = self._streams[name]
         last, until = after_seq, stream.last_seq
@@ -149,11 +188,15 @@ class MemoryBus:
                     return
                 last = raw.seq
                 try:
-                    found = forwarding.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
+                    found = forwarding.heed_subject(
+                        await self._packer.unpack_all(raw.data), raw.subject
+                    )
                 except InvalidRequest:
                     continue
                 for each in batching.records_of(
-                    raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+                    raw.seq,
+                    found,
+                    {"about": registry.about(raw.subject), "time": raw.time.isoformat()},
                 ):
                     if isinstance(each, Recorded):
                         yield each
@@ -169,7 +212,12 @@ class MemoryBus:
         return self._durables[spec.name]
 
     async def consume(
-        self, durable: str, handler: Handler, *, concurrency: int | Capacity = 1, glance: Glance | None = None
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        concurrency: int | Capacity = 1,
+        glance: Glance | None = None,
     ) -> None:
         """Run until cancelled."""
         capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
@@ -178,9 +226,13 @@ class MemoryBus:
         taken = self._durable(registry.durable(durable))
         async with asyncio.TaskGroup() as group:
             for number in range(capacity.count):
-                group.create_task(self._work(taken, handler, glance, capacity), name=f"{durable}: worker {number}")
+                group.create_task(
+                    self._work(taken, handler, glance, capacity), name=f"{durable}: worker {number}"
+                )
 
-    async def _work(self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity) -> None:
+    async def _work(
+        self, durable: _Durable, handler: Handler, glance: Glance | None, capacity: Capacity
+    ) -> None:
         while True:
             seq = await durable.ready.get()
             if capacity.turns.locked():
@@ -192,7 +244,9 @@ class MemoryBus:
                 if seq >= 0:
                     await self._hand_out(durable, seq, handler, glance)
 
-    async def _hand_out(self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None) -> None:
+    async def _hand_out(
+        self, durable: _Durable, seq: int, handler: Handler, glance: Glance | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         stream = self._streams[durable.spec.stream]
         raw = stream.find(seq)
@@ -200,7 +254,11 @@ class MemoryBus:
             return
         durable.deliveries[seq] = deliveries = durable.deliveries.get(seq, 0) + 1
         durable.place += 1
-        extra = {"about": registry.about(raw.subject), "deliveries": str(deliveries), "place": str(durable.place)}
+        extra = {
+            "about": registry.about(raw.subject),
+            "deliveries": str(deliveries),
+            "place": str(durable.place),
+        }
         if deliveries == 1 and "fresh" in raw.headers:
             extra["fresh"] = "1"
         if glance is not None and await self._show(raw, glance, extra):
@@ -242,7 +300,9 @@ class MemoryBus:
     async def _unpack(self, raw: Raw, extra: Mapping[str, str]) -> list[Recorded | Permanent]:
         found = await self._packer.unpack_all(raw.data)
         if registry.stream_of(raw.subject) is not registry.WORK:
-            found = await forwarding.forward(found, raw.subject, raw.seq, self._packer, self.put_raw)
+            found = await forwarding.forward(
+                found, raw.subject, raw.seq, self._packer, self.put_raw
+            )
         return batching.records_of(raw.seq, found, extra)
 
     def _finish(self, durable: _Durable, stream: _Stream, seq: int) -> None:
@@ -251,7 +311,9 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        place = dead.LetterOrigin(durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries)
+        place = dead.LetterOrigin(
+            durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries
+        )
         await dead.bury(self, place, raw.data, why)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
@@ -272,7 +334,9 @@ class MemoryBus:
         finally:
             self._listeners.remove(listener)
 
-    async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+    async def ask(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> tuple[Mapping[str, Any], bytes]:
         """Ask whoever answers for a topic."""
         registry.literal(topic)
         for heard, answerer in self._answering:
@@ -285,12 +349,16 @@ class MemoryBus:
                 return codec.load_json(codec.dump_json(said)), rest
         raise BusUnavailable(f"nobody answers on {topic.about}")
 
-    def ask_all(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+    def ask_all(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         """Yield the answers of all who answer for a topic."""
         registry.literal(topic)
         return self._ask_each(topic, asked, seconds)
 
-    async def _ask_each(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def _ask_each(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         await asyncio.sleep(0)  # over a network it takes a while too: others have their turn
         for answerer in [answerer for heard, answerer in self._answering if heard == topic]:
             with suppress(MoothallError, OSError):
@@ -357,7 +425,9 @@ class MemoryBus:
         held.records = [raw for raw in held.records if raw.subject != gone]
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed from between others: all that are not there, as nothing is lost here."""
+        """Return the seqs that were removed from between others: all that are not there, as nothing
+        is lost here.
+        """
         there = [raw.seq for raw in self._streams[stream].records]
         return frozenset(range(there[0], there[-1])) - {*there} if there else frozenset()
 
@@ -365,4 +435,6 @@ class MemoryBus:
         """Return what a stream holds."""
         held = self._streams[stream]
         first = held.records[0].seq if held.records else held.last_seq + 1
-        return StreamState(len(held.records), sum(len(raw.data) for raw in held.records), first, held.last_seq)
+        return StreamState(
+            len(held.records), sum(len(raw.data) for raw in held.records), first, held.last_seq
+        )

@@ -1,7 +1,8 @@
-"""What every bus must do for us, as cases: the log, documents, signals and requests. They run on the bus in memory and on a real NATS server.
+"""What every bus must do for us, as cases: the log, documents, signals and requests. They run on
+the bus in memory and on a real NATS server.
 
-Subclass `BusContract` in a test module that has a fixture `opened`: called with settings of the bus by name (and `secrets`), it returns an
-asynchronous context of a bus that holds nothing yet.
+Subclass `BusContract` in a test module that has a fixture `opened`: called with settings of the bus
+by name (and `secrets`), it returns an asynchronous context of a bus that holds nothing yet.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest
 
 def seat(number: int, task: str = "task-1", **data: Any) -> Event:
     """Return the `number`-th turn of a seat."""
-    return new_event(EventType.SEAT_TURN, task, {"task_id": task, "seat": "agent-dev-001", **data}, ordinal=number)
+    return new_event(
+        EventType.SEAT_TURN,
+        task,
+        {"task_id": task, "seat": "agent-dev-001", **data},
+        ordinal=number,
+    )
 
 
 def requested(task: str) -> Event:
@@ -34,7 +40,9 @@ def requested(task: str) -> Event:
 
 
 @asynccontextmanager
-async def consuming(bus: Any, durable: str, handler: ports.Handler, **how: Any) -> AsyncIterator[None]:
+async def consuming(
+    bus: Any, durable: str, handler: ports.Handler, **how: Any
+) -> AsyncIterator[None]:
     """Take messages of a durable consumer until the context ends."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(bus.consume(durable, handler, **how))
@@ -68,7 +76,10 @@ class BusContract:
             first = await bus.publish(seat(1))
             assert await bus.publish(seat(2)) == first + 1
             assert await bus.publish(seat(1)) == first
-            assert [r.seq async for r in bus.replay([Channel.RESULTS.of("task-1")])] == [first, first + 1]
+            assert [r.seq async for r in bus.replay([Channel.RESULTS.of("task-1")])] == [
+                first,
+                first + 1,
+            ]
 
     async def test_replay_is_ordered_filtered_and_ends(self, opened: Any) -> None:
         async with opened() as bus:
@@ -77,10 +88,23 @@ class BusContract:
             everything = [r async for r in bus.replay([Channel.RESULTS.all, Channel.RESPONSES.all])]
             assert [r.event.data["turn"] for r in everything] == list(range(700))
             assert [r.seq for r in everything] == sorted(r.seq for r in everything)
-            odd = [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")], after_seq=everything[599].seq)]
+            odd = [
+                r.event.data["turn"]
+                async for r in bus.replay(
+                    [Channel.RESULTS.of("task-1")], after_seq=everything[599].seq
+                )
+            ]
             assert odd == list(range(601, 700, 2))
-            await bus.publish(new_event(EventType.STORY_COMMENTED, "story-1", {"story_id": "story-1", "comment": "between"}))
-            rest = [r async for r in bus.replay([Channel.RESULTS.all], after_seq=everything[99].seq)]
+            await bus.publish(
+                new_event(
+                    EventType.STORY_COMMENTED,
+                    "story-1",
+                    {"story_id": "story-1", "comment": "between"},
+                )
+            )
+            rest = [
+                r async for r in bus.replay([Channel.RESULTS.all], after_seq=everything[99].seq)
+            ]
             assert [(r.seq, r.event) for r in rest] == [(r.seq, r.event) for r in everything[100:]]
             assert (await bus.first(Channel.RESULTS.all)).event == everything[0].event
             assert await bus.first(Channel.WORDS.all) is None
@@ -116,12 +140,16 @@ class BusContract:
             answers = [await bus.post(seat(n, turn=n)) for n in range(500)]
             seqs = [await answer for answer in answers]
             assert seqs == sorted(seqs)
-            assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")])] == list(range(500))
+            assert [
+                r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.of("task-1")])
+            ] == list(range(500))
 
     async def test_only_one_is_the_first_of_its_subject(self, opened: Any) -> None:
         async with opened() as bus:
             assert await bus.first(Channel.RESULTS.of("task-1")) is None
-            made = await asyncio.gather(*(bus.create(seat(n, turn=n)) for n in range(5)), return_exceptions=True)
+            made = await asyncio.gather(
+                *(bus.create(seat(n, turn=n)) for n in range(5)), return_exceptions=True
+            )
             assert [type(item) for item in made].count(AlreadyExists) == 4
             (seq,) = [item for item in made if isinstance(item, int)]
             await bus.publish(seat(9))
@@ -137,7 +165,9 @@ class BusContract:
             await bus.publish(seat(0, "task-2"))
             last = await bus.create(seat(0))
             await bus.publish(seat(1, "task-2"))
-            made = await asyncio.gather(*(bus.create(seat(n, turn=n), last) for n in range(1, 5)), return_exceptions=True)
+            made = await asyncio.gather(
+                *(bus.create(seat(n, turn=n), last) for n in range(1, 5)), return_exceptions=True
+            )
             assert [type(item) for item in made].count(AlreadyExists) == 3
             (seq,) = [item for item in made if isinstance(item, int)]
             with pytest.raises(AlreadyExists):
@@ -155,7 +185,11 @@ class BusContract:
             read = [r async for r in bus.replay(wanted)]
             assert [r.event.data.get("turn") for r in read] == [*range(1, 600, 2), None, 600]
             assert [r.seq for r in read] == sorted(r.seq for r in read)
-            for place in (100, 200, 299):  # what came in one message comes again as a whole: nothing is lost
+            for place in (
+                100,
+                200,
+                299,
+            ):  # what came in one message comes again as a whole: nothing is lost
                 again = [r.event.id async for r in bus.replay(wanted, read[place].seq)]
                 rest = [r.event.id for r in read[place + 1 :]]
                 assert again[len(again) - len(rest) :] == rest
@@ -164,7 +198,9 @@ class BusContract:
 
     async def test_many_wait_for_what_concerns_them(self, opened: Any) -> None:
         def decided(number: int) -> Event:
-            return new_event(EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"})
+            return new_event(
+                EventType.DELIBERATION_DECIDED, f"task-{number}", {"task_id": f"task-{number}"}
+            )
 
         async def wait_for(bus: Any, number: int) -> str:
             async with aclosing(bus.follow([Channel.RESPONSES.of(f"task-{number}")])) as events:
@@ -178,7 +214,9 @@ class BusContract:
                 waiting = [group.create_task(wait_for(bus, number % 50)) for number in range(100)]
                 for number in range(50):
                     await bus.publish(decided(number))
-            assert [task.result() for task in waiting] == [f"task-{number % 50}" for number in range(100)]
+            assert [task.result() for task in waiting] == [
+                f"task-{number % 50}" for number in range(100)
+            ]
 
     async def test_follow_sees_what_was_and_what_comes(self, opened: Any) -> None:
         async with opened() as bus:
@@ -208,7 +246,13 @@ class BusContract:
     async def test_secrets_do_not_get_into_the_log(self, opened: Any) -> None:
         token = "ghp_" + "a1B2" * 9
         async with opened(secrets=("hunter2-hunter2",), blob_bytes=1024) as bus:
-            await bus.publish(seat(1, answer=f"use {token}", deep=[{"k hunter2-hunter2": "my hunter2-hunter2 " * 200}]))
+            await bus.publish(
+                seat(
+                    1,
+                    answer=f"use {token}",
+                    deep=[{"k hunter2-hunter2": "my hunter2-hunter2 " * 200}],
+                )
+            )
             await bus.put("task-1", {"diff": token})
             [back] = [r.event.data async for r in bus.replay([Channel.RESULTS.all])]
             assert back["answer"] == "use [redacted]"
@@ -231,7 +275,10 @@ class BusContract:
                 with pytest.raises(AlreadyExists):
                     await bucket.replace("local.git.diff", {"enabled": False}, stale)
             assert await bucket.get("local.files.read") == {"enabled": False}
-            assert await bucket.entries() == {"local.files.read": {"enabled": False}, "local.git.diff": {"enabled": True}}
+            assert await bucket.entries() == {
+                "local.files.read": {"enabled": False},
+                "local.git.diff": {"enabled": True},
+            }
             async with aclosing(bucket.follow()) as changes:
                 seen = [await anext(changes), await anext(changes)]
                 assert dict(seen) == await bucket.entries()
@@ -268,7 +315,9 @@ class BusContract:
                 listener = group.create_task(listen())
                 async with asyncio.timeout(20):
                     while got.empty():
-                        await bus.signal(Channel.CANCEL.of("task-1"), {"task_id": "task-1", "reason": "enough"})
+                        await bus.signal(
+                            Channel.CANCEL.of("task-1"), {"task_id": "task-1", "reason": "enough"}
+                        )
                         await asyncio.sleep(0.02)
                     assert await got.get() == {"task_id": "task-1", "reason": "enough"}
                 listener.cancel()
@@ -286,7 +335,9 @@ class BusContract:
             with pytest.raises(BusUnavailable, match="nobody answers"):
                 await bus.ask(topic, {}, 20)
             for _ in range(2):
-                await stack.enter_async_context(beside(bus.answer(topic, answer, shared=True), "answers"))
+                await stack.enter_async_context(
+                    beside(bus.answer(topic, answer, shared=True), "answers")
+                )
             async with asyncio.timeout(20):
                 while True:
                     try:

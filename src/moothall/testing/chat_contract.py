@@ -1,6 +1,8 @@
-"""What every chat server must do for us: the same cases run on the scripted server and on real ones; and what asks one without waiting long.
+"""What every chat server must do for us: the same cases run on the scripted server and on real
+ones; and what asks one without waiting long.
 
-Subclass `ChatModelContract` in a test module that has a fixture `model`. Nothing here depends on what the model says.
+Subclass `ChatModelContract` in a test module that has a fixture `model`. Nothing here depends on
+what the model says.
 """
 
 from __future__ import annotations
@@ -52,26 +54,37 @@ class ChatModelContract:
 
     async def test_the_token_limit_holds(self, model: ChatModel) -> None:
         """An answer that did not fit says so."""
-        counting = ask(messages=(Message("user", "Count from one to one hundred in words."),), max_tokens=4)
+        counting = ask(
+            messages=(Message("user", "Count from one to one hundred in words."),), max_tokens=4
+        )
         reply = await model.chat(counting)
         assert reply.finish_reason == "length"
         assert reply.usage.completion_tokens <= 5
 
     async def test_a_repeated_beginning_is_not_computed_again(self, model: ChatModel) -> None:
         """The second of two prompts that begin alike comes partly from the cache."""
-        shared = Message("system", "You are terse. " + "The moot hall stands on the hill above the river. " * 12)
+        shared = Message(
+            "system", "You are terse. " + "The moot hall stands on the hill above the river. " * 12
+        )
         await model.chat(ask(messages=(shared, Message("user", "Say a.")), max_tokens=2))
         reply = await model.chat(ask(messages=(shared, Message("user", "Say b.")), max_tokens=2))
         assert reply.usage.prompt_tokens > reply.usage.cached_tokens > 64
 
     async def test_calls_run_side_by_side(self, model: ChatModel) -> None:
         """More calls than the server has places for are all answered."""
-        replies = await asyncio.gather(*(model.chat(ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=120)) for n in range(5)))
+        replies = await asyncio.gather(
+            *(
+                model.chat(ask(f"t/-/plan/0.{n}", seed=n, max_tokens=8, seconds=120))
+                for n in range(5)
+            )
+        )
         assert all(reply.text for reply in replies)
 
     async def test_a_call_that_nobody_waits_for_blocks_no_other(self, model: ChatModel) -> None:
         """After calls that ended at their deadline the server still answers."""
-        story = ask(messages=(Message("user", "Tell a very long story."),), max_tokens=4000, seconds=0.3)
+        story = ask(
+            messages=(Message("user", "Tell a very long story."),), max_tokens=4000, seconds=0.3
+        )
         for _ in range(4):
             with pytest.raises(DeadlineExceeded):
                 await model.chat(story)
@@ -89,8 +102,12 @@ FINISH = ReplySchema(
 )
 
 
-def ask(call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 30.0, **more: Any) -> ChatRequest:
-    """Return a small request whose deadline is `seconds` from now; `more` are other fields of it."""
+def ask(
+    call_id: str = "task-1/agent-dev-001/propose/0.1", *, seconds: float = 30.0, **more: Any
+) -> ChatRequest:
+    """Return a small request whose deadline is `seconds` from now; `more` are other fields of
+    it.
+    """
     fields: dict[str, Any] = {
         "messages": (Message("system", "You help."), Message("user", "Say hello.")),
         "max_tokens": 64,
@@ -106,5 +123,8 @@ async def talking(
 ) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel]]:
     """A client with these `LlmSettings`, and its scripted server with these arguments."""
     quick = {"retry_seconds": 0.001, "retries": 2, "connect_seconds": 2.0, **settings}
-    async with scripted_model(answer, **(server or {})) as running, open_model(LlmSettings(**quick), running.base_url) as model:
+    async with (
+        scripted_model(answer, **(server or {})) as running,
+        open_model(LlmSettings(**quick), running.base_url) as model,
+    ):
         yield model, running

@@ -3,8 +3,9 @@
     async with scripted_model(lambda body, headers: "hello") as server:
         ... server.base_url, server.requests
 
-`answer(body, headers)` returns the text, a `NativeReply` with tool calls, or a `Fault`; it may be a coroutine function, and it may choose by
-`phase_of(headers)` and `seat_of(headers)`. What it returns is streamed when the caller asked for a stream.
+`answer(body, headers)` returns the text, a `NativeReply` with tool calls, or a `Fault`; it may be a
+coroutine function, and it may choose by `phase_of(headers)` and `seat_of(headers)`. What it returns
+is streamed when the caller asked for a stream.
 """
 
 from __future__ import annotations
@@ -23,17 +24,32 @@ from aiohttp import web
 Body = Mapping[str, Any]
 Headers = Mapping[str, str]
 
-FaultKind = Literal["status", "drop", "cut", "unfinished", "broken_json", "empty", "endless", "silent", "content_type", "length"]
+FaultKind = Literal[
+    "status",
+    "drop",
+    "cut",
+    "unfinished",
+    "broken_json",
+    "empty",
+    "endless",
+    "silent",
+    "content_type",
+    "length",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, after `delay` seconds and after `text` was said (where there is a stream to say it on).
+    """What goes wrong, after `delay` seconds and after `text` was said (where there is a stream to
+    say it on).
 
-    status: an error answer with `status`, `retry_after` and `message` (status 200: only the delay, then `text`) ·
+    status: an error answer with `status`, `retry_after` and `message` (status 200: only the delay,
+    then `text`) ·
     drop: the connection closes before any answer · cut: it closes in the middle of the stream ·
-    unfinished: the stream ends properly but without a finish_reason · broken_json: a chunk is no JSON ·
-    empty: finished, nothing said · endless: never stops talking · silent: stops talking, stays open ·
+    unfinished: the stream ends properly but without a finish_reason · broken_json: a chunk is no
+    JSON ·
+    empty: finished, nothing said · endless: never stops talking · silent: stops talking, stays open
+    ·
     content_type: a web page instead of an answer · length: the text, cut by the token limit.
     """
 
@@ -47,8 +63,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class NativeReply:
-    """A reply with native tool calls, as (name, arguments); arguments that are a text are sent as they are. `ids` are those of the calls, made up where
-    there are none. `reasoning` is sent as `reasoning_content` before anything else.
+    """A reply with native tool calls, as (name, arguments); arguments that are a text are sent as
+    they are. `ids` are those of the calls, made up where there are none. `reasoning` is sent as
+    `reasoning_content` before anything else.
     """
 
     calls: tuple[tuple[str, Mapping[str, Any] | str], ...] = ()
@@ -64,7 +81,10 @@ class NativeReply:
             {
                 "id": call_id,
                 "type": "function",
-                "function": {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)},
+                "function": {
+                    "name": name,
+                    "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                },
             }
             for call_id, (name, arguments) in zip(ids, self.calls, strict=True)
         ]
@@ -116,14 +136,19 @@ def step_of(headers: Headers) -> str:
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """The running server. `requests` holds every chat call but the client's schema probes (in `probes`).
+    """The running server. `requests` holds every chat call but the client's schema probes (in
+    `probes`).
 
-    `schemas` False: a json_schema is answered with a 400, as by a server that knows none. `chunk_delay`
-    seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one write.
-    `in_flight` calls are under way, `peak` is the largest number of them together, `connections` how many connections
-    brought a call. `streams` False: whole answers only; `counts` False: no usage is told; `details` False: and no cached
-    tokens. `tools`: the probe for native tool calls is answered by one. `owner` is whom the models are listed as owned by, `metrics` what /metrics answers (404 where it is empty), `tokenize`
-    what /tokenize answers to a body (404 without it), which it was asked for `tokenized` times.
+    `schemas` False: a json_schema is answered with a 400, as by a server that knows none.
+    `chunk_delay`
+    seconds lie between two chunks of `chunk_chars` characters; without a delay they leave in one
+    write.
+    `in_flight` calls are under way, `peak` is the largest number of them together, `connections`
+    how many connections brought a call. `streams` False: whole answers only; `counts` False: no
+    usage is told; `details` False: and no cached tokens. `tools`: the probe for native tool calls
+    is answered by one. `owner` is whom the models are listed as owned by, `metrics` what /metrics
+    answers (404 where it is empty), `tokenize` what /tokenize answers to a body (404 without it),
+    which it was asked for `tokenized` times.
     """
 
     answer: Answer
@@ -213,25 +238,37 @@ class ScriptedModel:
             return "Yes."
         return NativeReply(((body["tools"][0]["function"]["name"], {"wet": True}),))
 
-    async def _send_native(self, request: web.Request, body: Body, reply: NativeReply) -> web.StreamResponse:
+    async def _send_native(
+        self, request: web.Request, body: Body, reply: NativeReply
+    ) -> web.StreamResponse:
         message = reply.message(len(self.requests))
         finish = reply.finish_reason or ("tool_calls" if reply.calls else "stop")
         usage = self._usage(body, json.dumps(message))
         if not (self.streams and body.get("stream")):
             choice = {"index": 0, "message": message, "finish_reason": finish}
             return web.json_response({"model": body["model"], "choices": [choice], "usage": usage})
-        deltas: list[dict[str, Any]] = [{"reasoning_content": part} for part in pieces(reply.reasoning, self.chunk_chars)]
+        deltas: list[dict[str, Any]] = [
+            {"reasoning_content": part} for part in pieces(reply.reasoning, self.chunk_chars)
+        ]
         deltas += [{"content": part} for part in pieces(reply.text, self.chunk_chars)]
         for index, call in enumerate(message.get("tool_calls", ())):
             arguments = call["function"]["arguments"]
-            deltas.append({"tool_calls": [{**call, "index": index, "function": {**call["function"], "arguments": ""}}]})
+            deltas.append(
+                {
+                    "tool_calls": [
+                        {**call, "index": index, "function": {**call["function"], "arguments": ""}}
+                    ]
+                }
+            )
             deltas += [
                 {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
                 for part in pieces(arguments, self.chunk_chars)
             ]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        chunks: list[dict[str, Any]] = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+        chunks: list[dict[str, Any]] = [
+            {"index": 0, "delta": delta, "finish_reason": None} for delta in deltas
+        ]
         chunks.append({"index": 0, "delta": {}, "finish_reason": finish})
         for chunk in chunks:
             await response.write(_event({"model": body["model"], "choices": [chunk]}))
@@ -261,8 +298,17 @@ class ScriptedModel:
         return await self._stream(request, body, fault)
 
     def _whole(self, body: Body, fault: Fault) -> dict[str, Any]:
-        choice = {"index": 0, "message": {"role": "assistant", "content": fault.text}, "finish_reason": _finish(fault)}
-        return {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": self._usage(body, fault.text)}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": fault.text},
+            "finish_reason": _finish(fault),
+        }
+        return {
+            "object": "chat.completion",
+            "model": body["model"],
+            "choices": [choice],
+            "usage": self._usage(body, fault.text),
+        }
 
     async def _stream(self, request: web.Request, body: Body, fault: Fault) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -270,7 +316,9 @@ class ScriptedModel:
 
         def delta(text: str, finish: str | None = None) -> bytes:
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-            return _event({"object": "chat.completion.chunk", "model": body["model"], "choices": [choice]})
+            return _event(
+                {"object": "chat.completion.chunk", "model": body["model"], "choices": [choice]}
+            )
 
         chunks = [delta(part) for part in pieces(fault.text, self.chunk_chars)]
         if self.chunk_delay:
@@ -290,13 +338,21 @@ class ScriptedModel:
             await response.write(b'data: {"choices": [{"delta": \n\n')
         elif fault.kind != "unfinished":
             wanted = self.counts and body.get("stream_options", {}).get("include_usage")
-            usage = _event({"model": body["model"], "choices": [], "usage": self._usage(body, fault.text)}) if wanted else b""
+            usage = (
+                _event(
+                    {"model": body["model"], "choices": [], "usage": self._usage(body, fault.text)}
+                )
+                if wanted
+                else b""
+            )
             await response.write(delta("", _finish(fault)) + usage + b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
     def _usage(self, body: Body, text: str) -> dict[str, Any]:
-        """Count four characters as a token, and as cached what shares its beginning with earlier prompts in whole blocks."""
+        """Count four characters as a token, and as cached what shares its beginning with earlier
+        prompts in whole blocks.
+        """
         prompt = _prompt(body)
         cached, chain, known = 0, 0, True
         for start in range(0, len(prompt) - 64, 64):
@@ -331,7 +387,11 @@ def _event(data: object) -> bytes:
 
 def _error(status: int, message: str, retry_after: str = "") -> web.Response:
     headers = {"Retry-After": retry_after} if retry_after else {}
-    return web.json_response({"error": {"message": message, "type": "scripted", "code": status}}, status=status, headers=headers)
+    return web.json_response(
+        {"error": {"message": message, "type": "scripted", "code": status}},
+        status=status,
+        headers=headers,
+    )
 
 
 def _hang_up(request: web.Request) -> None:
@@ -353,10 +413,23 @@ async def scripted_model(
     host: str = "127.0.0.1",
     port: int = 0,
 ) -> AsyncIterator[ScriptedModel]:
-    """Serve on `port` (0: a free one) until the context ends. Without `owner` a server with `tools` is no one's, any other looks like the local model."""
+    """Serve on `port` (0: a free one) until the context ends. Without `owner` a server with `tools`
+    is no one's, any other looks like the local model.
+    """
     owner = owner or ("scripted" if tools else "moothall")
-    server = ScriptedModel(answer, models, schemas, api_key, tools, chunk_delay=chunk_delay, owner=owner, metrics=metrics)
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    server = ScriptedModel(
+        answer,
+        models,
+        schemas,
+        api_key,
+        tools,
+        chunk_delay=chunk_delay,
+        owner=owner,
+        metrics=metrics,
+    )
+    runner = web.AppRunner(
+        server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -1,7 +1,8 @@
-"""The contract between the model client and a model server: what the client learns of a server, and how it talks to it.
+"""The contract between the model client and a model server: what the client learns of a server, and
+how it talks to it.
 
-Subclass `ServerContract` in a test module that has the fixtures `model`, an open client, and `expected`. The same cases run against
-stubs, the embedded server, and a real vLLM.
+Subclass `ServerContract` in a test module that has the fixtures `model`, an open client, and
+`expected`. The same cases run against stubs, the embedded server, and a real vLLM.
 """
 
 from __future__ import annotations
@@ -24,20 +25,27 @@ _PATIENCE = 300.0
 _TOKENS = 600  # stubs think for 400
 _COMMANDS = ("pwd", "whoami")
 _TAGS = (
-    "You are an engineer with the tool bash. To call a tool, write <tool_call> on a line, then the JSON object, then </tool_call>. "
+    "You are an engineer with the tool bash. To call a tool, write <tool_call> on a line, then "
+    "the JSON object, then </tool_call>. "
     "Several calls stand one after the other."
 )
-_TWICE = "Call the tool bash twice in one reply: with the command `pwd`, then with the command `whoami`."
+_TWICE = (
+    "Call the tool bash twice in one reply: with the command `pwd`, then with the command `whoami`."
+)
 _SUM = "What is 2 + 3?"
 _BLOCK = f"{_SUM} Write the answer between <finish> and </finish>."
-_THINK = f"{_SUM} Write exactly two lines. The first line: Here is my thought process: 2 + 3 is 5. The second line: Here is my response: 5."
+_THINK = (
+    f"{_SUM} Write exactly two lines. The first line: Here is my thought process: 2 + 3 is 5. The "
+    "second line: Here is my response: 5."
+)
 _LETTERS_PER_TOKEN = 2  # at least so many tokens has a text of as many times "x "
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the contract expects of a server and its model. `window` is 0 where the server does not tell it. `obeys`: JSON schemas.
-    `reasoning` is the field of reasoning, '' for none. `follows`: the model does as it is told; one with random weights does not.
+    """What the contract expects of a server and its model. `window` is 0 where the server does not
+    tell it. `obeys`: JSON schemas. `reasoning` is the field of reasoning, '' for none. `follows`:
+    the model does as it is told; one with random weights does not.
     `overflows`: a conversation that is too long is refused.
     """
 
@@ -52,39 +60,61 @@ class Expected:
 class ServerContract:
     """Cases for any server."""
 
-    async def test_the_record_says_what_the_server_shows(self, model: OpenAIModel, expected: Expected) -> None:
+    async def test_the_record_says_what_the_server_shows(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
         """Reply mode, window, schemas and usage are found, and `moothall doctor` shows them."""
         lines = await model.examine()
         about = await model.describe()
-        window = 0 if model.capabilities.is_local else expected.window  # the embedded server's is a setting
+        window = (
+            0 if model.capabilities.is_local else expected.window
+        )  # the embedded server's is a setting
         assert (about.reply, about.window) == (expected.reply, window), lines
         assert bool(about.source) == bool(about.window or model.capabilities.is_local)
         calls = "yes" if expected.reply == "tools" else "no"
         if not model.capabilities.is_local:
             assert any(line.startswith(f"native tool calls: {calls}") for line in lines), lines
-        obeyed = {"JSON schema: ours", "JSON schema: the strict subset only", "JSON schema: not tried"}
+        obeyed = {
+            "JSON schema: ours",
+            "JSON schema: the strict subset only",
+            "JSON schema: not tried",
+        }
         assert bool(obeyed & set(lines)) == expected.obeys, lines
         assert "usage: told" in lines
 
-    async def test_two_tools_are_called_at_once_and_answered(self, model: OpenAIModel, expected: Expected) -> None:
+    async def test_two_tools_are_called_at_once_and_answered(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
         """Calls have ids of their own, and the answers go back by these."""
         if await model.reply_mode() != "tools":
             pytest.skip(f"replies are in {expected.reply}")
         head = (Message("system", _TAGS), Message("user", _TWICE))
-        first = await model.chat(ask(messages=head, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE))
+        first = await model.chat(
+            ask(messages=head, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE)
+        )
         assert [(call.name, json.loads(call.arguments)) for call in first.calls] == [
             ("bash", {"command": command}) for command in _COMMANDS
         ], first
         assert first.finish_reason == "tool_calls"
         assert len({call.call_id for call in first.calls}) == len(_COMMANDS)
         answers = tuple(Message("tool", "/home", call_id=call.call_id) for call in first.calls)
-        again = (*head, Message("assistant", first.text, first.calls, reasoning=first.reasoning), *answers)
-        second = await model.chat(ask(messages=again, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE))
+        again = (
+            *head,
+            Message("assistant", first.text, first.calls, reasoning=first.reasoning),
+            *answers,
+        )
+        second = await model.chat(
+            ask(messages=again, tools=(_BASH,), max_tokens=_TOKENS, seconds=_PATIENCE)
+        )
         assert second.text or second.calls
         assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
-    async def test_a_reply_is_within_its_schema(self, model: OpenAIModel, expected: Expected) -> None:
-        """Where schemas are obeyed, the reply is an object of it; elsewhere there is a reply all the same."""
+    async def test_a_reply_is_within_its_schema(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
+        """Where schemas are obeyed, the reply is an object of it; elsewhere there is a reply all
+        the same.
+        """
         reply = await self._say(model, _SUM, schema=_ANSWER)
         assert reply.finish_reason == "stop"
         assert reply.text
@@ -98,7 +128,9 @@ class ServerContract:
         if expected.follows:
             assert "5" in str(read_turn(reply, "blocks").finish)
 
-    async def test_reasoning_is_kept_apart_and_counted(self, model: OpenAIModel, expected: Expected) -> None:
+    async def test_reasoning_is_kept_apart_and_counted(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
         """Reasoning is no part of the text, and is known by its field."""
         reply = await self._say(model, _THINK)
         assert expected.reasoning in {"", *json.loads(reply.reasoning or "{}")}, reply
@@ -115,7 +147,9 @@ class ServerContract:
         assert usage.completion_tokens > 0
         assert usage.cached_tokens <= usage.prompt_tokens
 
-    async def test_a_conversation_that_is_too_long_is_told_apart(self, model: OpenAIModel, expected: Expected) -> None:
+    async def test_a_conversation_that_is_too_long_is_told_apart(
+        self, model: OpenAIModel, expected: Expected
+    ) -> None:
         """The refusal names the window, and the server goes on."""
         await model.describe()
         window = expected.window
@@ -127,7 +161,9 @@ class ServerContract:
         assert (await self._say(model, _SUM)).text
 
     async def _say(self, model: OpenAIModel, text: str, **how: Any) -> ChatReply:
-        return await model.chat(ask(messages=(Message("user", text),), max_tokens=_TOKENS, seconds=_PATIENCE, **how))
+        return await model.chat(
+            ask(messages=(Message("user", text),), max_tokens=_TOKENS, seconds=_PATIENCE, **how)
+        )
 
 
 def follow(body: Body, _headers: Any) -> NativeReply | str:

@@ -1,8 +1,10 @@
-"""Model servers as their makers document them: what each refuses, ignores and tells, for tests without the servers.
+"""Model servers as their makers document them: what each refuses, ignores and tells, for tests
+without the servers.
 
     async with served(SERVERS["openai"], answer) as server: ...
 
-`answer` is as for `scripted_model`, without faults, and is given each call in the terms of chat completions, whatever API it came by.
+`answer` is as for `scripted_model`, without faults, and is given each call in the terms of chat
+completions, whatever API it came by.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A kind of server. `refuse` is asked of each call. `listed` are further fields of its model in the list of models, `paths` what further paths answer.
-    `reasoning`: the field of reasoning, `think` for tags in the text, '' for none. `obeys`: whether it obeys a JSON schema; `calls`: whether it calls tools,
-    `whole` in one piece with arguments as an object. `swallows`: all text comes as reasoning. `expect` is the reply mode that a probe finds, `window` the window that is found.
+    """A kind of server. `refuse` is asked of each call. `listed` are further fields of its model in
+    the list of models, `paths` what further paths answer.
+    `reasoning`: the field of reasoning, `think` for tags in the text, '' for none. `obeys`: whether
+    it obeys a JSON schema; `calls`: whether it calls tools, `whole` in one piece with arguments as
+    an object. `swallows`: all text comes as reasoning. `expect` is the reply mode that a probe
+    finds, `window` the window that is found.
     """
 
     name: str
@@ -56,10 +61,17 @@ class ServerKind:
 
 
 def error(
-    message: str, *, status: int = 400, param: str | None = None, code: Any = None, kind: str = "invalid_request_error"
+    message: str,
+    *,
+    status: int = 400,
+    param: str | None = None,
+    code: Any = None,
+    kind: str = "invalid_request_error",
 ) -> Refusal:
     """Return an error in OpenAI's form."""
-    return Refusal(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return Refusal(
+        status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    )
 
 
 def _openai(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
@@ -69,24 +81,29 @@ def _openai(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     temperature = body.get("temperature", 1)
     if "max_tokens" in body:
         return error(
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+            "'max_completion_tokens' instead.",
             param="max_tokens",
             code="unsupported_parameter",
         )
     if temperature != 1:
         return error(
-            f"Unsupported value: 'temperature' does not support {temperature} with this model. Only the default (1) value is "
+            f"Unsupported value: 'temperature' does not support {temperature} with this model. "
+            "Only the default (1) value is "
             "supported.",
             param="temperature",
             code="unsupported_value",
         )
     if body.get("tools") and body.get("reasoning_effort") != "none":
         return error(
-            f"Function tools with reasoning_effort are not supported for {kind.model} in /v1/chat/completions. To use function "
+            f"Function tools with reasoning_effort are not supported for {kind.model} in "
+            "/v1/chat/completions. To use function "
             "tools, use /v1/responses or set reasoning_effort to 'none'.",
             param="reasoning_effort",
         )
-    return _strict(body.get("response_format", {}).get("json_schema", {}).get("schema"), "response_format")
+    return _strict(
+        body.get("response_format", {}).get("json_schema", {}).get("schema"), "response_format"
+    )
 
 
 _RESPONSES = frozenset(
@@ -108,10 +125,17 @@ _RESPONSES = frozenset(
 
 def _openai_responses(body: Mapping[str, Any]) -> Refusal | None:
     if unknown := sorted(set(body) - _RESPONSES):
-        return error(f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter")
+        return error(
+            f"Unknown parameter: '{unknown[0]}'.", param=unknown[0], code="unknown_parameter"
+        )
     if "temperature" in body:
-        return error("Unsupported parameter: 'temperature' is not supported with this model.", param="temperature")
-    return _strict(body.get("text", {}).get("format", {}).get("schema"), "text.format.schema") or _played_back(body)
+        return error(
+            "Unsupported parameter: 'temperature' is not supported with this model.",
+            param="temperature",
+        )
+    return _strict(
+        body.get("text", {}).get("format", {}).get("schema"), "text.format.schema"
+    ) or _played_back(body)
 
 
 def _strict(schema: Any, param: str) -> Refusal | None:
@@ -119,19 +143,22 @@ def _strict(schema: Any, param: str) -> Refusal | None:
         return None
     if schema.get("type") != "object" or "anyOf" in schema:
         return error(
-            f"Invalid schema for response_format 'turn': schema must be a JSON Schema of 'type: \"object\"', got {schema.get('type')!r}.",
+            "Invalid schema for response_format 'turn': schema must be a JSON Schema of 'type: "
+            f'"object"\', got {schema.get("type")!r}.',
             param=param,
         )
     for one in _objects(schema):
         if set(one.get("required", ())) != set(one.get("properties", ())):
             return error(
-                "Invalid schema for response_format 'turn': In context=(), 'required' is required to be supplied and to be an array including every key "
+                "Invalid schema for response_format 'turn': In context=(), 'required' is required "
+                "to be supplied and to be an array including every key "
                 "in properties.",
                 param=param,
             )
         if one.get("additionalProperties") is not False:
             return error(
-                "Invalid schema for response_format 'turn': 'additionalProperties' is required to be supplied and to be false.",
+                "Invalid schema for response_format 'turn': 'additionalProperties' is required to "
+                "be supplied and to be false.",
                 param=param,
             )
     return None
@@ -149,38 +176,52 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _played_back(body: Mapping[str, Any]) -> Refusal | None:
-    """Refuse a call of an earlier reply without the reasoning before it, and an output without its call."""
+    """Refuse a call of an earlier reply without the reasoning before it, and an output without its
+    call.
+    """
     reasoned, called = False, set()
     for item in body["input"]:
         kind = item.get("type", "message")
         if kind == "reasoning":
             if not item.get("encrypted_content"):
                 return error(
-                    f"Item with id '{item.get('id')}' not found. Items are not persisted when `store` is set to false.",
+                    f"Item with id '{item.get('id')}' not found. Items are not persisted when "
+                    "`store` is set to false.",
                     status=404,
                 )
             reasoned = True
         elif kind == "function_call":
             if not reasoned:
-                return error("Item of type 'function_call' was provided without its required 'reasoning' item.")
+                return error(
+                    "Item of type 'function_call' was provided without its required 'reasoning' "
+                    "item."
+                )
             called.add(item["call_id"])
         elif kind == "function_call_output":
             if item["call_id"] not in called:
-                return error(f"No tool call found for function call output with call_id {item['call_id']}.")
+                return error(
+                    f"No tool call found for function call output with call_id {item['call_id']}."
+                )
         elif item.get("role") == "user":
             reasoned = False
     return None
 
 
 def _anthropic(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """Claude Opus 4.8 at Anthropic's OpenAI-compatible endpoint; it ignores response_format, seed and strict."""
+    """Claude Opus 4.8 at Anthropic's OpenAI-compatible endpoint; it ignores response_format, seed
+    and strict.
+    """
     if "temperature" in body:
         return error("`temperature` is deprecated for this model.")
     if body.get("max_tokens", 0) > 64_000:  # noqa: PLR2004 - the longest reply
         return error(
-            f"max_tokens: {body['max_tokens']} > 64000, which is the maximum allowed number of output tokens for claude-opus-4-8"
+            f"max_tokens: {body['max_tokens']} > 64000, which is the maximum allowed number of "
+            "output tokens for claude-opus-4-8"
         )
-    if any(message["role"] != "assistant" and not str(message["content"]).strip() for message in body["messages"]):
+    if any(
+        message["role"] != "assistant" and not str(message["content"]).strip()
+        for message in body["messages"]
+    ):
         return error("messages: text content blocks must be non-empty")
     return None
 
@@ -189,20 +230,30 @@ def _google(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     """Gemini's OpenAI-compatible endpoint."""
 
     def refused(message: str) -> Refusal:
-        return Refusal(400, [{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}])
+        return Refusal(
+            400, [{"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}]
+        )
 
     if unknown := sorted({"seed", "cache_salt", "priority"} & set(body)):
-        return refused("\n".join(f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.' for name in unknown))
+        return refused(
+            "\n".join(
+                f'Invalid JSON payload received. Unknown name "{name}": Cannot find field.'
+                for name in unknown
+            )
+        )
     for tool in body.get("tools", ()):
         if "additionalProperties" in tool["function"]["parameters"]:
             where = "tools[0].function_declarations[0].parameters"
             return refused(
-                f"Invalid JSON payload received. Unknown name \"additionalProperties\" at '{where}': Cannot find field."
+                'Invalid JSON payload received. Unknown name "additionalProperties" at '
+                f"'{where}': Cannot find field."
             )
     for message in body["messages"]:
         for call in message.get("tool_calls", ()):
             if not call.get("extra_content", {}).get("google", {}).get("thought_signature"):
-                return refused("Function call is missing a thought_signature in functionCall parts.")
+                return refused(
+                    "Function call is missing a thought_signature in functionCall parts."
+                )
     return None
 
 
@@ -219,33 +270,63 @@ def _mistral(_kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         "parallel_tool_calls",
     }
     if unknown := sorted(set(body) - known):
-        detail = [{"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"} for name in unknown]
+        detail = [
+            {
+                "type": "extra_forbidden",
+                "loc": ["body", name],
+                "msg": "Extra inputs are not permitted",
+            }
+            for name in unknown
+        ]
         return Refusal(
-            422, {"object": "error", "message": {"detail": detail}, "type": "invalid_request_error", "param": None, "code": None}
+            422,
+            {
+                "object": "error",
+                "message": {"detail": detail},
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            },
         )
     roles = [message["role"] for message in body["messages"]]
     if ("tool", "user") in itertools.pairwise(roles):
         text = "Unexpected role 'user' after role 'tool'"
-        return Refusal(400, {"object": "error", "message": text, "type": "invalid_request_message_order", "code": "3230"})
+        return Refusal(
+            400,
+            {
+                "object": "error",
+                "message": text,
+                "type": "invalid_request_message_order",
+                "code": "3230",
+            },
+        )
     for message in body["messages"]:
         named = [call["id"] for call in message.get("tool_calls", ())]
         for call_id in (*named, message["tool_call_id"]) if "tool_call_id" in message else named:
             if not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
                 text = f"Tool call id was {call_id} but must be a-z, A-Z, 0-9, with a length of 9."
                 return Refusal(
-                    400, {"object": "error", "message": text, "type": "invalid_function_call", "param": None, "code": "3280"}
+                    400,
+                    {
+                        "object": "error",
+                        "message": text,
+                        "type": "invalid_function_call",
+                        "param": None,
+                        "code": "3280",
+                    },
                 )
     return None
 
 
 def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """VLLM 0.32, as a real one answers; without a parser for tool calls where it does not call any. A limit that exceeds what the
-    prompt leaves of the window is lowered silently.
+    """VLLM 0.32, as a real one answers; without a parser for tool calls where it does not call any.
+    A limit that exceeds what the prompt leaves of the window is lowered silently.
     """
     used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
     if wanted > kind.window:
         return error(
-            f"max_tokens={wanted} cannot be greater than max_model_len={kind.window}. Please request fewer output tokens. "
+            f"max_tokens={wanted} cannot be greater than max_model_len={kind.window}. Please "
+            "request fewer output tokens. "
             f"(parameter=max_tokens, value={wanted})",
             kind="BadRequestError",
             param="max_tokens",
@@ -253,8 +334,10 @@ def _vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
         )
     if used > kind.window:  # it stops counting there
         return error(
-            f"This model's maximum context length is {kind.window} tokens. However, your prompt contains at least "
-            f"{kind.window + 1} input tokens, which exceeds this limit even without any output tokens. Please reduce the length "
+            f"This model's maximum context length is {kind.window} tokens. However, your prompt "
+            "contains at least "
+            f"{kind.window + 1} input tokens, which exceeds this limit even without any output "
+            "tokens. Please reduce the length "
             f"of the input prompt. (parameter=input_tokens, value={kind.window + 1})",
             kind="BadRequestError",
             param="input_tokens",
@@ -275,7 +358,8 @@ def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
     if used + wanted > kind.window:
         return error(
-            f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's maximum context length is {kind.window} tokens and your request "
+            f"'max_tokens' or 'max_completion_tokens' is too large: {wanted}. This model's "
+            f"maximum context length is {kind.window} tokens and your request "
             f"has {used} input tokens ({wanted} > {kind.window} - {used}).",
             kind="BadRequestError",
             param="max_tokens",
@@ -287,7 +371,16 @@ def _older_vllm(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 def _llamacpp(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     """llama.cpp's server; started without --jinja where it calls no tools."""
     if body.get("tools") and not kind.calls:
-        return Refusal(500, {"error": {"code": 500, "message": "tools param requires --jinja flag", "type": "server_error"}})
+        return Refusal(
+            500,
+            {
+                "error": {
+                    "code": 500,
+                    "message": "tools param requires --jinja flag",
+                    "type": "server_error",
+                }
+            },
+        )
     if _tokens(body) > kind.window:
         return Refusal(
             400,
@@ -311,15 +404,19 @@ def _ollama(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 def _openrouter(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
     if body.get("tools") and not kind.calls:
-        return Refusal(404, {"error": {"message": "No endpoints found that support tool use.", "code": 404}})
+        return Refusal(
+            404, {"error": {"message": "No endpoints found that support tool use.", "code": 404}}
+        )
     used, wanted = _tokens(body), int(body.get("max_tokens") or 0)
     if used + wanted > kind.window:  # an error in a body whose status is 200
         return Refusal(
             200,
             {
                 "error": {
-                    "message": f"This endpoint's maximum context length is {kind.window} tokens. However, you requested about {used + wanted} tokens "
-                    f"({used} of text input, {wanted} in the output). Please reduce the length of either one.",
+                    "message": f"This endpoint's maximum context length is {kind.window} tokens. "
+                    f"However, you requested about {used + wanted} tokens "
+                    f"({used} of text input, {wanted} in the output). Please reduce the length of "
+                    "either one.",
                     "code": 400,
                 }
             },
@@ -328,14 +425,17 @@ def _openrouter(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
 
 
 def _bare(kind: ServerKind, body: Mapping[str, Any]) -> Refusal | None:
-    """A server that offers nothing: no tools, schemas, system role or sampling, and a window of 4,096 tokens."""
+    """A server that offers nothing: no tools, schemas, system role or sampling, and a window of
+    4,096 tokens.
+    """
     if unknown := sorted(set(body) - {"model", "messages", "max_tokens", "stream"}):
         return error(f"Unrecognized request argument supplied: {unknown[0]}", param=unknown[0])
     if any(message["role"] == "system" for message in body["messages"]):
         return error("System role not supported", kind="BadRequestError")
     if (used := _tokens(body)) + int(body.get("max_tokens") or 0) > kind.window:
         return error(
-            f"This model's maximum context length is {kind.window} tokens. However, your messages resulted in {used} tokens.",
+            f"This model's maximum context length is {kind.window} tokens. However, your messages "
+            f"resulted in {used} tokens.",
             code="context_length_exceeded",
         )
     return None
@@ -362,8 +462,23 @@ UNFITTING = ServerKind(
 SERVERS: Mapping[str, ServerKind] = {
     kind.name: kind
     for kind in (
-        ServerKind("openai", "tools", model="gpt-5.6", owner="system", refuse=_openai, responses=True, reasoning="items"),
-        ServerKind("anthropic", "tools", model="claude-opus-4-8", owner="anthropic", refuse=_anthropic, obeys=False),
+        ServerKind(
+            "openai",
+            "tools",
+            model="gpt-5.6",
+            owner="system",
+            refuse=_openai,
+            responses=True,
+            reasoning="items",
+        ),
+        ServerKind(
+            "anthropic",
+            "tools",
+            model="claude-opus-4-8",
+            owner="anthropic",
+            refuse=_anthropic,
+            obeys=False,
+        ),
         ServerKind("google", "tools", owner="google", refuse=_google, reasoning="signature"),
         ServerKind(
             "mistral",
@@ -374,7 +489,15 @@ SERVERS: Mapping[str, ServerKind] = {
             refuse=_mistral,
             reasoning="thinking",
         ),
-        ServerKind("vllm", "tools", 32_768, owner="vllm", listed={"max_model_len": 32_768}, refuse=_vllm, reasoning="reasoning"),
+        ServerKind(
+            "vllm",
+            "tools",
+            32_768,
+            owner="vllm",
+            listed={"max_model_len": 32_768},
+            refuse=_vllm,
+            reasoning="reasoning",
+        ),
         ServerKind(
             "vllm without a tool parser",
             "json",
@@ -385,9 +508,25 @@ SERVERS: Mapping[str, ServerKind] = {
             calls="",
             reasoning="think",
         ),
-        replace(UNFITTING, name="vllm with a parser for reasoning alone", reasoning="", swallows=False),
-        ServerKind("older vllm", "tools", 32_768, owner="vllm", listed={"max_model_len": 32_768}, refuse=_older_vllm),
-        ServerKind("sglang", "tools", 65_536, owner="sglang", listed={"max_model_len": 65_536}, reasoning="reasoning_content"),
+        replace(
+            UNFITTING, name="vllm with a parser for reasoning alone", reasoning="", swallows=False
+        ),
+        ServerKind(
+            "older vllm",
+            "tools",
+            32_768,
+            owner="vllm",
+            listed={"max_model_len": 32_768},
+            refuse=_older_vllm,
+        ),
+        ServerKind(
+            "sglang",
+            "tools",
+            65_536,
+            owner="sglang",
+            listed={"max_model_len": 65_536},
+            reasoning="reasoning_content",
+        ),
         ServerKind(
             "llama.cpp",
             "tools",
@@ -414,7 +553,10 @@ SERVERS: Mapping[str, ServerKind] = {
             owner="library",
             paths={
                 "/api/version": {"version": "0.12.0"},
-                "/api/show": {"parameters": 'num_ctx    32768\nstop "x"', "model_info": {"qwen3.context_length": 262_144}},
+                "/api/show": {
+                    "parameters": 'num_ctx    32768\nstop "x"',
+                    "model_info": {"qwen3.context_length": 262_144},
+                },
                 "/api/ps": {"models": []},
             },
             refuse=_ollama,
@@ -426,12 +568,37 @@ SERVERS: Mapping[str, ServerKind] = {
             "tools",
             12_288,
             owner="organization_owner",
-            paths={"/api/v0/models": {"data": [{"id": "coder", "max_context_length": 131_072, "loaded_context_length": 12_288}]}},
+            paths={
+                "/api/v0/models": {
+                    "data": [
+                        {
+                            "id": "coder",
+                            "max_context_length": 131_072,
+                            "loaded_context_length": 12_288,
+                        }
+                    ]
+                }
+            },
         ),
         ServerKind(
-            "openrouter", "tools", 200_000, owner="", listed={"context_length": 200_000}, refuse=_openrouter, reasoning="details"
+            "openrouter",
+            "tools",
+            200_000,
+            owner="",
+            listed={"context_length": 200_000},
+            refuse=_openrouter,
+            reasoning="details",
         ),
-        ServerKind("bare", "blocks", 4096, owner="", listed={"max_model_len": 4096}, refuse=_bare, obeys=False, calls=""),
+        ServerKind(
+            "bare",
+            "blocks",
+            4096,
+            owner="",
+            listed={"max_model_len": 4096},
+            refuse=_bare,
+            obeys=False,
+            calls="",
+        ),
     )
 }
 
@@ -442,7 +609,9 @@ _SIGNATURE = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 
 @dataclass(slots=True)
 class KindServer:
-    """A running server of a kind. `requests` are the calls that it took, as (path, body), `refused` its refusals; probes are among neither."""
+    """A running server of a kind. `requests` are the calls that it took, as (path, body), `refused`
+    its refusals; probes are among neither.
+    """
 
     kind: ServerKind
     answer: Answer
@@ -463,7 +632,12 @@ class KindServer:
         return app
 
     async def _models(self, _request: web.Request) -> web.StreamResponse:
-        listed = {"id": self.kind.model, "object": "model", "owned_by": self.kind.owner, **self.kind.listed}
+        listed = {
+            "id": self.kind.model,
+            "object": "model",
+            "owned_by": self.kind.owner,
+            **self.kind.listed,
+        }
         return web.json_response({"object": "list", "data": [listed]})
 
     async def _path(self, request: web.Request) -> web.StreamResponse:
@@ -502,7 +676,9 @@ class KindServer:
     def _chunks(self, reply: NativeReply, body: Body) -> Iterator[Any]:
         """Yield a reply as this kind streams it."""
         message, field_name = self._message(reply), self.kind.reasoning
-        thought = (reply.reasoning or _THOUGHT) if field_name not in {"", "signature", "items"} else ""
+        thought = (
+            (reply.reasoning or _THOUGHT) if field_name not in {"", "signature", "items"} else ""
+        )
         if self.kind.swallows:
             thought, message = str(message["content"] or ""), {"content": None}
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 1_000_000)
@@ -515,23 +691,46 @@ class KindServer:
         finish = "length" if cut else reply.finish_reason or ("tool_calls" if calls else "stop")
         used = _tokens(body)
         for delta in parts:
-            yield {"model": self.kind.model, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        yield {"model": self.kind.model, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}
+            yield {
+                "model": self.kind.model,
+                "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+            }
+        yield {
+            "model": self.kind.model,
+            "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
+        }
         written = len(json.dumps(message)) // _CHARS_PER_TOKEN + 1
         thinking = len(thought) // _CHARS_PER_TOKEN
         details = {"completion_tokens_details": {"reasoning_tokens": thinking}} if thinking else {}
         usage = {"prompt_tokens": used, "completion_tokens": written + thinking, **details}
-        yield {"model": self.kind.model, "choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": used // 2}}}
+        yield {
+            "model": self.kind.model,
+            "choices": [],
+            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": used // 2}},
+        }
         yield None
 
     def _call_deltas(self, calls: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for index, call in enumerate(calls):
             function = call["function"]
             if self.kind.calls == "whole":
-                yield {"tool_calls": [{"index": 0, "id": call["id"], "type": "function", "function": function}]}
+                yield {
+                    "tool_calls": [
+                        {"index": 0, "id": call["id"], "type": "function", "function": function}
+                    ]
+                }
                 continue
             extra = {"extra_content": _SIGNATURE} if self.kind.reasoning == "signature" else {}
-            yield {"tool_calls": [{**call, "index": index, "function": {"name": function["name"], "arguments": ""}, **extra}]}
+            yield {
+                "tool_calls": [
+                    {
+                        **call,
+                        "index": index,
+                        "function": {"name": function["name"], "arguments": ""},
+                        **extra,
+                    }
+                ]
+            }
             for part in pieces(function["arguments"], 11):
                 yield {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
 
@@ -539,12 +738,24 @@ class KindServer:
         """Yield a reply as the events of the Responses API."""
         message, number = self._message(reply), len(self.requests)
         output: list[dict[str, Any]] = [
-            {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": f"sealed-{number}", "status": None}
+            {
+                "type": "reasoning",
+                "id": f"rs_{number}",
+                "summary": [],
+                "encrypted_content": f"sealed-{number}",
+                "status": None,
+            }
         ]
         if message["content"]:
             content = [{"type": "output_text", "text": message["content"], "annotations": []}]
             output.append(
-                {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": content}
+                {
+                    "type": "message",
+                    "id": f"msg_{number}",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": content,
+                }
             )
         for index, call in enumerate(message.get("tool_calls", ())):
             item = {
@@ -555,7 +766,10 @@ class KindServer:
                 **call["function"],
             }
             output.append(item)
-        yield {"type": "response.created", "response": {"model": self.kind.model, "status": "in_progress", "output": []}}
+        yield {
+            "type": "response.created",
+            "response": {"model": self.kind.model, "status": "in_progress", "output": []},
+        }
         for part in pieces(message["content"] or "", 40):
             yield {"type": "response.output_text.delta", "delta": part}
         for index, item in enumerate(output):
@@ -586,7 +800,9 @@ def _thought_deltas(name: str, thought: str) -> Iterator[dict[str, Any]]:
         if name == "details":
             yield {
                 "reasoning": part,
-                "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": part, "format": "unknown"}],
+                "reasoning_details": [
+                    {"type": "reasoning.text", "index": 0, "text": part, "format": "unknown"}
+                ],
             }
         elif name == "thinking":
             yield {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": part}]}]}
@@ -600,15 +816,22 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     for item in body["input"]:
         kind = item.get("type", "message")
         if kind == "function_call_output":
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+            messages.append(
+                {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
+            )
         elif kind == "function_call":
-            call = {"id": item["call_id"], "function": {"name": item["name"], "arguments": item["arguments"]}}
+            call = {
+                "id": item["call_id"],
+                "function": {"name": item["name"], "arguments": item["arguments"]},
+            }
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "message":
             content = item["content"]
-            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            text = (
+                content if isinstance(content, str) else "".join(part["text"] for part in content)
+            )
             messages.append({"role": item["role"], "content": text})
     wanted = body.get("text", {}).get("format")
     return {
@@ -621,7 +844,9 @@ def _as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _stream(request: web.Request, events: Iterator[Any]) -> web.StreamResponse:
-    """Send events; None ends the stream as chat completions do. Comments and null events keep the connection open meanwhile."""
+    """Send events; None ends the stream as chat completions do. Comments and null events keep the
+    connection open meanwhile.
+    """
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b": PROCESSING\n\n")
@@ -636,7 +861,9 @@ async def _stream(request: web.Request, events: Iterator[Any]) -> web.StreamResp
 async def served(kind: ServerKind, answer: Answer) -> AsyncIterator[KindServer]:
     """Serve one of a kind on a free port until the context ends."""
     server = KindServer(kind, answer)
-    runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+    runner = web.AppRunner(
+        server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,7 +1,8 @@
-"""What every bus must do for us, as cases: how messages are handed out. They run on the bus in memory and on a real NATS server.
+"""What every bus must do for us, as cases: how messages are handed out. They run on the bus in
+memory and on a real NATS server.
 
-Subclass `WorkContract` in a test module that has a fixture `opened`: called with settings of the bus by name (and `secrets`), it returns an
-asynchronous context of a bus that holds nothing yet.
+Subclass `WorkContract` in a test module that has a fixture `opened`: called with settings of the
+bus by name (and `secrets`), it returns an asynchronous context of a bus that holds nothing yet.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class _Load:
 
 
 class WorkContract:
-    """Cases for who takes messages, keeps them, gives them back, and what becomes of those that nobody can take."""
+    """Cases for who takes messages, keeps them, gives them back, and what becomes of those that
+    nobody can take.
+    """
 
     async def test_work_goes_to_exactly_one_taker(self, opened: Any) -> None:
         taken: list[tuple[str, str]] = []
@@ -58,7 +61,11 @@ class WorkContract:
 
             return take
 
-        async with opened() as bus, consuming(bus, "host-dev", taker("a")), consuming(bus, "host-dev", taker("b")):
+        async with (
+            opened() as bus,
+            consuming(bus, "host-dev", taker("a")),
+            consuming(bus, "host-dev", taker("b")),
+        ):
             for number in range(20):
                 await bus.enqueue(Channel.WORK.of("dev"), requested(f"task-{number}"))
             async with asyncio.timeout(20):
@@ -106,7 +113,9 @@ class WorkContract:
             assert "never now" in letter.reason
 
     async def test_what_kills_its_handlers_is_buried(self, opened: Any) -> None:
-        """A handler with a bug takes its consumer down; the message comes again, but not for ever."""
+        """A handler with a bug takes its consumer down; the message comes again, but not for
+        ever.
+        """
         calls = 0
 
         async def crash(recorded: Recorded) -> None:
@@ -175,7 +184,11 @@ class WorkContract:
             await asyncio.sleep(0.9)
             done.set()
 
-        async with opened(ack_wait_seconds=0.3) as bus, consuming(bus, "host-dev", slow), consuming(bus, "host-dev", slow):
+        async with (
+            opened(ack_wait_seconds=0.3) as bus,
+            consuming(bus, "host-dev", slow),
+            consuming(bus, "host-dev", slow),
+        ):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             async with asyncio.timeout(20):
                 await done.wait()
@@ -231,7 +244,9 @@ class WorkContract:
     async def test_only_registered_consumers_are_there(self, opened: Any) -> None:
         got: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus:
-            with pytest.raises(InvalidRequest, match="no durable consumer 'nobody'; there are collector"):
+            with pytest.raises(
+                InvalidRequest, match="no durable consumer 'nobody'; there are collector"
+            ):
                 await bus.consume("nobody", got.put)
 
     async def test_fresh_work_says_so_at_its_first_delivery_alone(self, opened: Any) -> None:
@@ -246,11 +261,16 @@ class WorkContract:
                 raise Temporary("not now") if task == "task-2" else Permanent("never")
 
         async def marked(count: int) -> list[tuple[str, bool]]:
-            return [(recorded.event.subject, "fresh" in recorded.extra) for recorded in await seen(got, count)]
+            return [
+                (recorded.event.subject, "fresh" in recorded.extra)
+                for recorded in await seen(got, count)
+            ]
 
         async with opened() as bus, consuming(bus, "host-dev", take):
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-0"))
-            assert await marked(1) == [("task-0", False)]  # by now the consumer knows on which connection it stands
+            assert await marked(1) == [
+                ("task-0", False)
+            ]  # by now the consumer knows on which connection it stands
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"), fresh=True)
             assert await marked(1) == [("task-1", True)]
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-2"), fresh=True)
@@ -262,30 +282,48 @@ class WorkContract:
             assert await marked(1) == [("task-3", False)]
 
     @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
-    async def test_a_story_event_is_understood_on_each_of_its_subjects(self, opened: Any, about: str) -> None:
+    async def test_a_story_event_is_understood_on_each_of_its_subjects(
+        self, opened: Any, about: str
+    ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
         got: asyncio.Queue[Recorded] = asyncio.Queue()
-        event = new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1", "title": "Greet"}, tenant="acme")
+        event = new_event(
+            EventType.STORY_CHANGED,
+            "story-1",
+            {"story_id": "story-1", "title": "Greet"},
+            tenant="acme",
+        )
         async with opened() as bus, consuming(bus, "planning", got.put):
             await bus.put_raw(subject, encode(event), message_id=event.id)
             [back] = await seen(got, 1)
             assert (back.event.id, back.extra["about"]) == (event.id, "acme_story-1")
-            assert [r.event.id async for r in bus.replay([Channel.STORIES.of("acme_story-1")])] == [event.id]
+            assert [r.event.id async for r in bus.replay([Channel.STORIES.of("acme_story-1")])] == [
+                event.id
+            ]
             assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
             assert got.empty()
             assert [letter async for letter in dead.letters(bus)] == []
 
     @pytest.mark.parametrize("about", ["", "story-1"])
-    async def test_story_events_in_one_message_come_one_by_one(self, opened: Any, about: str) -> None:
+    async def test_story_events_in_one_message_come_one_by_one(
+        self, opened: Any, about: str
+    ) -> None:
         subject = registry.subject(Channel.STORIES.of(about)) if about else registry.STORIES_BARE
         told = [
-            new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1", "title": title}, ordinal=title)
+            new_event(
+                EventType.STORY_CHANGED,
+                "story-1",
+                {"story_id": "story-1", "title": title},
+                ordinal=title,
+            )
             for title in "abc"
         ]
         got: asyncio.Queue[Recorded] = asyncio.Queue()
         async with opened() as bus, consuming(bus, "planning", got.put):
             await bus.put_raw(subject, encode_batch([encode(event) for event in told]))
-            assert [recorded.event.id for recorded in await seen(got, 3)] == [event.id for event in told]
+            assert [recorded.event.id for recorded in await seen(got, 3)] == [
+                event.id for event in told
+            ]
             recorded = [r async for r in bus.replay([Channel.STORIES.of("story-1")])]
             assert [r.event.id for r in recorded] == [event.id for event in told]
             assert len({r.seq for r in recorded}) == len(told)
@@ -301,7 +339,9 @@ class WorkContract:
             encode(seat(1)),
             encode(new_event(EventType.STORY_CHANGED, "story-1", {"title": "Greet"})),
             encode(new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "a story"})),
-            encode(new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1"}, tenant="*.>")),
+            encode(
+                new_event(EventType.STORY_CHANGED, "story-1", {"story_id": "story-1"}, tenant="*.>")
+            ),
         ]
         data += [encode(new_event(EventType.STORY_CHANGED, "story-2", story))] if about else []
         got: asyncio.Queue[Recorded] = asyncio.Queue()

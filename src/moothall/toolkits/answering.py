@@ -29,16 +29,25 @@ class NotStored(Exception):
 
 
 async def answer_within(
-    call: ToolCall, most_seconds: float, work: Awaitable[Output], *, late: ToolStatus = ToolStatus.TIMEOUT
+    call: ToolCall,
+    most_seconds: float,
+    work: Awaitable[Output],
+    *,
+    late: ToolStatus = ToolStatus.TIMEOUT,
 ) -> ToolResult:
-    """Return what comes of `work` until the call's deadline or `most_seconds`; then its status is `late`."""
+    """Return what comes of `work` until the call's deadline or `most_seconds`; then its status is
+    `late`.
+    """
     seconds = max(min(seconds_until(call.deadline), most_seconds), 0)
     try:
         async with asyncio.timeout(seconds):
             output = await work
     except TimeoutError:
         return ToolResult(
-            call.request_id, call.tool, late, error=f"no whole answer within {seconds:.0f} seconds; the call was ended"
+            call.request_id,
+            call.tool,
+            late,
+            error=f"no whole answer within {seconds:.0f} seconds; the call was ended",
         )
     except NotStored as failed:
         return failed.result
@@ -48,9 +57,15 @@ async def answer_within(
     return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS, output)
 
 
-async def in_workspace(workspace: Workspace, call: ToolCall, tool: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+async def in_workspace(
+    workspace: Workspace, call: ToolCall, tool: str, args: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Let the workspace run one of its own tools, and return its output. Raises `NotStored`."""
     result = await workspace.call(ToolCall(call.request_id, tool, args, call.deadline))
     if result.status is not ToolStatus.SUCCESS:
-        raise NotStored(ToolResult(call.request_id, call.tool, result.status, error=result.error, usage=result.usage))
+        raise NotStored(
+            ToolResult(
+                call.request_id, call.tool, result.status, error=result.error, usage=result.usage
+            )
+        )
     return result.output

@@ -32,6 +32,14 @@ def family_tools(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     return {spec.name: spec for family in families for spec in family.specs(settings)}
 
 
-def unset_tools(settings: Settings, tenant: str, families: Families = FAMILIES) -> Mapping[str, str]:
-    """Return, by the name of each tool that a tenant cannot use yet, the setting that is missing."""
-    return {name: lack for family in families for name, lack in family.missing_settings(settings, tenant).items()}
+def unset_tools(
+    settings: Settings, tenant: str, families: Families = FAMILIES
+) -> Mapping[str, str]:
+    """Return, by the name of each tool that a tenant cannot use yet, the setting that is
+    missing.
+    """
+    return {
+        name: lack
+        for family in families
+        for name, lack in family.missing_settings(settings, tenant).items()
+    }

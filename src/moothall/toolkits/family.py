@@ -1,4 +1,6 @@
-"""What a family of tools declares: its tools, its settings, what runs it, what it lacks, and how one sees that it works."""
+"""What a family of tools declares: its tools, its settings, what runs it, what it lacks, and how
+one sees that it works.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,21 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What runs a family's tools. `close_workspace` is called with the id of each one that ends, where tools leave something elsewhere."""
+    """What runs a family's tools. `close_workspace` is called with the id of each one that ends,
+    where tools leave something elsewhere.
+    """
 
     toolkit: Toolkit
     close_workspace: Callable[[str], Awaitable[None]] | None = None
 
 
 class Family(ABC, Generic[S]):
-    """A family of tools that no workspace runs itself: a folder of its own here, and its line in `families.FAMILIES`.
+    """A family of tools that no workspace runs itself: a folder of its own here, and its line in
+    `families.FAMILIES`.
 
-    `section` is the name of its settings, `kind` their class, whose defaults hold where nothing is said. Every method is given all
-    settings, as a family may go by another's too, and imports what only it needs: `moothall config` needs the settings alone.
+    `section` is the name of its settings, `kind` their class, whose defaults hold where nothing is
+    said. Every method is given all settings, as a family may go by another's too, and imports what
+    only it needs: `moothall config` needs the settings alone.
     """
 
     section: ClassVar[str]
@@ -42,7 +48,9 @@ class Family(ABC, Generic[S]):
 
     @abstractmethod
     def specs(self, settings: Settings) -> Sequence[ToolSpec]:
-        """Return what the catalogue says of the tools: always the same ones, in the order of prompts."""
+        """Return what the catalogue says of the tools: always the same ones, in the order of
+        prompts.
+        """
 
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Return, by the name of each tool that a tenant cannot use yet, what is not set."""

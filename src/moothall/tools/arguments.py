@@ -1,6 +1,8 @@
-"""What each tool takes: one closed, bounded model a tool. Strict: the JSON type must be the right one.
+"""What each tool takes: one closed, bounded model a tool. Strict: the JSON type must be the right
+one.
 
-Every optional argument has a plain default (never null), so that the JSON schemas stay simple enough
+Every optional argument has a plain default (never null), so that the JSON schemas stay simple
+enough
 for constrained decoding on small models. Rules that a JSON schema says badly (a ref is no option, a
 make target is no assignment) are validators here and not in the schema.
 """
@@ -20,7 +22,9 @@ MAX_CONTENT = 500_000
 
 
 def must_match(pattern: str, wanted: str) -> AfterValidator:
-    """Check a text that is not empty; `wanted` says in the error what is right. Not in the JSON schema: decoders know few patterns."""
+    """Check a text that is not empty; `wanted` says in the error what is right. Not in the JSON
+    schema: decoders know few patterns.
+    """
     compiled = re.compile(pattern)
 
     def check(value: str) -> str:
@@ -31,12 +35,18 @@ def must_match(pattern: str, wanted: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_REF = must_match(r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}", "a git ref such as HEAD~1, a branch or a commit id")
+_REF = must_match(
+    r"[A-Za-z0-9](?:[A-Za-z0-9_@^~{}/-]|\.(?!\.)){0,199}",
+    "a git ref such as HEAD~1, a branch or a commit id",
+)
 _BRANCH = must_match(
-    r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199})(?<![./])(?<!\.lock)", "a branch name such as fix-login"
+    r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_-]|[./](?![./])){0,199})(?<![./])(?<!\.lock)",
+    "a branch name such as fix-login",
 )
 _TARGET = must_match(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,99}", "the name of a make target")
-_URL = must_match(r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL")
+_URL = must_match(
+    r"(?:https|ssh)://[^\s\x00-\x1f-][^\s\x00-\x1f]{0,999}", "an https:// or ssh:// URL"
+)
 
 Path = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 Glob = Annotated[str, Field(min_length=1, max_length=200)]
@@ -177,9 +187,13 @@ class RunMake(Arguments):
 
 
 def canonical(arguments: Mapping[str, Any]) -> bytes:
-    """Return arguments as JSON bytes: sorted keys, no spaces, ASCII. `ValueError` where that is impossible."""
+    """Return arguments as JSON bytes: sorted keys, no spaces, ASCII. `ValueError` where that is
+    impossible.
+    """
     try:
-        return json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_no_json).encode("ascii")
+        return json.dumps(
+            arguments, sort_keys=True, separators=(",", ":"), default=_no_json
+        ).encode("ascii")
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
 

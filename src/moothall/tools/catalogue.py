@@ -1,4 +1,6 @@
-"""The tools that every workspace has, in the order of prompts. Families beside them are `moothall.toolkits`."""
+"""The tools that every workspace has, in the order of prompts. Families beside them are
+`moothall.toolkits`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from moothall.tools.spec import Danger, ToolSpec
 
 __all__ = ["CATALOGUE", "Danger", "ToolSpec", "describe", "is_granted", "list_tools"]
 
-CATALOGUE: Final[Mapping[str, ToolSpec]] = {spec.name: spec for spec in (*workspace_tools.SPECS, *code_tools.SPECS)}
+CATALOGUE: Final[Mapping[str, ToolSpec]] = {
+    spec.name: spec for spec in (*workspace_tools.SPECS, *code_tools.SPECS)
+}
 
 
 def is_granted(grant: Grant, tool: str) -> bool:
@@ -27,8 +31,8 @@ def list_tools(
     without: Collection[str] = (),
     catalogue: Mapping[str, ToolSpec] = CATALOGUE,
 ) -> tuple[ToolSpec, ...]:
-    """Return the tools that a grant covers, in catalogue order, but for those named `without` (a tenant's disabled ones);
-    with `core` only the few for a small window.
+    """Return the tools that a grant covers, in catalogue order, but for those named `without` (a
+    tenant's disabled ones); with `core` only the few for a small window.
     """
     return tuple(
         spec

@@ -1,8 +1,10 @@
-"""`code.*`: commands that run a piece of code, and what they keep of it for the next piece of the same session.
+"""`code.*`: commands that run a piece of code, and what they keep of it for the next piece of the
+same session.
 
-Nothing that a piece started outlives it, so a session is kept as files in the sandbox's own /tmp: gone with the workspace,
-seen by nobody else. Python keeps imports, functions, classes and every value that can be pickled; the shell its folder,
-variables and functions, and its folder without a session, too; Node what was put on `globalThis`. What could not be kept is said.
+Nothing that a piece started outlives it, so a session is kept as files in the sandbox's own /tmp:
+gone with the workspace, seen by nobody else. Python keeps imports, functions, classes and every
+value that can be pickled; the shell its folder, variables and functions, and its folder without a
+session, too; Node what was put on `globalThis`. What could not be kept is said.
 """
 
 from __future__ import annotations
@@ -76,8 +78,9 @@ sys.stdout.flush()
 sys.exit(failed)
 """
 
-# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in its way. All stands on one line,
-# so that bash counts the lines of the piece from 1. Without a session only the folder stays, which the executor reads.
+# Names of ours begin with moothall_, so that the piece may use any other and finds none of ours in
+# its way. All stands on one line, so that bash counts the lines of the piece from 1. Without a
+# session only the folder stays, which the executor reads.
 _SHELL = "; ".join(
     line.strip()
     for line in r"""
@@ -129,14 +132,29 @@ process.exitCode = failed;
 
 
 def command(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command that runs a piece of code. Raises `KeyError` for a tool that is none of these."""
+    """Return the command that runs a piece of code. Raises `KeyError` for a tool that is none of
+    these.
+    """
     session = str(arguments.get("session") or "")
     match tool:
         case "code.python":
-            return ("python3", "-c", _PYTHON.format(folder=_FOLDER), session, str(arguments["code"]))
+            return (
+                "python3",
+                "-c",
+                _PYTHON.format(folder=_FOLDER),
+                session,
+                str(arguments["code"]),
+            )
         case "code.shell":
             script = _SHELL.format(folder=_FOLDER, shell=shell.FOLDER)
             return ("bash", "-c", script, "bash", session, str(arguments["command"]))
         case "code.node":
-            return ("node", "-e", _NODE.format(folder=_FOLDER), "--", session, str(arguments["code"]))
+            return (
+                "node",
+                "-e",
+                _NODE.format(folder=_FOLDER),
+                "--",
+                session,
+                str(arguments["code"]),
+            )
     raise KeyError(tool)

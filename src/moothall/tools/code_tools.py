@@ -1,4 +1,6 @@
-"""What the catalogue says of the tools that run code and tell of the sandbox. No role has `code.*` unless the table says so."""
+"""What the catalogue says of the tools that run code and tell of the sandbox. No role has `code.*`
+unless the table says so.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,24 @@ from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Rate, Requirements, ToolSpec
 
 Code = Annotated[str, Field(min_length=1, max_length=100_000)]
-Session = Annotated[str, Field(max_length=40), must_match(r"[a-z0-9][a-z0-9-]*", "a session's name such as a-1")]
+Session = Annotated[
+    str, Field(max_length=40), must_match(r"[a-z0-9][a-z0-9-]*", "a session's name such as a-1")
+]
 
 
 class RunCode(Arguments):
-    """What a piece leaves is there for the next of the same `session`; without one, nothing is kept."""
+    """What a piece leaves is there for the next of the same `session`; without one, nothing is
+    kept.
+    """
 
     code: Code
     session: Session = ""
 
 
 class RunShell(Arguments):
-    """As code, for bash. Without a `session` only the working directory is kept; `timeout_seconds` 0 is the usual time."""
+    """As code, for bash. Without a `session` only the working directory is kept; `timeout_seconds`
+    0 is the usual time.
+    """
 
     command: Code
     timeout_seconds: int = Field(0, ge=0, le=86_400)
@@ -37,8 +45,8 @@ class CodeRun(Output):
 
 
 class ShellRun(CodeRun):
-    """As of code. `working_directory` is that of the next command, where it is not the root of the workspace; `ended_processes` are
-    the background processes that ended with the command.
+    """As of code. `working_directory` is that of the next command, where it is not the root of the
+    workspace; `ended_processes` are the background processes that ended with the command.
     """
 
     working_directory: str | None = None
@@ -71,7 +79,9 @@ _MOST_SECONDS = 600.0
 _RUNS = Requirements(os_access=True, file_system="write")
 
 
-def _code(language: str, summary: str, model: type[Arguments], arguments: dict[str, str], printed: str) -> ToolSpec:
+def _code(
+    language: str, summary: str, model: type[Arguments], arguments: dict[str, str], printed: str
+) -> ToolSpec:
     return ToolSpec(
         name=f"code.{language}",
         summary=summary,
@@ -103,11 +113,19 @@ def _system(name: str, summary: str, output: type[Output], example: dict[str, ob
 
 
 SPECS: Final = (
-    _code("python", "run Python and print the last expression", RunCode, {"code": "x = 41\nx + 1", "session": "a"}, "42\n"),
+    _code(
+        "python",
+        "run Python and print the last expression",
+        RunCode,
+        {"code": "x = 41\nx + 1", "session": "a"},
+        "42\n",
+    ),
     _code("node", "run JavaScript with Node", RunCode, {"code": "[1, 2].length"}, "2\n"),
     ToolSpec(
         name=SHELL,
-        summary="run a bash command; the working directory is kept, git shows the history, and there is no network",
+        summary="run a bash command; the working directory is kept, git shows the history, "
+        "and there "
+        "is no network",
         arguments=RunShell,
         output=ShellRun,
         danger=Danger.EXECUTE,
@@ -124,7 +142,12 @@ SPECS: Final = (
         ),
         profiles=("code",),
         cost=Cost.HIGH,
-        own_rate=Rate(60, 2000),  # a model that works in the shell makes several calls a turn; the seat's own limits bound it
+        own_rate=Rate(
+            60,
+            2000,
+            # a model that works in the shell makes several calls a turn; the seat's own limits
+            # bound it
+        ),
     ),
     _system(
         "info",
@@ -141,5 +164,10 @@ SPECS: Final = (
             "processes": 64,
         },
     ),
-    _system("processes", "what runs in the sandbox now", Processes, {"processes": [{"pid": 2, "name": "executor"}]}),
+    _system(
+        "processes",
+        "what runs in the sandbox now",
+        Processes,
+        {"processes": [{"pid": 2, "name": "executor"}]},
+    ),
 )

@@ -11,7 +11,9 @@ from moothall.tools.spec import ToolSpec
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What is looked for. Everything given must hold; of `categories`, `tags` and `profiles` one each. `most` 0: all."""
+    """What is looked for. Everything given must hold; of `categories`, `tags` and `profiles` one
+    each. `most` 0: all.
+    """
 
     query: str = ""
     categories: tuple[str, ...] = ()
@@ -22,9 +24,15 @@ class Filters:
 
 
 def discover(specs: Iterable[ToolSpec], filters: Filters) -> tuple[ToolSpec, ...]:
-    """Return the tools that fit, in catalogue order. Every word of the query stands in the name, the summary or a tag."""
+    """Return the tools that fit, in catalogue order. Every word of the query stands in the name,
+    the summary or a tag.
+    """
     words = filters.query.lower().split()
-    found = tuple(spec for spec in specs if _fits(spec, filters) and all(word in _text(spec) for word in words))
+    found = tuple(
+        spec
+        for spec in specs
+        if _fits(spec, filters) and all(word in _text(spec) for word in words)
+    )
     return found[: filters.most] if filters.most else found
 
 
@@ -65,7 +73,11 @@ def entry(spec: ToolSpec, *, enabled: bool = True) -> dict[str, Any]:
         "input_schema": spec.schema(None),
         "output_schema": spec.output_schema(),
         "examples": [
-            {"about": example.about, "arguments": _plain(example.arguments), "output": _plain(example.output)}
+            {
+                "about": example.about,
+                "arguments": _plain(example.arguments),
+                "output": _plain(example.output),
+            }
             for example in spec.examples
         ],
     }

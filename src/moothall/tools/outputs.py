@@ -1,4 +1,6 @@
-"""What each tool answers with when it succeeds. Open: a result may hold more than its schema names."""
+"""What each tool answers with when it succeeds. Open: a result may hold more than its schema
+names.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ class GitPushed(Output):
 
 
 class TestsRun(Output):
-    """A run of tests: its verdict, counts, the tests that are not green, the end of what it printed."""
+    """A run of tests: its verdict, counts, the tests that are not green, the end of what it
+    printed.
+    """
 
     verdict: str
     passed: int

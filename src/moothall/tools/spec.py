@@ -17,7 +17,8 @@ SCHEMA_STRING = 8000
 
 
 class Danger(StrEnum):
-    """The worst that a tool can do, which is also the operation that a role is granted. `execute` runs code that a
+    """The worst that a tool can do, which is also the operation that a role is granted. `execute`
+    runs code that a
     model wrote; `outside` acts beyond the workspace.
     """
 
@@ -28,7 +29,9 @@ class Danger(StrEnum):
 
 
 class Cost(StrEnum):
-    """What a call costs the operator, roughly: nothing to speak of, a process, minutes of a core, money."""
+    """What a call costs the operator, roughly: nothing to speak of, a process, minutes of a core,
+    money.
+    """
 
     NONE = "none"
     LOW = "low"
@@ -47,7 +50,9 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Calls that may be made; 0: no limit. Of a seat where the effect stays in its workspace, else of a tenant."""
+    """Calls that may be made; 0: no limit. Of a seat where the effect stays in its workspace, else
+    of a tenant.
+    """
 
     per_minute: int = 0
     per_hour: int = 0
@@ -55,8 +60,9 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How far one call may go: `seconds` on the wall, and `result_bytes` of JSON (0: as much as the gate lets out). `usual_seconds` is
-    what a call gets that does not ask for another time with its argument `timeout_seconds` (0: the tool has no such argument).
+    """How far one call may go: `seconds` on the wall, and `result_bytes` of JSON (0: as much as the
+    gate lets out). `usual_seconds` is what a call gets that does not ask for another time with its
+    argument `timeout_seconds` (0: the tool has no such argument).
     """
 
     seconds: float
@@ -83,10 +89,12 @@ _USUAL_RATE: Final[Mapping[Danger, Rate]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToolSpec:
-    """One tool. `paths` names the arguments that hold paths or globs (a string or a list of them), `writes` those of them
-    whose file is changed. `profiles` are named sets that it belongs to; `core` is what a model with a small window is
-    offered. `cache_seconds`: how long a result stands for the same call of the same tenant; 0: not at all.
-    `version` changes whenever the same call would be answered otherwise. There is one of each, equal to itself alone.
+    """One tool. `paths` names the arguments that hold paths or globs (a string or a list of them),
+    `writes` those of them whose file is changed. `profiles` are named sets that it belongs to;
+    `core` is what a model with a small window is offered. `cache_seconds`: how long a result stands
+    for the same call of the same tenant; 0: not at all.
+    `version` changes whenever the same call would be answered otherwise. There is one of each,
+    equal to itself alone.
     """
 
     name: str
@@ -149,8 +157,10 @@ class ToolSpec:
     def schema(self, max_string: int | None = SCHEMA_STRING) -> dict[str, Any]:
         """Return the JSON schema of the arguments: flat, closed, every string and list bounded.
 
-        A string's `maxLength` is at most `max_string`: a model's reply is never longer anyway, and decoders
-        compile a smaller grammar. None gives the bounds that the gate enforces. The dict is the caller's own.
+        A string's `maxLength` is at most `max_string`: a model's reply is never longer anyway, and
+        decoders
+        compile a smaller grammar. None gives the bounds that the gate enforces. The dict is the
+        caller's own.
         """
         shape: dict[str, Any] = json.loads(_schema(self.arguments))
         if max_string is not None:
@@ -158,7 +168,9 @@ class ToolSpec:
         return shape
 
     def output_schema(self) -> dict[str, Any]:
-        """Return the JSON schema of a successful result. It may hold more: `note` and `truncated` are the gate's."""
+        """Return the JSON schema of a successful result. It may hold more: `note` and `truncated`
+        are the gate's.
+        """
         return self.output.model_json_schema()
 
     @property
@@ -170,7 +182,8 @@ class ToolSpec:
     def signature(self) -> str:
         """As in `files.read(path, start?, lines?)`."""
         fields = zip(self.argument_names, self.arguments.model_fields.values(), strict=True)
-        return f"{self.name}({', '.join(name + ('' if field.is_required() else '?') for name, field in fields)})"
+        names = [name if field.is_required() else f"{name}?" for name, field in fields]
+        return f"{self.name}({', '.join(names)})"
 
 
 @cache
@@ -179,12 +192,19 @@ def _schema(model: type[Arguments]) -> str:
     shared = shape.get("$defs", {})
     fields = {name: _plain(field, shared) for name, field in shape.get("properties", {}).items()}
     return json.dumps(
-        {"type": "object", "properties": fields, "required": shape.get("required", []), "additionalProperties": False}
+        {
+            "type": "object",
+            "properties": fields,
+            "required": shape.get("required", []),
+            "additionalProperties": False,
+        }
     )
 
 
 def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what decoders don't use (titles, defaults, what a class says of itself), and put what is shared in its place."""
+    """Leave out what decoders don't use (titles, defaults, what a class says of itself), and put
+    what is shared in its place.
+    """
     if "$ref" in shape:
         return _plain(shared[shape["$ref"].rpartition("/")[2]], shared)
     plain: dict[str, Any] = {}
@@ -198,7 +218,9 @@ def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any
             plain |= ways[0] if len(ways) == 1 else {key: ways}
         elif key not in {"title", "default", "description"}:
             plain[key] = (
-                _plain(value, shared) if key in {"items", "additionalProperties"} and isinstance(value, Mapping) else value
+                _plain(value, shared)
+                if key in {"items", "additionalProperties"} and isinstance(value, Mapping)
+                else value
             )
     return plain
 
@@ -206,6 +228,10 @@ def _plain(shape: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any
 def _lower(shape: dict[str, Any], most: int) -> None:
     if "maxLength" in shape:
         shape["maxLength"] = min(shape["maxLength"], most)
-    within = [shape[name] for name in ("items", "additionalProperties") if isinstance(shape.get(name), dict)]
+    within = [
+        shape[name]
+        for name in ("items", "additionalProperties")
+        if isinstance(shape.get(name), dict)
+    ]
     for inner in (*shape.get("properties", {}).values(), *within, *shape.get("anyOf", ())):
         _lower(inner, most)

@@ -1,7 +1,9 @@
-"""An operator's own tools: WebAssembly modules in a folder, each beside a YAML file that says what it is.
+"""An operator's own tools: WebAssembly modules in a folder, each beside a YAML file that says what
+it is.
 
-`count.wasm` and `count.yaml` are the tool `wasm.count`. It gets its arguments as a JSON object on standard input and answers
-on standard output; of the workspace it sees, read-only, what the arguments of type `path` name, and nothing else.
+`count.wasm` and `count.yaml` are the tool `wasm.count`. It gets its arguments as a JSON object on
+standard input and answers on standard output; of the workspace it sees, read-only, what the
+arguments of type `path` name, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,12 +23,20 @@ from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Requirements, ToolSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool, "path": str}
+_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "path": str,
+}
 _MOST_SECONDS = 300.0
 
 
 class ModuleOutput(Output):
-    """What the module printed: `result` where it is JSON, else `text`. `said` is the end of its standard error."""
+    """What the module printed: `result` where it is JSON, else `text`. `said` is the end of its
+    standard error.
+    """
 
     result: Any = None
     text: str = ""
@@ -64,7 +74,9 @@ class WasmTool:
 
 
 def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
-    """Return the tools of a folder, by name; none where there is no folder. Raises `ConfigurationError` that names the file."""
+    """Return the tools of a folder, by name; none where there is no folder. Raises
+    `ConfigurationError` that names the file.
+    """
     if folder is None:
         return ()
     if not folder.is_dir():
@@ -75,9 +87,13 @@ def read_tools(folder: Path | None) -> tuple[WasmTool, ...]:
 def _read(file: Path) -> WasmTool:
     module = file.with_suffix(".wasm")
     if not _NAME.fullmatch(file.stem):
-        raise ConfigurationError(f"{file}: {file.stem[:60]!r} is no tool's name: a-z, 0-9 and _, beginning with a letter")
+        raise ConfigurationError(
+            f"{file}: {file.stem[:60]!r} is no tool's name: a-z, 0-9 and _, beginning with a letter"
+        )
     if not module.is_file():
-        raise ConfigurationError(f"{file} describes a tool, and there is no {module.name} beside it")
+        raise ConfigurationError(
+            f"{file} describes a tool, and there is no {module.name} beside it"
+        )
     try:
         manifest = _Manifest.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
         model = _arguments(file.stem, manifest)
@@ -104,7 +120,9 @@ def _read(file: Path) -> WasmTool:
 
 
 def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
-    """Return the model of a tool's arguments. Raises `ValueError` where a default is not of its type."""
+    """Return the model of a tool's arguments. Raises `ValueError` where a default is not of its
+    type.
+    """
     fields: dict[str, Any] = {}
     for argument, said in manifest.arguments.items():
         bounds: dict[str, Any] = {}
@@ -112,9 +130,15 @@ def _arguments(name: str, manifest: _Manifest) -> type[args.Arguments]:
             bounds = {"max_length": args.MAX_PATH if said.type == "path" else said.max_length}
             bounds |= {"min_length": 1} if said.type == "path" else {}
         elif said.type != "boolean":
-            bounds = {key: value for key, value in (("ge", said.minimum), ("le", said.maximum)) if value is not None}
+            bounds = {
+                key: value
+                for key, value in (("ge", said.minimum), ("le", said.maximum))
+                if value is not None
+            }
         kind = _TYPES[said.type]
-        if said.default is not None and (not isinstance(said.default, kind) or isinstance(said.default, bool) != (kind is bool)):
+        if said.default is not None and (
+            not isinstance(said.default, kind) or isinstance(said.default, bool) != (kind is bool)
+        ):
             raise ValueError(f"the default of {argument} is no {said.type}")
         default = ... if said.default is None else said.default
         fields[argument] = (kind, Field(default, description=said.description or None, **bounds))

@@ -1,4 +1,6 @@
-"""What the catalogue says of the tools that every workspace has: files, git and tests. The order is that of prompts."""
+"""What the catalogue says of the tools that every workspace has: files, git and tests. The order is
+that of prompts.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,22 @@ def _git(  # noqa: PLR0917 - read as a row of a table
         requirements=_READS if look else _REACHES if outside else _WRITES,
         tags=("git", "remote") if outside else ("git", "look" if look else "change"),
         examples=(example,),
-        profiles=("remote",) if outside else (*(("core",) if core else ()), "coding", *(("reading",) if look else ())),
+        profiles=("remote",)
+        if outside
+        else (*(("core",) if core else ()), "coding", *(("reading",) if look else ())),
         paths=paths,
         cost=Cost.LOW,
     )
 
 
 def _tests(
-    name: str, summary: str, model: type[args.Arguments], example: Example, *, paths: tuple[str, ...] = (), core: bool = False
+    name: str,
+    summary: str,
+    model: type[args.Arguments],
+    example: Example,
+    *,
+    paths: tuple[str, ...] = (),
+    core: bool = False,
 ) -> ToolSpec:
     return ToolSpec(
         name=f"tests.{name}",
@@ -113,7 +123,13 @@ SPECS: Final = (
         Example(
             "the first two lines",
             {"path": "src/utils.py", "lines": 2},
-            {"path": "src/utils.py", "content": "import re\n\n", "start": 1, "total_lines": 40, "truncated": True},
+            {
+                "path": "src/utils.py",
+                "content": "import re\n\n",
+                "start": 1,
+                "total_lines": 40,
+                "truncated": True,
+            },
         ),
         core=True,
     ),
@@ -122,7 +138,11 @@ SPECS: Final = (
         "make a file or replace all of it",
         args.FilesWrite,
         out.Written,
-        Example("a new file", {"path": "src/a.py", "content": "A = 1\n"}, {"path": "src/a.py", "bytes": 6}),
+        Example(
+            "a new file",
+            {"path": "src/a.py", "content": "A = 1\n"},
+            {"path": "src/a.py", "bytes": 6},
+        ),
         core=True,
         writes=True,
     ),
@@ -131,7 +151,11 @@ SPECS: Final = (
         "add to the end of a file",
         args.FilesWrite,
         out.Written,
-        Example("one more line", {"path": "src/a.py", "content": "B = 2\n"}, {"path": "src/a.py", "bytes": 12}),
+        Example(
+            "one more line",
+            {"path": "src/a.py", "content": "B = 2\n"},
+            {"path": "src/a.py", "bytes": 12},
+        ),
         core=True,
         writes=True,
     ),
@@ -140,7 +164,11 @@ SPECS: Final = (
         "replace the text old, which occurs count times, by new",
         args.FilesEdit,
         out.Replaced,
-        Example("one place", {"path": "src/a.py", "old": "A = 1", "new": "A = 3"}, {"path": "src/a.py", "replaced": 1}),
+        Example(
+            "one place",
+            {"path": "src/a.py", "old": "A = 1", "new": "A = 3"},
+            {"path": "src/a.py", "replaced": 1},
+        ),
         core=True,
         writes=True,
         version="1.2.0",
@@ -152,7 +180,11 @@ SPECS: Final = (
         out.Defined,
         Example(
             "a method",
-            {"path": "src/cart.py", "name": "Cart.count", "content": "def count(self):\n    return len(self.items)\n"},
+            {
+                "path": "src/cart.py",
+                "name": "Cart.count",
+                "content": "def count(self):\n    return len(self.items)\n",
+            },
             {"path": "src/cart.py", "name": "Cart.count", "replaced": True, "start": 12, "end": 13},
         ),
         core=True,
@@ -163,7 +195,11 @@ SPECS: Final = (
         "names in a folder",
         args.FilesList,
         out.Entries,
-        Example("a folder", {"path": "src"}, {"path": "src", "entries": ["src/a.py"], "truncated": False}),
+        Example(
+            "a folder",
+            {"path": "src"},
+            {"path": "src", "entries": ["src/a.py"], "truncated": False},
+        ),
         core=True,
         also="glob",
     ),
@@ -175,7 +211,10 @@ SPECS: Final = (
         Example(
             "where it is defined",
             {"pattern": "^def total"},
-            {"matches": [{"path": "src/a.py", "line": 7, "text": "def total(rows):"}], "truncated": False},
+            {
+                "matches": [{"path": "src/a.py", "line": 7, "text": "def total(rows):"}],
+                "truncated": False,
+            },
         ),
         core=True,
         also="glob",
@@ -189,7 +228,12 @@ SPECS: Final = (
         writes=True,
     ),
     _file(
-        "mkdir", "make a folder", args.FilesPath, out.Place, Example("a folder", {"path": "docs"}, {"path": "docs"}), writes=True
+        "mkdir",
+        "make a folder",
+        args.FilesPath,
+        out.Place,
+        Example("a folder", {"path": "docs"}, {"path": "docs"}),
+        writes=True,
     ),
     _file(
         "info",
@@ -219,7 +263,11 @@ SPECS: Final = (
         "what changed",
         args.NoArguments,
         out.GitStatus,
-        Example("nothing changed yet", {}, {"branch": "work", "head": _SHA, "clean": True, "changed": []}),
+        Example(
+            "nothing changed yet",
+            {},
+            {"branch": "work", "head": _SHA, "clean": True, "changed": []},
+        ),
         Danger.READ,
     ),
     _git(
@@ -239,7 +287,12 @@ SPECS: Final = (
         Example(
             "the newest",
             {"limit": 1},
-            {"branch": "work", "commits": [{"commit": _SHA, "author": "A", "date": "2026-01-01", "subject": "begin"}]},
+            {
+                "branch": "work",
+                "commits": [
+                    {"commit": _SHA, "author": "A", "date": "2026-01-01", "subject": "begin"}
+                ],
+            },
         ),
         Danger.READ,
     ),
@@ -256,7 +309,11 @@ SPECS: Final = (
         "commit what is staged",
         args.GitCommit,
         out.GitCommitted,
-        Example("a commit", {"message": "Add a"}, {"commit": _SHA, "branch": "work", "files": ["src/a.py"]}),
+        Example(
+            "a commit",
+            {"message": "Add a"},
+            {"commit": _SHA, "branch": "work", "files": ["src/a.py"]},
+        ),
     ),
     _git(
         "branch",
@@ -270,7 +327,9 @@ SPECS: Final = (
         "go to a branch or commit",
         args.GitCheckout,
         out.GitPlace,
-        Example("one commit back", {"ref": "HEAD~1"}, {"branch": "at-3f2a9c1e3f2a", "commit": _SHA}),
+        Example(
+            "one commit back", {"ref": "HEAD~1"}, {"branch": "at-3f2a9c1e3f2a", "commit": _SHA}
+        ),
     ),
     _git(
         "clone",
@@ -300,7 +359,11 @@ SPECS: Final = (
         Example(
             "a branch",
             {"branch": "fix-login"},
-            {"branch": "moothall/fix-login", "commit": _SHA, "to": "https://host.example/team/app.git"},
+            {
+                "branch": "moothall/fix-login",
+                "commit": _SHA,
+                "to": "https://host.example/team/app.git",
+            },
         ),
         Danger.OUTSIDE,
     ),
@@ -315,5 +378,7 @@ SPECS: Final = (
     _tests("npm", "run npm test", args.NoArguments, Example("all tests", {}, _GREEN)),
     _tests("go", "run go test", args.NoArguments, Example("all tests", {}, _GREEN)),
     _tests("cargo", "run cargo test", args.NoArguments, Example("all tests", {}, _GREEN)),
-    _tests("make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _GREEN)),
+    _tests(
+        "make", "run a make target", args.RunMake, Example("a target", {"target": "test"}, _GREEN)
+    ),
 )

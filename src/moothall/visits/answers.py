@@ -16,12 +16,15 @@ GONE = "this was answered before, and its output is no longer kept"
 
 
 class Answers(Generic[K, T]):
-    """Beyond `most_bytes` together, by `size`, the oldest answers are made `slim`; beyond `most` of them, they are forgotten.
+    """Beyond `most_bytes` together, by `size`, the oldest answers are made `slim`; beyond `most` of
+    them, they are forgotten.
 
     Belongs to one event loop.
     """
 
-    def __init__(self, most_bytes: int, most: int, *, size: Callable[[T], int], slim: Callable[[T], T]) -> None:
+    def __init__(
+        self, most_bytes: int, most: int, *, size: Callable[[T], int], slim: Callable[[T], T]
+    ) -> None:
         self._most_bytes, self._most = most_bytes, most
         self._size, self._slim = size, slim
         self._kept: OrderedDict[K, tuple[str, asyncio.Future[T]]] = OrderedDict()
@@ -29,15 +32,18 @@ class Answers(Generic[K, T]):
         self._bytes = 0
 
     async def find(self, key: K, digest: str, check: Callable[[], None] = lambda: None) -> T | None:
-        """Return what this very request came to, once it has; None where it is to be made now. `check` raises where who asks
-        may not hear it. Raises `AlreadyExists` where the key was used for a request of another digest.
+        """Return what this very request came to, once it has; None where it is to be made now.
+        `check` raises where who asks may not hear it. Raises `AlreadyExists` where the key was used
+        for a request of another digest.
         """
         while (known := self._kept.get(key)) is not None:
             if known[0] != digest:
                 raise AlreadyExists("the id was used for another request")
             check()
             await asyncio.wait({known[1]})
-            if not known[1].cancelled():  # else it died with who asked first, and is made for who asks now
+            if not known[
+                1
+            ].cancelled():  # else it died with who asked first, and is made for who asks now
                 return known[1].result()
         return None
 

@@ -16,7 +16,9 @@ from moothall.visits.visits import Awaited, Find
 
 
 def of_tasks(desk: Deliberations) -> Find:
-    """Return what finds the workspace that is called like a task: of that task's repository and role."""
+    """Return what finds the workspace that is called like a task: of that task's repository and
+    role.
+    """
 
     async def find(workspace: str, who: Principal) -> Awaited | None:
         task_id = own_id(workspace, who.tenant)

@@ -1,4 +1,6 @@
-"""Code of callers from outside: run once for each execution id, its tools called as the caller's own are."""
+"""Code of callers from outside: run once for each execution id, its tools called as the caller's
+own are.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _READS = "files.read"
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOrder:
-    """What a caller wants run. Zeros are the configured limits, which nothing exceeds. Times in milliseconds."""
+    """What a caller wants run. Zeros are the configured limits, which nothing exceeds. Times in
+    milliseconds.
+    """
 
     workspace: str
     execution_id: str
@@ -60,28 +64,41 @@ class Executions:
         self._answers: Answers[tuple[str, str], Execution] = Answers(
             settings.kept_bytes,
             _KEPT,
-            size=lambda ended: len(repr(ended.run.value)) + len(ended.run.printed) + len(ended.run.error),
-            slim=lambda ended: replace(ended, run=replace(ended.run, value=None, printed="", error=GONE)),
+            size=lambda ended: (
+                len(repr(ended.run.value)) + len(ended.run.printed) + len(ended.run.error)
+            ),
+            slim=lambda ended: replace(
+                ended, run=replace(ended.run, value=None, printed="", error=GONE)
+            ),
         )
 
     async def execute(self, who: Principal, order: ExecutionOrder) -> Execution:
-        """Return the one answer to an execution id; the same order again has the same answer and runs nothing.
+        """Return the one answer to an execution id; the same order again has the same answer and
+        runs nothing.
 
-        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.ready` does, `AlreadyExists`
-        where the execution id was used for something else.
+        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.ready`
+        does, `AlreadyExists` where the execution id was used for something else.
         """
         _check(order)
         capability = await self._visits.ready(who, order.workspace, order.token)
-        offered = {spec.name: spec for spec in self._visits.gate.list_tools(capability.tenant, capability.grant)}
+        offered = {
+            spec.name: spec
+            for spec in self._visits.gate.list_tools(capability.tenant, capability.grant)
+        }
         if unknown := [name for name in order.tools if name not in self._visits.gate.catalogue]:
-            raise InvalidRequest(f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them")
+            raise InvalidRequest(
+                f"there is no tool {unknown[0][:60]!r}; moothall tools list shows them"
+            )
         tools = {name: offered[name].argument_names for name in order.tools if name in offered}
         signature = _digest(order, tools)
         key = (capability.workspace, order.execution_id)
         try:
             given = await self._answers.find(key, signature)
         except AlreadyExists as error:
-            told = f"the execution id {order.execution_id[:80]!r} was used for another execution, or token"
+            told = (
+                f"the execution id {order.execution_id[:80]!r} was used for another execution, or "
+                "token"
+            )
             raise AlreadyExists(told) from error
         if given is not None:
             return given
@@ -104,13 +121,23 @@ class Executions:
         async def through(call: ToolCall) -> ToolResult:
             try:
                 return await self._visits.call(who, order.workspace, order.token, call)
-            except (Refused, NotFound, AlreadyExists) as error:  # the token's time is over, or the workspace's
-                return ToolResult(call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message)
+            except (
+                Refused,
+                NotFound,
+                AlreadyExists,
+            ) as error:  # the token's time is over, or the workspace's
+                return ToolResult(
+                    call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message
+                )
 
         allowance = Allowance(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
-        return await self._once(key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance))
+        return await self._once(
+            key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance)
+        )
 
-    async def _once(self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls) -> Execution:
+    async def _once(
+        self, key: tuple[str, str], signature: str, block: CodeBlock, calls: BlockCalls
+    ) -> Execution:
         workspace = self._visits.workspace(key[0])
         answer = self._answers.begin(key, signature)
         try:
@@ -128,7 +155,12 @@ class Executions:
 def _only(block: CodeBlock, calls: BlockCalls) -> Ask:
     async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in block.tools:
-            return ToolResult("", name, ToolStatus.BLOCKED, error="it is not one of this execution's tools, or not granted")
+            return ToolResult(
+                "",
+                name,
+                ToolStatus.BLOCKED,
+                error="it is not one of this execution's tools, or not granted",
+            )
         return await calls(name, arguments)
 
     return ask
@@ -136,19 +168,36 @@ def _only(block: CodeBlock, calls: BlockCalls) -> Ask:
 
 def _check(order: ExecutionOrder) -> None:
     if not 0 < len(order.execution_id) <= _ID_CHARS:
-        raise InvalidRequest(f"execution_id has {len(order.execution_id)} characters; it needs 1 to {_ID_CHARS}")
+        raise InvalidRequest(
+            f"execution_id has {len(order.execution_id)} characters; it needs 1 to {_ID_CHARS}"
+        )
     if not order.code.strip() or len(order.code) > _CODE_CHARS:
-        raise InvalidRequest(f"code has {len(order.code)} characters; it needs 1 to {_CODE_CHARS} that are not blank")
-    for name, value in (("timeout_ms", order.timeout_ms), ("memory_mb", order.memory_mb), ("max_tool_calls", order.tool_calls)):
+        raise InvalidRequest(
+            f"code has {len(order.code)} characters; it needs 1 to {_CODE_CHARS} that are not blank"
+        )
+    for name, value in (
+        ("timeout_ms", order.timeout_ms),
+        ("memory_mb", order.memory_mb),
+        ("max_tool_calls", order.tool_calls),
+    ):
         if value < 0:
             raise InvalidRequest(f"limits.{name} is {value}; 0 is the configured limit")
     groups = {"ws", "agents", "ToolError", *(tool.partition(".")[0] for tool in order.tools)}
     for name in order.inputs:
         if not name.isidentifier() or keyword.iskeyword(name) or name in groups:
-            raise InvalidRequest(f"inputs: {name[:60]!r} cannot be a variable; use a name that is no keyword, tool or ws")
+            raise InvalidRequest(
+                f"inputs: {name[:60]!r} cannot be a variable; use a name that is no keyword, tool "
+                "or ws"
+            )
 
 
 def _digest(order: ExecutionOrder, tools: Iterable[str]) -> str:
     """Return what tells one execution from another: also by the tools that its token covers."""
     limits = (order.timeout_ms, order.memory_mb, order.tool_calls)
-    return digest(order.code, arguments_digest(order.inputs), repr(order.tools), repr(sorted(tools)), repr(limits))
+    return digest(
+        order.code,
+        arguments_digest(order.inputs),
+        repr(order.tools),
+        repr(sorted(tools)),
+        repr(limits),
+    )

@@ -29,7 +29,9 @@ _NOBODY = "unknown"  # who asked, and whose it is, is not known without a token 
 
 
 class _Request(BaseModel):
-    """What a request's data must hold. It may hold more, such as requirements: they are the catalogue's and are not read."""
+    """What a request's data must hold. It may hold more, such as requirements: they are the
+    catalogue's and are not read.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,28 +56,44 @@ class Requests:
         await self.bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE)
 
     async def handle(self, recorded: Recorded) -> None:
-        """Answer one. What is no request gets a result too where it has an id, and goes to the dead letters."""
+        """Answer one. What is no request gets a result too where it has an id, and goes to the dead
+        letters.
+        """
         place = recorded.extra.get("about", "")
         try:
             request = _read(recorded, place)
         except InvalidRequest as error:
             data = recorded.event.data
-            await self._answer(place, str(data.get("request_id", ""))[:200], str(data.get("tool", "")), ToolStatus.INVALID, error)
+            await self._answer(
+                place,
+                str(data.get("request_id", ""))[:200],
+                str(data.get("tool", "")),
+                ToolStatus.INVALID,
+                error,
+            )
             raise
         if int(recorded.extra.get("deliveries", "1")) > 1 and await self._is_answered(request):
             return
         deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
         call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
         try:
-            await self.visits.call(None, request.workspace, request.capability_token, call, bound=True)
+            await self.visits.call(
+                None, request.workspace, request.capability_token, call, bound=True
+            )
         except Refused as error:
             await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
         except NotFound as error:
             # Open in a process that is gone: whoever asked before it went was answered, or is now.
             if not await self._is_answered(request):
-                await self._answer(place, request.request_id, request.tool, await self._end_of(request), error)
+                await self._answer(
+                    place, request.request_id, request.tool, await self._end_of(request), error
+                )
         except AlreadyExists as error:
-            log.warning("a request id came twice for different requests", workspace=place, reason=error.message)
+            log.warning(
+                "a request id came twice for different requests",
+                workspace=place,
+                reason=error.message,
+            )
             raise
 
     async def _is_answered(self, request: _Request) -> bool:
@@ -88,15 +106,22 @@ class Requests:
 
     async def _has_event(self, request: _Request, kind: EventType) -> bool:
         async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
-            if recorded.event.type == kind and recorded.event.data.get("request_id") == request.request_id:
+            if (
+                recorded.event.type == kind
+                and recorded.event.data.get("request_id") == request.request_id
+            ):
                 return True
         return False
 
-    async def _answer(self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent) -> None:
+    async def _answer(
+        self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent
+    ) -> None:
         """Tell the result of a request that never came to the gate."""
         entry = AuditEntry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
         audit_id = await self.audit.append(entry)
-        result = ToolResult(request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id)
+        result = ToolResult(
+            request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id
+        )
         await self.audit.append(replace(entry, phase="finish", status=status))
         event = write(
             EventType.TOOL_FINISHED,
@@ -111,11 +136,15 @@ class Requests:
 
 def _read(recorded: Recorded, place: str) -> _Request:
     if recorded.event.type != EventType.TOOL_REQUESTED:
-        raise InvalidRequest(f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}")
+        raise InvalidRequest(
+            f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}"
+        )
     try:
         request = _Request.model_validate(dict(recorded.event.data))
     except ValidationError as error:
         raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
     if check_key(request.workspace, "workspace") != place:
-        raise InvalidRequest(f"the request names workspace {request.workspace!r} and came for {place!r}")
+        raise InvalidRequest(
+            f"the request names workspace {request.workspace!r} and came for {place!r}"
+        )
     return request

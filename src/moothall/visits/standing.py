@@ -1,4 +1,6 @@
-"""A workspace that stays open while callers come and go, and that outlives its executor; and what it takes to lend it to a workflow."""
+"""A workspace that stays open while callers come and go, and that outlives its executor; and what
+it takes to lend it to a workflow.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class StandingWorkspace:
-    """Implements `ports.Workspace`. It begins with `diff` applied. `keep` holds it open; an executor that dies is replaced, with the files as they are.
+    """Implements `ports.Workspace`. It begins with `diff` applied. `keep` holds it open; an
+    executor that dies is replaced, with the files as they are.
 
-    One call at a time is in the executor, so that of a dead one it is known which call may have been half done: one that only
-    looks is made again, any other has the status outcome_unknown.
+    One call at a time is in the executor, so that of a dead one it is known which call may have
+    been half done: one that only looks is made again, any other has the status outcome_unknown.
     """
 
     id: str
@@ -36,12 +39,16 @@ class StandingWorkspace:
     catalogue: Mapping[str, ToolSpec]
     diff: str = ""
     _wanted: str | None = None
-    _opened: asyncio.Future[Workspace] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _opened: asyncio.Future[Workspace] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def keep(self, until: asyncio.Event) -> None:
-        """Hold it open until the event is set. What goes wrong at an opening is what `ready` and the calls raise."""
+        """Hold it open until the event is set. What goes wrong at an opening is what `ready` and
+        the calls raise.
+        """
         diff, ending = self.diff, asyncio.ensure_future(until.wait())
         try:
             while not until.is_set():
@@ -56,10 +63,16 @@ class StandingWorkspace:
                         self._opened = asyncio.get_running_loop().create_future()
                     self._lost.clear()
                     if not until.is_set():
-                        diff = await _files(workspace, diff) if self._wanted is None else self._wanted
+                        diff = (
+                            await _files(workspace, diff) if self._wanted is None else self._wanted
+                        )
                         self._wanted = None
         except (MoothallError, OSError) as error:
-            known = error if isinstance(error, MoothallError) else WorkspaceFailed(f"the workspace cannot be opened: {error}")
+            known = (
+                error
+                if isinstance(error, MoothallError)
+                else WorkspaceFailed(f"the workspace cannot be opened: {error}")
+            )
             self._opened.set_exception(known)
             self._opened.exception()  # nobody may be waiting
         finally:
@@ -79,17 +92,33 @@ class StandingWorkspace:
                 try:
                     workspace = await asyncio.shield(self._opened)
                 except MoothallError as error:
-                    return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=error.message)
+                    return ToolResult(
+                        call.request_id, call.tool, ToolStatus.ERROR, error=error.message
+                    )
                 try:
                     return await workspace.call(call)
                 except WorkspaceFailed as error:
-                    log.warning("executor lost; the workspace is opened again", workspace=self.id, reason=error.message)
+                    log.warning(
+                        "executor lost; the workspace is opened again",
+                        workspace=self.id,
+                        reason=error.message,
+                    )
                     self._reopen(workspace)
                     spec = self.catalogue.get(call.tool)
                     if spec is None or spec.danger is not Danger.READ:
-                        words = "the executor died while this ran: whether it was done is not known; look before doing it again"
-                        return ToolResult(call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=words)
-        return ToolResult(call.request_id, call.tool, ToolStatus.ERROR, error=f"the executor died {_TRIES} times over this call")
+                        words = (
+                            "the executor died while this ran: whether it was done is not known; "
+                            "look before doing it again"
+                        )
+                        return ToolResult(
+                            call.request_id, call.tool, ToolStatus.OUTCOME_UNKNOWN, error=words
+                        )
+        return ToolResult(
+            call.request_id,
+            call.tool,
+            ToolStatus.ERROR,
+            error=f"the executor died {_TRIES} times over this call",
+        )
 
     async def check(
         self,
@@ -111,7 +140,9 @@ class StandingWorkspace:
             return await (await asyncio.shield(self._opened)).patch(message)
 
     async def rewind(self, diff: str) -> None:
-        """Open it again with just `diff` applied, whatever its files are now. Sessions in it begin anew."""
+        """Open it again with just `diff` applied, whatever its files are now. Sessions in it begin
+        anew.
+        """
         async with self._turn:
             try:
                 workspace = await asyncio.shield(self._opened)
@@ -121,13 +152,19 @@ class StandingWorkspace:
             self._reopen(workspace)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
-        """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its own."""
+        """Run a block in CPython. It asks for calls meanwhile, so that it takes no turn of its
+        own.
+        """
         return await (await asyncio.shield(self._opened)).run_code(block, ask)
 
-    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+    async def converse(
+        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+    ) -> str:
         """Run a program that is talked to. It is not run again where the executor dies."""
         async with self._turn:
-            return await (await asyncio.shield(self._opened)).converse(argv, hear, seconds=seconds, most=most, keeps=keeps)
+            return await (await asyncio.shield(self._opened)).converse(
+                argv, hear, seconds=seconds, most=most, keeps=keeps
+            )
 
     def _reopen(self, lost: Workspace) -> None:
         """Wake the keeper; callers wait from now on for the next one."""
@@ -141,13 +178,19 @@ async def _files(workspace: Workspace, before: str) -> str:
     try:
         return (await workspace.patch("files as they were")).diff
     except PatchRefused as error:
-        log.warning("the files of a lost workspace cannot be taken over", workspace=workspace.id, reason=error.message)
+        log.warning(
+            "the files of a lost workspace cannot be taken over",
+            workspace=workspace.id,
+            reason=error.message,
+        )
         return before
 
 
 @dataclass(frozen=True, slots=True)
 class Returning:
-    """What it takes to open a workspace again: whose it is, the base, and a commit with its files as they were last kept."""
+    """What it takes to open a workspace again: whose it is, the base, and a commit with its files
+    as they were last kept.
+    """
 
     workspace: str
     principal: str
@@ -162,7 +205,9 @@ class Returning:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """An open workspace in the hands of a workflow. `closing` is set when its caller or its time ends it."""
+    """An open workspace in the hands of a workflow. `closing` is set when its caller or its time
+    ends it.
+    """
 
     seat: SeatContext
     workspace: StandingWorkspace
@@ -175,9 +220,13 @@ class Loan:
         return self.workspace.prepared.base
 
     async def commit(self) -> str:
-        """Keep the files as they are now and return the commit. Raises `PatchRefused`, `WorkspaceFailed`."""
+        """Keep the files as they are now and return the commit. Raises `PatchRefused`,
+        `WorkspaceFailed`.
+        """
         return (await self.workspace.patch("files as a workflow left them")).commit_sha
 
     async def rewind(self, commit: str) -> None:
         """Make the files as a commit has them."""
-        await self.workspace.rewind(await self.repositories.diff(self.base, commit) if commit else "")
+        await self.workspace.rewind(
+            await self.repositories.diff(self.base, commit) if commit else ""
+        )

@@ -1,4 +1,6 @@
-"""Callers from outside: each opens a workspace, is given a capability token for it, calls tools and closes it."""
+"""Callers from outside: each opens a workspace, is given a capability token for it, calls tools and
+closes it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import key_of, own_id, read_role
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
-from moothall.errors import AlreadyExists, DeadlineExceeded, InvalidRequest, MoothallError, NotFound, RateLimited, Refused
+from moothall.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    RateLimited,
+    Refused,
+)
 from moothall.guard.gate import Gate
 from moothall.guard.parking import Parked
 from moothall.guard.seat import SeatContext
@@ -57,13 +67,16 @@ class Awaited:
 
 
 Find = Callable[[str, Principal], Awaitable[Awaited | None]]
-"""Says what a workspace that is not open would be, for whom its token names; None where there is none."""
+"""Says what a workspace that is not open would be, for whom its token names; None where there is
+none.
+"""
 
 
 @dataclass(slots=True)
 class _Visit:
-    """One open workspace. `answers` are the results by request id, so that a request that comes twice runs once. `flow` is the
-    workflow that has it to itself, or empty; `settled` are set when an operator's word on a parked request has had its effect.
+    """One open workspace. `answers` are the results by request id, so that a request that comes
+    twice runs once. `flow` is the workflow that has it to itself, or empty; `settled` are set when
+    an operator's word on a parked request has had its effect.
     """
 
     seat: SeatContext
@@ -78,7 +91,9 @@ class _Visit:
 
 
 class Visits:
-    """All visits of this process; an async context manager that closes them. Belongs to one event loop."""
+    """All visits of this process; an async context manager that closes them. Belongs to one event
+    loop.
+    """
 
     def __init__(
         self,
@@ -107,14 +122,22 @@ class Visits:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for visit in self._visits.values():
             visit.close.set()
         await self._group.__aexit__(kind, error, traceback)
 
     async def open(
-        self, who: Principal, repository: RepositoryRef, role: str, ttl_seconds: int = 0, persona: str = ""
+        self,
+        who: Principal,
+        repository: RepositoryRef,
+        role: str,
+        ttl_seconds: int = 0,
+        persona: str = "",
     ) -> OpenedVisit:
         """Open a workspace on a repository for `ttl_seconds` (0: the default).
 
@@ -122,13 +145,21 @@ class Visits:
         """
         seconds = float(ttl_seconds or self._settings.visit_seconds)
         if not 0 < seconds <= self._settings.token_seconds:
-            raise InvalidRequest(f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}")
-        return await self._prepare(f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds)
+            raise InvalidRequest(
+                f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}"
+            )
+        return await self._prepare(
+            f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds
+        )
 
-    async def _prepare(self, name: str, who: Principal, asked: Awaited, seconds: float) -> OpenedVisit:
+    async def _prepare(
+        self, name: str, who: Principal, asked: Awaited, seconds: float
+    ) -> OpenedVisit:
         self._check_room(who.tenant)
         asked = replace(asked, role=read_role(asked.role))
-        self._gate.grant_for(asked.role, persona=asked.persona)  # refused before anything is prepared
+        self._gate.grant_for(
+            asked.role, persona=asked.persona
+        )  # refused before anything is prepared
         self._opening[who.tenant] += 1
         try:
             base = await self._repositories.resolve(asked.repository, tenant=who.tenant)
@@ -142,30 +173,46 @@ class Visits:
         """Raise `RateLimited` if the tenant, or all together, have opened as many as they may."""
         most = self._settings.visits
         own_most = min(self._settings.tenant_visits or most - most // 4, most)
-        own = sum(visit.seat.tenant == tenant for visit in self._visits.values()) + self._opening[tenant]
+        own = (
+            sum(visit.seat.tenant == tenant for visit in self._visits.values())
+            + self._opening[tenant]
+        )
         if own >= own_most:
             raise RateLimited(
-                f"{own} workspaces are open for callers of tenant {tenant} (guard.tenant_visits); close one, or try later"
+                f"{own} workspaces are open for callers of tenant {tenant} (guard.tenant_visits); "
+                "close one, or try later"
             )
         if len(self._visits) + self._opening.total() >= most:
-            raise RateLimited(f"{most} workspaces are open for callers (guard.visits); close one, or try later")
+            raise RateLimited(
+                f"{most} workspaces are open for callers (guard.visits); close one, or try later"
+            )
 
     async def reopen(self, item: Returning) -> None:
-        """Open a workspace again that a process had which is gone, under its id and with its files, for what is left of its time.
+        """Open a workspace again that a process had which is gone, under its id and with its files,
+        for what is left of its time.
 
-        Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing and opening raise.
+        Tokens that were given for it are good again. Raises `DeadlineExceeded` and what preparing
+        and opening raise.
         """
         seconds = seconds_until(item.deadline)
         if seconds <= 0:
-            raise DeadlineExceeded("the time of its workspace was over before it could be opened again")
-        base = await self._repositories.resolve(RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant)
+            raise DeadlineExceeded(
+                "the time of its workspace was over before it could be opened again"
+            )
+        base = await self._repositories.resolve(
+            RepositoryRef(id=item.repository, ref=item.base_sha), tenant=item.tenant
+        )
         prepared = await self._repositories.prepare(base)
         diff = await self._repositories.diff(base, item.commit_sha) if item.commit_sha else ""
         who = Principal(item.principal, item.tenant)
-        workspace = StandingWorkspace(item.workspace, self._workspaces, prepared, self._gate.catalogue, diff)
+        workspace = StandingWorkspace(
+            item.workspace, self._workspaces, prepared, self._gate.catalogue, diff
+        )
         await self._open(workspace, who, item.role, item.persona, seconds)
 
-    async def _open(self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float) -> OpenedVisit:
+    async def _open(
+        self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float
+    ) -> OpenedVisit:
         name = workspace.id
         close = asyncio.Event()
         with bound(task_id=name, tenant=who.tenant):
@@ -183,7 +230,9 @@ class Visits:
                 task_id=name,
                 seat=SEAT,
                 role=role,
-                grant=self._gate.grant_for(role, workspace.prepared.base.profile.protected, persona),
+                grant=self._gate.grant_for(
+                    role, workspace.prepared.base.profile.protected, persona
+                ),
                 workspace=workspace,
                 workspace_id=name,
                 deadline=deadline,
@@ -191,7 +240,9 @@ class Visits:
             )
         )
         slots = asyncio.Semaphore(self._settings.seat_in_flight)
-        self._visits[name] = _Visit(seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes))
+        self._visits[name] = _Visit(
+            seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes)
+        )
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
         return OpenedVisit(name, seat.token, deadline)
 
@@ -214,8 +265,8 @@ class Visits:
         await asyncio.wait({visit.keeper})
 
     def await_calls(self, find: Find) -> None:
-        """From now on a call with a good token for a workspace that is not open opens what `find` says of it, for as long as
-        the token lives.
+        """From now on a call with a good token for a workspace that is not open opens what `find`
+        says of it, for as long as the token lives.
         """
         self._find = find
 
@@ -235,14 +286,20 @@ class Visits:
         opening = self._awaited.get(workspace)
         if opening is None:
             opening = self._awaited[workspace] = asyncio.get_running_loop().create_future()
-            self._group.create_task(self._begin(workspace, capability, find, opening), name=f"open {workspace}")
+            self._group.create_task(
+                self._begin(workspace, capability, find, opening), name=f"open {workspace}"
+            )
         await asyncio.shield(opening)
 
-    async def _begin(self, workspace: str, capability: Capability, find: Find, opening: asyncio.Future[None]) -> None:
+    async def _begin(
+        self, workspace: str, capability: Capability, find: Find, opening: asyncio.Future[None]
+    ) -> None:
         who = Principal(capability.principal, capability.tenant)
         try:
             if (found := await find(workspace, who)) is not None:
-                seconds = capability.ends - datetime.now(UTC).timestamp()  # a narrower token may be for a moment only
+                seconds = (
+                    capability.ends - datetime.now(UTC).timestamp()
+                )  # a narrower token may be for a moment only
                 await self._prepare(workspace, who, found, seconds)
             opening.set_result(None)
         except MoothallError as error:
@@ -253,7 +310,9 @@ class Visits:
             del self._awaited[workspace]
 
     def list_tools(self, who: Principal, role: str = "", persona: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools that the caller's tenant has; with a role, those that it is granted. Raises `InvalidRequest`."""
+        """Return the tools that the caller's tenant has; with a role, those that it is granted.
+        Raises `InvalidRequest`.
+        """
         grant = self._gate.grant_for(read_role(role), persona=persona) if role else Grant(("*",))
         return self._gate.list_tools(who.tenant, grant)
 
@@ -274,9 +333,11 @@ class Visits:
         return visit.standing
 
     def capability(self, who: Principal | None, workspace: str, token: str) -> Capability:
-        """Return what a token allows whom in an open workspace. `who` the door knows the caller as; None: the token alone says it.
+        """Return what a token allows whom in an open workspace. `who` the door knows the caller as;
+        None: the token alone says it.
 
-        Raises `Refused` for a bad token, `NotFound` where this process has no such workspace for the caller.
+        Raises `Refused` for a bad token, `NotFound` where this process has no such workspace for
+        the caller.
         """
         capability = self._tokens.check(token, workspace)
         if who is not None and (who.tenant, who.name) != (capability.tenant, capability.principal):
@@ -285,7 +346,9 @@ class Visits:
         return capability
 
     def name_of(self, workspace: str, token: str) -> str:
-        """Return what the workspace of a token is called here, whichever name its caller gives it. Raises `Refused`."""
+        """Return what the workspace of a token is called here, whichever name its caller gives it.
+        Raises `Refused`.
+        """
         return self._tokens.check(token, workspace).workspace
 
     async def ready(self, who: Principal | None, workspace: str, token: str) -> Capability:
@@ -297,33 +360,55 @@ class Visits:
         return self.capability(who, workspace, token)
 
     async def call(
-        self, who: Principal | None, workspace: str, token: str, call: ToolCall, *, bound: bool = False, flow: str = ""
+        self,
+        who: Principal | None,
+        workspace: str,
+        token: str,
+        call: ToolCall,
+        *,
+        bound: bool = False,
+        flow: str = "",
     ) -> ToolResult:
-        """Return the one result of a request; the same request again has the same result and runs nothing.
+        """Return the one result of a request; the same request again has the same result and runs
+        nothing.
 
-        `who` as for `capability`. `bound`: the token must be for this request alone. `flow`: the workflow that calls.
-        Raises what `capability` raises, `Refused` where a workflow has the workspace and the tool would change it,
-        `AlreadyExists` where the request id was used for something else.
+        `who` as for `capability`. `bound`: the token must be for this request alone. `flow`: the
+        workflow that calls. Raises what `capability` raises, `Refused` where a workflow has the
+        workspace and the tool would change it, `AlreadyExists` where the request id was used for
+        something else.
         """
         if not 0 < len(call.request_id) <= _REQUEST_ID_CHARS:  # it is kept with its result
-            raise InvalidRequest(f"request_id has {len(call.request_id)} characters; it needs 1 to {_REQUEST_ID_CHARS}")
+            raise InvalidRequest(
+                f"request_id has {len(call.request_id)} characters; it needs 1 to "
+                f"{_REQUEST_ID_CHARS}"
+            )
         capability = await self.ready(who, workspace, token)
         digest = request_digest(call)
         if bound and capability.request != digest:
-            raise Refused("on the bus a capability token is bound to its request: make one with moothall.guard.tokens.narrow")
+            raise Refused(
+                "on the bus a capability token is bound to its request: make one with "
+                "moothall.guard.tokens.narrow"
+            )
         visit = self._visits[capability.workspace]
         spec = self._gate.catalogue.get(call.tool)
         if visit.flow != flow and spec is not None and spec.danger is not Danger.READ:
-            raise Refused(f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be looked at only")
+            raise Refused(
+                f"workflow {visit.flow} has this workspace until it ends; meanwhile it may be "
+                "looked at only"
+            )
 
         def check_grant() -> None:
-            if not is_granted(capability.grant, call.tool):  # it was asked for under a token that allows more
+            if not is_granted(
+                capability.grant, call.tool
+            ):  # it was asked for under a token that allows more
                 raise Refused(f"{call.tool[:60]} is not covered by the capability token")
 
         try:
             given = await visit.answers.find(call.request_id, digest, check_grant)
         except AlreadyExists as error:
-            raise AlreadyExists(f"the request id {call.request_id[:80]!r} was used for another request") from error
+            raise AlreadyExists(
+                f"the request id {call.request_id[:80]!r} was used for another request"
+            ) from error
         return given or await self._once(visit, token, call, digest)
 
     async def _once(self, visit: _Visit, token: str, call: ToolCall, digest: str) -> ToolResult:
@@ -343,15 +428,21 @@ class Visits:
         return result
 
     async def wait_until_resolved(self, workspace: str, request_id: str) -> None:
-        """Wait until an operator's word on a parked request has had its effect: then the request has another result."""
+        """Wait until an operator's word on a parked request has had its effect: then the request
+        has another result.
+        """
         await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 
     @contextmanager
     def lend(self, workspace: str, flow: str) -> Iterator[Loan]:
-        """Let a workflow have an open workspace to itself. Raises `Refused` where another one has it."""
+        """Let a workflow have an open workspace to itself. Raises `Refused` where another one has
+        it.
+        """
         visit = self._visits[workspace]
         if visit.flow:
-            raise Refused(f"workflow {visit.flow} has this workspace until it ends; run one after the other")
+            raise Refused(
+                f"workflow {visit.flow} has this workspace until it ends; run one after the other"
+            )
         visit.flow = flow
         try:
             yield Loan(visit.seat, visit.standing, visit.close, self._repositories)
@@ -359,13 +450,17 @@ class Visits:
             self.give_back(workspace, flow)
 
     def give_back(self, workspace: str, flow: str) -> None:
-        """Others may use the workspace again. Done before the end is told: who hears of that may call at once."""
+        """Others may use the workspace again. Done before the end is told: who hears of that may
+        call at once.
+        """
         visit = self._visits.get(workspace)
         if visit is not None and visit.flow == flow:
             visit.flow = ""
 
     def heed_resolution(self, item: Parked) -> None:
-        """Heed an operator's word on what waits here: what is allowed runs, and its result comes under the same request id."""
+        """Heed an operator's word on what waits here: what is allowed runs, and its result comes
+        under the same request id.
+        """
         visit = self._visits.get(item.workspace)
         call = visit.parked.pop(item.request_id, None) if visit is not None else None
         if visit is None or call is None:
@@ -384,7 +479,9 @@ class Visits:
             # Its own token was looked at when it was parked, and may have been for a moment only.
             await self._once(visit, visit.seat.token, again, request_digest(again))
         except MoothallError as error:
-            log.warning("an allowed request could not run", request=call.request_id, reason=error.message)
+            log.warning(
+                "an allowed request could not run", request=call.request_id, reason=error.message
+            )
         finally:
             visit.settled.setdefault(call.request_id, asyncio.Event()).set()
 
@@ -392,7 +489,10 @@ class Visits:
         visit = self._visits.get(workspace)
         if visit is None or visit.seat.tenant != tenant or visit.seat.principal.name != principal:
             name = own_id(workspace, tenant)
-            raise NotFound(f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or it is not yours")
+            raise NotFound(
+                f"there is no open workspace {name[:80]!r}; it was closed, its time is over, or "
+                "it is not yours"
+            )
         return visit
 
 

@@ -1,1 +1,3 @@
-"""Settings in, running parts out: one function a process kind. The only room that knows every adapter."""
+"""Settings in, running parts out: one function a process kind. The only room that knows every
+adapter.
+"""

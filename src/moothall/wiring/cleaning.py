@@ -1,4 +1,6 @@
-"""What goes of what lies in the data directory: `moothall clean`, `moothall repo remove` and `moothall log prune` remove nothing that is in use."""
+"""What goes of what lies in the data directory: `moothall clean`, `moothall repo remove` and
+`moothall log prune` remove nothing that is in use.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept,
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """All that was there, what went (or would go), and why nothing could; `busy` was in use and stays."""
+    """All that was there, what went (or would go), and why nothing could; `busy` was in use and
+    stays.
+    """
 
     there: Sequence[Kept]
     gone: Sequence[Kept]
@@ -31,9 +35,16 @@ class Cleaned:
 
 
 async def clean_up(
-    settings: Settings, *, older_than: float | None, everything: bool, dry_run: bool, removed: Callable[[Kept], None]
+    settings: Settings,
+    *,
+    older_than: float | None,
+    everything: bool,
+    dry_run: bool,
+    removed: Callable[[Kept], None],
 ) -> Cleaned:
-    """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or everything."""
+    """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or
+    everything.
+    """
     data_dir = settings.data_dir
     with _alone(data_dir) as why_not:
         there = await asyncio.to_thread(list_kept, data_dir)
@@ -56,7 +67,9 @@ class Unregistered:
 
 
 async def unregister(settings: Settings, repository: str) -> Unregistered:
-    """Remove a repository from the registry, and its clone where nobody may be at work on it. Raises `NotFound`."""
+    """Remove a repository from the registry, and its clone where nobody may be at work on it.
+    Raises `NotFound`.
+    """
     registry = trusted_repositories(settings).registry
     entry = registry.get(repository, LOCAL.tenant)
     for one in (*(other for other in registry.all() if other.of == entry.id), entry):
@@ -80,12 +93,18 @@ def _alone(data_dir: Path) -> Iterator[str]:
     except directory.DirectoryTaken:
         pass
     address = directory.find(data_dir)
-    yield f"process {address.pid} serves {data_dir}; stop it first" if address else f"another moothall starts on {data_dir}"
+    yield (
+        f"process {address.pid} serves {data_dir}; stop it first"
+        if address
+        else f"another moothall starts on {data_dir}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many of each went. `preparations` is None where a process serves: its workspaces may show them."""
+    """How many of each went. `preparations` is None where a process serves: its workspaces may show
+    them.
+    """
 
     events: int
     documents: int
@@ -95,7 +114,8 @@ class Pruned:
 
 
 async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> Pruned:
-    """Keep the last `keep` events; drop documents, large values and patches that the rest does not tell of, and
+    """Keep the last `keep` events; drop documents, large values and patches that the rest does not
+    tell of, and
     checkouts and environments that were not used for `workspace.keep_days`.
     """
     async with open_answers(settings):
@@ -104,11 +124,16 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     try:
         with directory.hold(settings.data_dir):
             if not others:
-                preparations = await prune_preparations(settings.data_dir, settings.workspace.keep_days)
+                preparations = await prune_preparations(
+                    settings.data_dir, settings.workspace.keep_days
+                )
     except directory.DirectoryTaken:
         others = True
     if others:
-        tell("checkouts and environments stay: a process serves this data directory and may be working on them")
+        tell(
+            "checkouts and environments stay: a process serves this data directory and may be "
+            "working on them"
+        )
     async with open_log(settings, tell) as bus:
         events = await pruning.prune(bus, keep)
         documents = await pruning.prune_documents(bus)

@@ -15,8 +15,9 @@ from moothall.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How to reach the process that serves this data directory. Holds the bus's credentials: mode 0600. `page`: where a browser of this
-    machine finds the page, empty where it does not. `settings`: a digest of each setting that
+    """How to reach the process that serves this data directory. Holds the bus's credentials: mode
+    0600. `page`: where a browser of this machine finds the page, empty where it does not.
+          `settings`: a digest of each setting that
     changes the work.
     """
 
@@ -33,13 +34,17 @@ class DirectoryTaken(Exception):
 
 @contextmanager
 def hold(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory, or raise `DirectoryTaken`. The kernel lets go when the process ends, however it ends."""
+    """Hold the data directory, or raise `DirectoryTaken`. The kernel lets go when the process ends,
+    however it ends.
+    """
     with ExitStack() as stack:
         try:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             free = stack.enter_context(lock_file(data_dir / "lock"))
         except OSError as error:
-            raise ConfigurationError(f"the data directory {data_dir} cannot be used: {error.strerror}") from error
+            raise ConfigurationError(
+                f"the data directory {data_dir} cannot be used: {error.strerror}"
+            ) from error
         if not free:
             raise DirectoryTaken
         withdraw(data_dir)  # of one who was killed
@@ -48,7 +53,9 @@ def hold(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def take_number(data_dir: Path) -> Iterator[int]:
-    """Hold the first number, from 1, that no other process of this data directory has. The kernel takes it back when the process ends."""
+    """Hold the first number, from 1, that no other process of this data directory has. The kernel
+    takes it back when the process ends.
+    """
     folder = data_dir / "processes"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for number in itertools.count(1):

@@ -30,7 +30,9 @@ _ASK_SECONDS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class NamedRepository:
-    """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or none, with `text`."""
+    """Which repository a caller named: a path, a URL or an id, its ref, a file with its profile; or
+    none, with `text`.
+    """
 
     repo: str = ""
     ref: str = ""
@@ -39,22 +41,37 @@ class NamedRepository:
 
     def check(self) -> None:
         """Raise `InvalidRequest` for what contradicts itself."""
-        wrong = [name for name, given in (("--repo", self.repo), ("--ref", self.ref), ("--profile", self.profile)) if given]
+        wrong = [
+            name
+            for name, given in (
+                ("--repo", self.repo),
+                ("--ref", self.ref),
+                ("--profile", self.profile),
+            )
+            if given
+        ]
         if self.text and wrong:
             raise InvalidRequest(f"--text is about no repository; leave it or {wrong[0]} out")
 
 
 async def check_early(
-    settings: Settings, request: DeliberationRequest, named: NamedRepository, tell: Callable[[str], None]
+    settings: Settings,
+    request: DeliberationRequest,
+    named: NamedRepository,
+    tell: Callable[[str], None],
 ) -> bool:
-    """Refuse what cannot be right: a request that contradicts itself, a model server that is away or says no.
+    """Refuse what cannot be right: a request that contradicts itself, a model server that is away
+    or says no.
 
-    Returns whether a model server was asked: one of ours, or the one of a process that serves this data directory, is not.
-    Raises `InvalidRequest`, `ConfigurationError`, `ModelUnavailable`.
+    Returns whether a model server was asked: one of ours, or the one of a process that serves this
+    data directory, is not. Raises `InvalidRequest`, `ConfigurationError`, `ModelUnavailable`.
     """
     named.check()
     check_request(settings, request)
-    if all(one.base_url is None for _, one in settings.choice.items()) or directory.find(settings.data_dir) is not None:
+    if (
+        all(one.base_url is None for _, one in settings.choice.items())
+        or directory.find(settings.data_dir) is not None
+    ):
         return False
     from moothall.model.reaching import reach_all
 
@@ -77,14 +94,17 @@ def defaults(settings: Settings) -> Defaults:
         return catalogue_of(settings)
 
     endpoints = frozenset(settings.agents.endpoints)
-    return Defaults(settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools)
+    return Defaults(
+        settings.limits, settings.repository, settings.seed, settings.choice, endpoints, tools
+    )
 
 
 async def check_first(settings: Settings, tell: Callable[[str], None], *, serving: bool) -> None:
     """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
         raise ConfigurationError(
-            "hosts on another machine cannot reach an embedded bus or model: with ray.address set bus.url and llm.base_url too"
+            "hosts on another machine cannot reach an embedded bus or model: with ray.address set "
+            "bus.url and llm.base_url too"
         )
     from moothall.fleet.owner import end_left
 
@@ -95,10 +115,16 @@ async def check_first(settings: Settings, tell: Callable[[str], None], *, servin
 
 
 async def check_parts(
-    settings: Settings, tell: Callable[[str], None], roles: frozenset[str], *, serving: bool, asked: bool
+    settings: Settings,
+    tell: Callable[[str], None],
+    roles: frozenset[str],
+    *,
+    serving: bool,
+    asked: bool,
 ) -> tuple[Layer, ...]:
-    """Try the walls and ask a configured model server, side by side: nothing slow begins before both are well. A server of ours
-    outlives a model server that is away: it says so, also at /health, and goes on.
+    """Try the walls and ask a configured model server, side by side: nothing slow begins before
+    both are well. A server of ours outlives a model server that is away: it says so, also at
+    /health, and goes on.
     """
     from moothall.model.reaching import reach_all
     from moothall.sandbox.probe import check_walls
@@ -115,7 +141,9 @@ async def check_parts(
     async with asyncio.TaskGroup() as group:
         if not asked and "hosts" in roles:
             asking = group.create_task(ask(), name="model")
-            await asyncio.wait({asking}, timeout=_ASK_SECONDS)  # what is plainly wrong is said before anything else
+            await asyncio.wait(
+                {asking}, timeout=_ASK_SECONDS
+            )  # what is plainly wrong is said before anything else
         walls: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
             with say_if_slow(tell, "the sandbox to be tried"):
@@ -127,19 +155,24 @@ async def check_parts(
 
 
 def check_ports(settings: Settings) -> None:
-    """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of HTTP and figures may be taken."""
+    """Raise `ConfigurationError` for the first address that cannot be listened on. Default ports of
+    HTTP and figures may be taken.
+    """
     for setting, host, port in _addresses(settings):
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
                 host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             with socket.socket(family, kind, protocol) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that ended just now is no hindrance
+                trial.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+                )  # one that ended just now is no hindrance
                 trial.bind(address)
                 trial.listen(1)
         except OSError as error:
             raise ConfigurationError(
-                f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}; choose another {setting}, or 0 for any free one"
+                f"{host}:{port} cannot be listened on: {(error.strerror or str(error)).lower()}; "
+                f"choose another {setting}, or 0 for any free one"
             ) from error
 
 

@@ -16,7 +16,11 @@ _SHOWN = 8
 
 def fingerprints(settings: Settings) -> dict[str, str]:
     """Return a digest of each setting that changes the work, by its name. Secrets are left out."""
-    said = settings.model_dump(mode="json", include=_PARTS, exclude={"ray": {"mode"}, "llm": _IDLE, "models": {"__all__": _IDLE}})
+    said = settings.model_dump(
+        mode="json",
+        include=_PARTS,
+        exclude={"ray": {"mode"}, "llm": _IDLE, "models": {"__all__": _IDLE}},
+    )
     return {name: digest(repr(value))[:16] for name, value in _leaves(said, "")}
 
 
@@ -39,13 +43,23 @@ def describe_difference(settings: Settings, address: Address) -> str:
     other = [name for name in names if variables[name] not in environment()]
     ways = [f"unset {_listed(unset)}"] if unset else []
     if other:
-        ways.append(f"set {_listed(other)} as that process has {'it' if len(other) == 1 else 'them'}")
-    server = f", or let it work with its own settings: --server 127.0.0.1:{address.grpc_port}" if address.grpc_port else ""
+        ways.append(
+            f"set {_listed(other)} as that process has {'it' if len(other) == 1 else 'them'}"
+        )
+    server = (
+        f", or let it work with its own settings: --server 127.0.0.1:{address.grpc_port}"
+        if address.grpc_port
+        else ""
+    )
     return (
-        f"process {address.pid} serves {settings.data_dir} with other settings: {_listed(names)}. To attach to it, "
-        f"{' and '.join(ways)}{server}. Otherwise stop it, or set MOOTHALL_DATA_DIR to another folder"
+        f"process {address.pid} serves {settings.data_dir} with other settings: {_listed(names)}. "
+        "To attach to it, "
+        f"{' and '.join(ways)}{server}. Otherwise stop it, or set MOOTHALL_DATA_DIR to another "
+        "folder"
     )
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return ", ".join(names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    )

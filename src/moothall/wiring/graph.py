@@ -1,4 +1,6 @@
-"""The context graph: Neo4j where one is configured, else the embedded one; and who projects the log into it."""
+"""The context graph: Neo4j where one is configured, else the embedded one; and who projects the log
+into it.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ _LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
 
 
 @asynccontextmanager
-async def open_graph(graph: GraphSettings, data_dir: Path, *, at_once: bool = True) -> AsyncIterator[CypherGraph]:
-    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is never replaced silently. With `at_once`
-    False a server that is away is waited for behind whoever asks.
+async def open_graph(
+    graph: GraphSettings, data_dir: Path, *, at_once: bool = True
+) -> AsyncIterator[CypherGraph]:
+    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is
+    never replaced silently. With `at_once` False a server that is away is waited for behind whoever
+    asks.
     """
     if graph.url:
         from moothall.graph.neo4j import neo4j_store
@@ -42,15 +47,21 @@ async def open_graph(graph: GraphSettings, data_dir: Path, *, at_once: bool = Tr
     try:
         from moothall.graph.embedded import embedded_store
     except ImportError as error:
-        raise ConfigurationError("no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server") from error
+        raise ConfigurationError(
+            "no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server"
+        ) from error
 
-    async with embedded_store(data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds) as file:
+    async with embedded_store(
+        data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds
+    ) as file:
         yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
 
 
 @asynccontextmanager
 async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
-    """Yield the graph for a process that does not write it: the server's, or that of the process which has the embedded one."""
+    """Yield the graph for a process that does not write it: the server's, or that of the process
+    which has the embedded one.
+    """
     if settings.graph.url is None:
         yield OverBus(bus, settings.graph.query_seconds)
         return
@@ -61,7 +72,9 @@ async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
 def graph_of(
     settings: Settings, bus: Bus, tell: Callable[[str], None], serves: frozenset[str] | None
 ) -> AbstractAsyncContextManager[Answers]:
-    """Return the graph as a process of these roles has it; None: a command, which lets its own catch up at its end. A server that ends leaves that to the next one."""
+    """Return the graph as a process of these roles has it; None: a command, which lets its own
+    catch up at its end. A server that ends leaves that to the next one.
+    """
     if serves is not None and "graph" not in serves:
         return open_reader(settings, bus)
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
@@ -70,7 +83,9 @@ def graph_of(
 
 
 class _Nearest:
-    """The embedded graph of this process while it writes it, else that of the process which does."""
+    """The embedded graph of this process while it writes it, else that of the process which
+    does.
+    """
 
     def __init__(self, own: CypherGraph, other: OverBus, lease: Lease) -> None:
         self._own, self._other, self._lease = own, other, lease
@@ -88,9 +103,14 @@ Answers = CypherGraph | OverBus | _Nearest
 
 @asynccontextmanager
 async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
-    """Open the graph, and project the log into it while no other process on this bus does. An embedded one that others wrote meanwhile reads on in the log."""
+    """Open the graph, and project the log into it while no other process on this bus does. An
+    embedded one that others wrote meanwhile reads on in the log.
+    """
     lease = lease_of(settings.serve, bus, "graph")
-    async with open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph, AsyncExitStack() as stack:
+    async with (
+        open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph,
+        AsyncExitStack() as stack,
+    ):
 
         async def write() -> None:
             projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)
@@ -107,11 +127,14 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
 
 
 @asynccontextmanager
-async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None] | None) -> AsyncIterator[CypherGraph]:
-    """Open the graph, project the log into it behind the answers, and let other commands on this data directory ask it.
+async def open_writer(
+    settings: Settings, bus: Bus, drain: Callable[[str], None] | None
+) -> AsyncIterator[CypherGraph]:
+    """Open the graph, project the log into it behind the answers, and let other commands on this
+    data directory ask it.
 
-    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where it takes long; what is left
-    then, the next start does.
+    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where
+    it takes long; what is left then, the next start does.
     """
     async with (
         open_graph(settings.graph, settings.data_dir) as graph,
@@ -119,7 +142,9 @@ async def open_writer(settings: Settings, bus: Bus, drain: Callable[[str], None]
         asyncio.TaskGroup() as group,
     ):
         projector = Projector(bus, graph, settings.graph)
-        running = group.create_task(projector.run((await bus.state(EVENTS.name)).last_seq), name="graph")
+        running = group.create_task(
+            projector.run((await bus.state(EVENTS.name)).last_seq), name="graph"
+        )
         try:
             yield graph
             if drain is not None:
@@ -139,13 +164,17 @@ async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
 
 @asynccontextmanager
 async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewhere]:
-    """Yield the graph, caught up; or, where another process has the data directory, what asks that one."""
+    """Yield the graph, caught up; or, where another process has the data directory, what asks that
+    one.
+    """
     async with AsyncExitStack() as stack:
         if await _free(settings, stack):
             bus = await stack.enter_async_context(_own_bus(settings))
             graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
             if await _writes(settings, bus, stack):
-                await Projector(bus, graph, settings.graph).catch_up((await bus.state(EVENTS.name)).last_seq)
+                await Projector(bus, graph, settings.graph).catch_up(
+                    (await bus.state(EVENTS.name)).last_seq
+                )
             yield graph
         elif settings.graph.url:
             yield await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
@@ -163,29 +192,34 @@ class Rebuilt:
     counts: dict[str, int]
 
 
-async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False) -> Rebuilt:
+async def rebuild(
+    settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
+) -> Rebuilt:
     """Empty the graph and replay the log. `on_batch` hears (seq, the log's end).
 
-    Raises `ConfigurationError` where another process has the data directory, or where the log's beginning was pruned and
-    not `lossy`: what only the graph remembers would be gone.
+    Raises `ConfigurationError` where another process has the data directory, or where the log's
+    beginning was pruned and not `lossy`: what only the graph remembers would be gone.
     """
     async with AsyncExitStack() as stack:
         try:
             stack.enter_context(directory.hold(settings.data_dir))
         except directory.DirectoryTaken as error:
             raise ConfigurationError(
-                f"another process writes the graph of {settings.data_dir}; stop it and run this again"
+                f"another process writes the graph of {settings.data_dir}; stop it and run this "
+                "again"
             ) from error
         bus = await stack.enter_async_context(_own_bus(settings))
         state: StreamState = await bus.state(EVENTS.name)
         if state.first_seq > 1 and not lossy:
             raise ConfigurationError(
-                f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone and would be gone; "
+                f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone "
+                "and would be gone; "
                 "--lossy rebuilds it nevertheless"
             )
         if not await _writes(settings, bus, stack):
             raise ConfigurationError(
-                f"another process on the bus writes the graph {settings.graph.url}; stop it and run this again"
+                f"another process on the bus writes the graph {settings.graph.url}; stop it and "
+                "run this again"
             )
         graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
         projector = Projector(bus, graph, settings.graph)
@@ -198,24 +232,32 @@ async def rebuild(settings: Settings, on_batch: Callable[[int, int], None], *, l
 
 
 async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
-    """Hold the data directory; False where another process serves it. One that is starting or ending is waited for."""
+    """Hold the data directory; False where another process serves it. One that is starting or
+    ending is waited for.
+    """
     try:
         async with asyncio.timeout(_HELD_SECONDS):
             while True:
                 try:
                     stack.enter_context(directory.hold(settings.data_dir))
                 except directory.DirectoryTaken:
-                    if settings.graph.url is not None or await asyncio.to_thread(os.path.exists, _socket(settings.data_dir)):
+                    if settings.graph.url is not None or await asyncio.to_thread(
+                        os.path.exists, _socket(settings.data_dir)
+                    ):
                         return False
                     await asyncio.sleep(_LOOK_SECONDS)
                 else:
                     return True
     except TimeoutError as error:
-        raise ConfigurationError(f"another process holds {settings.data_dir} but does not answer for the graph") from error
+        raise ConfigurationError(
+            f"another process holds {settings.data_dir} but does not answer for the graph"
+        ) from error
 
 
 async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
-    """Whether this command may write the graph: its own file, or a server's that no other process writes."""
+    """Whether this command may write the graph: its own file, or a server's that no other process
+    writes.
+    """
     if settings.bus.url is None or settings.graph.url is None:
         return True
     return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").take())

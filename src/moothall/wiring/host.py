@@ -1,4 +1,6 @@
-"""Hosts: each alone in its process, wherever Ray put it, or beside the command that it works for."""
+"""Hosts: each alone in its process, wherever Ray put it, or beside the command that it works
+for.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ from moothall.wiring.rules import audit_log, open_rules
 from moothall.wiring.trusted import Home, Leaving, disk_of, for_hosts, home_of, open_hands, sees
 
 _YOUNG, _MIDDLE, _OLD = 20_000, 20, 20
-"""New objects before a look at the young ones; looks at those before one at the next generation; the same again."""
+"""New objects before a look at the young ones; looks at those before one at the next generation;
+the same again.
+"""
 
 
 async def host_main(
@@ -51,13 +55,18 @@ async def host_main(
     home: Home | None = None,
     node: str = "",
 ) -> None:
-    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once work is being pulled. `home`: where
-    the house may be on another machine; `node`: how the fleet calls this one.
+    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once
+    work is being pulled. `home`: where the house may be on another machine; `node`: how the fleet
+    calls this one.
     """
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # on another node nobody else has made it
+    settings.data_dir.mkdir(
+        mode=0o700, parents=True, exist_ok=True
+    )  # on another node nobody else has made it
     secrets = secret_values(settings)
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
-    if settings.ray.address is not None and settings.workspace.kind == "local":  # on this machine the house has checked them
+    if (
+        settings.ray.address is not None and settings.workspace.kind == "local"
+    ):  # on this machine the house has checked them
         await check_walls(settings.sandbox)
 
     def settled() -> None:
@@ -69,13 +78,30 @@ async def host_main(
         await stack.enter_async_context(record(settings.trace, name, secrets))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings.metrics, bus, name))
-        await _host(name, settled, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url, home=home, node=node)
+        await _host(
+            name,
+            settled,
+            settings=settings,
+            bus=bus,
+            bus_url=bus_url,
+            model_url=model_url,
+            home=home,
+            node=node,
+        )
 
 
 async def host_beside(
-    name: str, ready: Callable[[], None], *, settings: Settings, bus: Bus, bus_url: str, model_url: str
+    name: str,
+    ready: Callable[[], None],
+    *,
+    settings: Settings,
+    bus: Bus,
+    bus_url: str,
+    model_url: str,
 ) -> None:
-    """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs goes to a file, as a host's elsewhere."""
+    """Host in the process that opened `bus` and checked the walls, until cancelled. What it logs
+    goes to a file, as a host's elsewhere.
+    """
     log_apart(settings.log, _log_file(settings.data_dir, name))
     await _host(name, ready, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
 
@@ -111,7 +137,9 @@ async def _host(
         hands = await stack.enter_async_context(open_hands(settings, far))
         remote_agents: Mapping[str, ChatModel] = {}
         if settings.agents.endpoints:
-            from moothall.services.remote_agents import open_remote_agents  # gRPC costs start time, and most hosts call nobody
+            from moothall.services.remote_agents import (
+                open_remote_agents,
+            )  # gRPC costs start time, and most hosts call nobody
 
             remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
         parts = Parts(
@@ -138,7 +166,9 @@ async def _host(
         await host.run()
 
 
-async def _with_instance(instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any) -> None:
+async def _with_instance(
+    instance: str, main: Any, name: str, ready: Callable[[], None], **more: Any
+) -> None:
     await main(f"{name}-{instance}" if instance else name, ready, **more)
 
 
@@ -148,7 +178,11 @@ Hosting = Callable[[Bus, str, str], AbstractAsyncContextManager[Alive]]
 
 @asynccontextmanager
 async def open_fleet(
-    settings: Settings, *, on_ray: bool, instance: str = "", fall_back: Callable[[str], None] | None = None
+    settings: Settings,
+    *,
+    on_ray: bool,
+    instance: str = "",
+    fall_back: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Hosting]:
     """Start what hosts need and yield what starts the hosts. `instance` is in the names of the
     hosts, where other processes have some.
@@ -159,8 +193,12 @@ async def open_fleet(
     """
 
     def here(bus: Bus, bus_url: str, model_url: str) -> AbstractAsyncContextManager[Alive]:
-        main = functools.partial(host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url)
-        return in_process.hosting(max(1, settings.ray.hosts), functools.partial(_with_instance, instance, main))
+        main = functools.partial(
+            host_beside, settings=settings, bus=bus, bus_url=bus_url, model_url=model_url
+        )
+        return in_process.hosting(
+            max(1, settings.ray.hosts), functools.partial(_with_instance, instance, main)
+        )
 
     hosting: Hosting = here
     async with AsyncExitStack() as stack:
@@ -174,7 +212,9 @@ async def open_fleet(
         yield hosting
 
 
-def first_ready(first: Hosting, second: Hosting, fall_back: Callable[[str], None] | None) -> Hosting:
+def first_ready(
+    first: Hosting, second: Hosting, fall_back: Callable[[str], None] | None
+) -> Hosting:
     """Start hosts with `first`, or with `second` if those are not ready in time."""
 
     @asynccontextmanager
@@ -197,7 +237,8 @@ def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None
     """Say that hosts run in this process; without `tell` raise an error that names the setting."""
     if tell is None:
         raise FleetUnavailable(
-            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try again"
+            f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try "
+            "again"
         ) from error
     tell(f"hosts run in this process instead of Ray: {error.message}")
 
@@ -205,7 +246,9 @@ def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None
 @asynccontextmanager
 async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]:
     try:  # in a thread, for it takes a second, in which the model begins to load
-        ray_fleet: Any = await asyncio.to_thread(importlib.import_module, "moothall.fleet.ray_fleet")
+        ray_fleet: Any = await asyncio.to_thread(
+            importlib.import_module, "moothall.fleet.ray_fleet"
+        )
     except ModuleNotFoundError as error:
         missing = "Ray is not installed: pip install 'moothall[fleet]'"
         if settings.ray.address is None:
@@ -237,7 +280,9 @@ async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
         return
     with reports.watch():
         async with asyncio.TaskGroup() as group:
-            reporting = group.create_task(reports.report(bus.signal, name, settings.report_seconds), name="figures")
+            reporting = group.create_task(
+                reports.report(bus.signal, name, settings.report_seconds), name="figures"
+            )
             try:
                 yield
             finally:
@@ -245,10 +290,12 @@ async def report_figures(settings: MetricsSettings, bus: Bus, name: str) -> Asyn
 
 
 def settle() -> None:
-    """Call once a long-lived process is set up: what it holds by now stays, and is never looked through again.
+    """Call once a long-lived process is set up: what it holds by now stays, and is never looked
+    through again.
 
-    By default the collector looks after every 700 new objects and ever again at all that lives: an eighth of what a
-    deliberation costs. Nearly everything that one leaves goes without it, by its count of references.
+    By default the collector looks after every 700 new objects and ever again at all that lives: an
+    eighth of what a deliberation costs. Nearly everything that one leaves goes without it, by its
+    count of references.
     """
     gc.collect()
     gc.freeze()

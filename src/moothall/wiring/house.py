@@ -1,4 +1,6 @@
-"""The serving process: bus, model, fleet, collector and gRPC, or a way in to one that is running already."""
+"""The serving process: bus, model, fleet, collector and gRPC, or a way in to one that is running
+already.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,18 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False) -> AsyncIterator[House]:
+async def open_house(
+    settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False
+) -> AsyncIterator[House]:
     """Serve this data directory, or attach to the process that does.
 
-    `serving`: a second server with embedded parts on the same data directory is an error. `asked`: the model server has answered just now.
+    `serving`: a second server with embedded parts on the same data directory is an error. `asked`:
+    the model server has answered just now.
     """
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(telemetry.record(settings.trace, "serve" if serving else "cli", secret_values(settings)))
+        await stack.enter_async_context(
+            telemetry.record(settings.trace, "serve" if serving else "cli", secret_values(settings))
+        )
         roles = roles_of(settings) if serving else ALL
         parts = embedded_parts(settings, roles)
         own, address = not serving or bool(parts), None
@@ -79,7 +86,8 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
                 own = True
         if address is not None and serving:
             raise ConfigurationError(
-                f"process {address.pid} serves the data directory {settings.data_dir} already, and an embedded {' or '.join(parts)} is one "
+                f"process {address.pid} serves the data directory {settings.data_dir} already, "
+                f"and an embedded {' or '.join(parts)} is one "
                 "process's; stop it or set MOOTHALL_DATA_DIR to another one"
             )
         if address is not None:
@@ -88,17 +96,24 @@ async def open_house(settings: Settings, tell: Tell, *, serving: bool = False, a
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
-        house, collector = await _build(settings, tell, stack, roles if serving else None, own=own, asked=asked)
+        house, collector = await _build(
+            settings, tell, stack, roles if serving else None, own=own, asked=asked
+        )
         try:
             yield house
-        except (OSError, SystemExit):  # nobody reads this command any more: the others have readers of their own
+        except (
+            OSError,
+            SystemExit,
+        ):  # nobody reads this command any more: the others have readers of their own
             await _leave(settings, collector, tell, serving=serving)
             raise
         await _leave(settings, collector, tell, serving=serving)
 
 
 async def _watch_owner(data_dir: Path) -> None:
-    """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer again."""
+    """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer
+    again.
+    """
     while True:
         await asyncio.sleep(_OWNER_SECONDS)
         try:
@@ -107,7 +122,8 @@ async def _watch_owner(data_dir: Path) -> None:
         except directory.DirectoryTaken:
             continue
     raise BusUnavailable(
-        f"the process that served {data_dir} ended; run the command again with the same --task-id, the work goes on"
+        f"the process that served {data_dir} ended; run the command again with the same "
+        "--task-id, the work goes on"
     )
 
 
@@ -122,9 +138,17 @@ async def _attach(settings: Settings, address: directory.Address, stack: AsyncEx
 
 
 async def _build(
-    settings: Settings, tell: Tell, stack: AsyncExitStack, serves: frozenset[str] | None, *, own: bool, asked: bool
+    settings: Settings,
+    tell: Tell,
+    stack: AsyncExitStack,
+    serves: frozenset[str] | None,
+    *,
+    own: bool,
+    asked: bool,
 ) -> tuple[House, Collector | Onlooker]:
-    """Open what the roles need that are served; None: what a command needs. `own`: others on this data directory are to find this process."""
+    """Open what the roles need that are served; None: what a command needs. `own`: others on this
+    data directory are to find this process.
+    """
     serving, roles = serves is not None, ALL if serves is None else serves
     await check_first(settings, tell, serving=serving)
     walls = await check_parts(settings, tell, roles, serving=serving, asked=asked)
@@ -136,23 +160,41 @@ async def _build(
 
     hosts = "hosts" in roles
     on_ray = hosts and _on_ray(settings.ray, serving=serving)
-    starting = [name for name, wanted in (("Ray", on_ray), ("the model", hosts and settings.llm.base_url is None)) if wanted]
+    starting = [
+        name
+        for name, wanted in (
+            ("Ray", on_ray),
+            ("the model", hosts and settings.llm.base_url is None),
+        )
+        if wanted
+    ]
     if starting:
-        tell(f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and"))
+        tell(
+            f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and")
+        )
     ending = stack.enter_context(ExitStack())
     named = instance(settings, ending) if serving else ""
     fleet = await stack.enter_async_context(
         start_beside(
-            open_fleet(settings, on_ray=on_ray, instance=named, fall_back=None if serving or settings.ray.address else tell)
+            open_fleet(
+                settings,
+                on_ray=on_ray,
+                instance=named,
+                fall_back=None if serving or settings.ray.address else tell,
+            )
         )
     )
-    model = await stack.enter_async_context(start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts)))
+    model = await stack.enter_async_context(
+        start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts))
+    )
     with say_if_slow(tell, "the bus"):
         url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
-    remembered = await stack.enter_async_context(start_beside(graph_of(settings, bus, tell, serves)))
+    remembered = await stack.enter_async_context(
+        start_beside(graph_of(settings, bus, tell, serves))
+    )
     repositories = await stack.enter_async_context(
         open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
     )
@@ -177,22 +219,35 @@ async def _build(
         alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
             alive = await enter_beside(stack, hosting(bus, url, answering))
-    count = await stack.enter_async_context(counting(settings.llm, answering)) if answering else estimate
+    count = (
+        await stack.enter_async_context(counting(settings.llm, answering))
+        if answering
+        else estimate
+    )
     briefed = functools.partial(
-        Briefings, graph.ask, settings.limits, count=count, clean=functools.partial(scrub, known=secret_values(settings))
+        Briefings,
+        graph.ask,
+        settings.limits,
+        count=count,
+        clean=functools.partial(scrub, known=secret_values(settings)),
     )
     desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
     house = House(desk, bus, 0)
     if serving:
         from moothall.wiring.serving import Behind, open_doors
 
-        behind = Behind(bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named)
+        behind = Behind(
+            bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named
+        )
         ports = await stack.enter_async_context(open_doors(settings, behind, tell))
         house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
         directory.announce(
-            settings.data_dir, directory.Address(os.getpid(), url, house.grpc_port, fingerprints(settings), page_at(house.link))
+            settings.data_dir,
+            directory.Address(
+                os.getpid(), url, house.grpc_port, fingerprints(settings), page_at(house.link)
+            ),
         )
         stack.callback(directory.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
@@ -216,9 +271,11 @@ def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
     return ray.mode == "ray"
 
 
-async def _leave(settings: Settings, collector: Collector | Onlooker, tell: Tell, *, serving: bool) -> None:
-    """Other commands may be attached to this process: let them end, unless it is a server that was told to stop, or others on its bus take their
-    work up.
+async def _leave(
+    settings: Settings, collector: Collector | Onlooker, tell: Tell, *, serving: bool
+) -> None:
+    """Other commands may be attached to this process: let them end, unless it is a server that was
+    told to stop, or others on its bus take their work up.
     """
     if serving or settings.bus.url is not None:
         return
@@ -234,8 +291,12 @@ async def _leave(settings: Settings, collector: Collector | Onlooker, tell: Tell
 
 
 @asynccontextmanager
-async def model_url(llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: bool = True) -> AsyncIterator[str]:
-    """Yield the model server's root URL once it can be called; empty where none is named and this process needs none."""
+async def model_url(
+    llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: bool = True
+) -> AsyncIterator[str]:
+    """Yield the model server's root URL once it can be called; empty where none is named and this
+    process needs none.
+    """
     if llm.base_url or not needed:
         yield llm.base_url or ""
         return
@@ -247,17 +308,28 @@ async def model_url(llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: boo
 
 def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
     """Return what decides, beside others on the same bus."""
-    return Collector(bus, repositories, settings.limits, alone=functools.partial(alone, settings, bus))
+    return Collector(
+        bus, repositories, settings.limits, alone=functools.partial(alone, settings, bus)
+    )
 
 
 class Deciding:
-    """The collector of this process where it decides, and what sees all that is under way where somebody asks it.
+    """The collector of this process where it decides, and what sees all that is under way where
+    somebody asks it.
 
-    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A collector knows that where nobody else
-    decides, which is with an embedded bus.
+    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A
+    collector knows that where nobody else decides, which is with an embedded bus.
     """
 
-    def __init__(self, settings: Settings, bus: Bus, repositories: Repositories, *, decides: bool, watches: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        repositories: Repositories,
+        *,
+        decides: bool,
+        watches: bool,
+    ) -> None:
         self._bus = bus
         self._collector = collector_of(settings, bus, repositories) if decides else None
         apart = watches and (self._collector is None or settings.bus.url is not None)
@@ -275,17 +347,26 @@ class Deciding:
 
 
 async def page_link(settings: Settings, tell: Tell) -> str | None:
-    """Return a link that signs a browser in once; None where nobody serves. Raises `ConfigurationError` where the process that works on the
-    data directory shows no page.
+    """Return a link that signs a browser in once; None where nobody serves. Raises
+    `ConfigurationError` where the process that works on the data directory shows no page.
     """
     async with AsyncExitStack() as stack:
         if (address := await hold_or_find(settings.data_dir, tell, stack)) is None:
             return None
-    token = next((token for token, who in read_tokens(settings.grpc, settings.data_dir).items() if who == LOCAL), "")
+    token = next(
+        (
+            token
+            for token, who in read_tokens(settings.grpc, settings.data_dir).items()
+            if who == LOCAL
+        ),
+        "",
+    )
     if not address.page or not token:
         raise ConfigurationError(
-            f"process {address.pid} works on {settings.data_dir} and shows no page that could be opened here: it is a single command, or serves "
-            "without one, over TLS or to holders of other tokens. Wait for its end, or set MOOTHALL_DATA_DIR"
+            f"process {address.pid} works on {settings.data_dir} and shows no page that could be "
+            "opened here: it is a single command, or serves "
+            "without one, over TLS or to holders of other tokens. Wait for its end, or set "
+            "MOOTHALL_DATA_DIR"
         )
     return address.page + await asyncio.to_thread(_path, address.page, token)
 
@@ -294,9 +375,13 @@ def _path(page: str, token: str) -> str:
     at = urlsplit(page)
     connection = HTTPConnection(at.hostname or "", at.port, timeout=_LINK_SECONDS)
     try:
-        connection.request("POST", "/api/v1/sign-in-links", headers={"Authorization": f"Bearer {token}"})
+        connection.request(
+            "POST", "/api/v1/sign-in-links", headers={"Authorization": f"Bearer {token}"}
+        )
         return str(json.loads(connection.getresponse().read())["path"])
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"the page at {page} gave no link ({error}); is another server there?") from error
+        raise ConfigurationError(
+            f"the page at {page} gave no link ({error}); is another server there?"
+        ) from error
     finally:
         connection.close()

@@ -26,13 +26,17 @@ def _bus_of_pods(settings: Settings) -> str:
 
 
 def _reach(settings: Settings, link: str) -> dict[str, str]:
-    """Return the environment by which the link of that name reaches the bus. Raises `ConfigurationError`."""
+    """Return the environment by which the link of that name reaches the bus. Raises
+    `ConfigurationError`.
+    """
     bus, jobs = settings.bus, settings.jobs
     said = {"MOOTHALL_BUS__URL": _bus_of_pods(settings)}
     if jobs.link_keys:
         from moothall.bus.nats.accounts import mint
 
-        return said | {"MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)}
+        return said | {
+            "MOOTHALL_BUS__CREDENTIALS": mint(jobs.link_keys.get_secret_value(), link, jobs.seconds)
+        }
     return said | {
         f"MOOTHALL_BUS__{name.upper()}": one.get_secret_value()
         for name, one in (("token", bus.token), ("credentials", bus.credentials))
@@ -41,9 +45,12 @@ def _reach(settings: Settings, link: str) -> dict[str, str]:
 
 
 def house_of(settings: Settings) -> str:
-    """Name those who hear each other: the bus as the pods of the namespace reach it, and its account. Raises `ConfigurationError`."""
+    """Name those who hear each other: the bus as the pods of the namespace reach it, and its
+    account. Raises `ConfigurationError`.
+    """
     servers = sorted(
-        urlsplit(one if "://" in one else f"//{one}").netloc.rpartition("@")[2] for one in _bus_of_pods(settings).split(",")
+        urlsplit(one if "://" in one else f"//{one}").netloc.rpartition("@")[2]
+        for one in _bus_of_pods(settings).split(",")
     )
     if settings.jobs.link_keys is None:
         return digest(*servers)[:16]
@@ -54,7 +61,9 @@ def house_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
-    """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made there."""
+    """What makes workspaces in a cluster. Raises `ConfigurationError` where no Jobs can be made
+    there.
+    """
     from moothall.bus.adapter import open_carrying
 
     house = house_of(settings)  # keys that are none are said at the start
@@ -65,7 +74,10 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     except ModuleNotFoundError as error:
         raise ConfigurationError(_MISSING) from error
     host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
-    async with open_carrying(settings.bus, settings.bus.url or "") as carrying, Cluster(settings.jobs, host, house) as cluster:
+    async with (
+        open_carrying(settings.bus, settings.bus.url or "") as carrying,
+        Cluster(settings.jobs, host, house) as cluster,
+    ):
         carrier = Carrier(carrying.send, carrying.hear)
         pods = Pods(cluster, carrier, lambda name: _reach(settings, name))
 
@@ -74,7 +86,9 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
                 return CodeBox(place, folder, settings, beside)
             return JobBox(place, folder, settings, pods)
 
-        async with beside(Reconciler(cluster, carrier, settings.jobs.orphan_seconds).run(), "jobs without a host"):
+        async with beside(
+            Reconciler(cluster, carrier, settings.jobs.orphan_seconds).run(), "jobs without a host"
+        ):
             yield make
 
 
@@ -85,10 +99,20 @@ async def examine_jobs(settings: Settings) -> AsyncIterator[Finding]:
 
         reach = _reach(settings, "moothall-doctor")
     except ModuleNotFoundError:
-        yield Finding("cluster", ok=False, detail="the package kubernetes is missing", mend="pip install 'moothall[kubernetes]'")
+        yield Finding(
+            "cluster",
+            ok=False,
+            detail="the package kubernetes is missing",
+            mend="pip install 'moothall[kubernetes]'",
+        )
         return
     except ConfigurationError as error:
-        yield Finding("cluster", ok=False, detail=error.message, mend="set MOOTHALL_JOBS__LINK_KEYS_FILE to a links.json")
+        yield Finding(
+            "cluster",
+            ok=False,
+            detail=error.message,
+            mend="set MOOTHALL_JOBS__LINK_KEYS_FILE to a links.json",
+        )
         return
     async for finding in examine(settings, reach):
         yield finding

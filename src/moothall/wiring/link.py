@@ -1,4 +1,6 @@
-"""The program of a link, in each workspace's pod: `python -m moothall.wiring.link`. What it is told stands in its environment."""
+"""The program of a link, in each workspace's pod: `python -m moothall.wiring.link`. What it is told
+stands in its environment.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,27 @@ from moothall.workspace.jobs.trunk import Carrier
 
 
 async def serve(folders: Folders) -> None:
-    """Be the link of the workspace that the environment names, until its host is gone. Raises `MoothallError`."""
+    """Be the link of the workspace that the environment names, until its host is gone. Raises
+    `MoothallError`.
+    """
     settings = load_settings()
     configure_logs(settings.log)
     told = environment().get(LINK)
     if told is None or settings.bus.url is None:
-        raise ConfigurationError(f"a link is started by a host, in a workspace's pod: {LINK} and MOOTHALL_BUS__URL are missing")
+        raise ConfigurationError(
+            f"a link is started by a host, in a workspace's pod: {LINK} and MOOTHALL_BUS__URL are "
+            "missing"
+        )
     order = json.loads(told)
-    link = PodLink(folders, {int(stream): name for stream, name in order["names"].items()}, bool(order["proxied"]))
+    link = PodLink(
+        folders,
+        {int(stream): name for stream, name in order["names"].items()},
+        bool(order["proxied"]),
+    )
     async with open_carrying(settings.bus, settings.bus.url) as carrying:
-        serving = asyncio.ensure_future(link.run(Carrier(carrying.send, carrying.hear), order["name"]))
+        serving = asyncio.ensure_future(
+            link.run(Carrier(carrying.send, carrying.hear), order["name"])
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         await asyncio.wait({serving})
         if not serving.cancelled():

@@ -1,4 +1,6 @@
-"""The repository that a command is about, its checks run once as it is, and taking over what came of it."""
+"""The repository that a command is about, its checks run once as it is, and taking over what came
+of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.ids import tenant_of
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import ConfigurationError, InvalidRequest, MoothallError, NotFound, RepositoryError
+from moothall.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    RepositoryError,
+)
 from moothall.ports import NOTHING
 from moothall.repositories import sources
 from moothall.repositories.applying import apply_to_files, changed_files
@@ -43,7 +51,9 @@ _TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
 
 
 async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
-    """Return the repository that was named, or the one round the current folder; None where that is in none."""
+    """Return the repository that was named, or the one round the current folder; None where that is
+    in none.
+    """
     named.check()
     if named.text:
         return None
@@ -57,7 +67,8 @@ async def find_repository(settings: Settings, named: NamedRepository) -> Reposit
 
 
 async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
-    """Return a sentence about uncommitted changes in the files of a repository, which no council sees; '' where there are none.
+    """Return a sentence about uncommitted changes in the files of a repository, which no council
+    sees; '' where there are none.
 
     `profile` is what stands for its `.moothall.toml` this time.
     """
@@ -73,19 +84,30 @@ async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | 
         return ""
     sha = await sources.local_commit(git, local, repository.ref)
     shown = ", ".join(changed[:_SHOWN]) + (", …" if len(changed) > _SHOWN else "")
-    where = f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not seen: {shown}"
-    own = f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}" if OWN_FILE in changed and profile is None else ""
+    where = (
+        f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
+        f"seen: {shown}"
+    )
+    own = (
+        f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}"
+        if OWN_FILE in changed and profile is None
+        else ""
+    )
     return f"works on the commit {sha[:10]}; {where}{own}"
 
 
 def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
-    """Return where the files of a repository lie on this machine; None for one that was fetched from a URL."""
+    """Return where the files of a repository lie on this machine; None for one that was fetched
+    from a URL.
+    """
     entry = trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant)
     return Path(entry.origin) if entry.local else None
 
 
 async def files_here(settings: Settings, where: str) -> Path | None:
-    """Return the top of the repository at a path, or round the current folder; None where there is none."""
+    """Return the top of the repository at a path, or round the current folder; None where there is
+    none.
+    """
     path = Path(where) if where else await asyncio.to_thread(Path.cwd)
     try:
         return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
@@ -94,17 +116,25 @@ async def files_here(settings: Settings, where: str) -> Path | None:
 
 
 def names(where: RepositoryRef, files: Path | None) -> RepositoryRef | None:
-    """Return how a server is told of a repository: as it was named, or by the path of the files here."""
+    """Return how a server is told of a repository: as it was named, or by the path of the files
+    here.
+    """
     named = where.url or (str(files) if files is not None else "")
     return RepositoryRef(url=named, ref=where.ref) if named else None
 
 
 @asynccontextmanager
-async def kernel_of(settings: Settings, server: str, token_file: Path | None) -> AsyncIterator[RemoteKernel]:
-    """Connect to a server, with the token of a file, of the settings, or of this machine's first run. Raises `ConfigurationError`."""
+async def kernel_of(
+    settings: Settings, server: str, token_file: Path | None
+) -> AsyncIterator[RemoteKernel]:
+    """Connect to a server, with the token of a file, of the settings, or of this machine's first
+    run. Raises `ConfigurationError`.
+    """
     from moothall.services.remote import remote_kernel
 
-    async with remote_kernel(server, await asyncio.to_thread(_token, settings, token_file), settings.grpc.tls_cert) as kernel:
+    async with remote_kernel(
+        server, await asyncio.to_thread(_token, settings, token_file), settings.grpc.tls_cert
+    ) as kernel:
         yield kernel
 
 
@@ -115,7 +145,9 @@ def _token(settings: Settings, token_file: Path | None) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the token file {path} cannot be read; name one with --token-file") from error
+        raise ConfigurationError(
+            f"the token file {path} cannot be read; name one with --token-file"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +159,18 @@ class Diff:
 
 
 async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
-    """Apply the last of a conversation's changes to the files there, with those before it as far as it does not fit without them. Return
-    the paths. Raises `RepositoryError`; nothing is changed then.
+    """Apply the last of a conversation's changes to the files there, with those before it as far as
+    it does not fit without them. Return the paths. Raises `RepositoryError`; nothing is changed
+    then.
     """
     git = _git(settings)
     local = await sources.find_local(git, top)
     wrong: RepositoryError | None = None
     for first in reversed(range(len(changes))):
         try:
-            return await apply_to_files(git, local, "".join(change.diff for change in changes[first:]), changes[first].base)
+            return await apply_to_files(
+                git, local, "".join(change.diff for change in changes[first:]), changes[first].base
+            )
         except RepositoryError as error:
             wrong = wrong or error
     raise wrong or RepositoryError("there is no diff to apply")
@@ -146,7 +181,10 @@ def _git(settings: Settings) -> GitRunner:
 
 
 async def line_provenance(
-    settings: Settings, place: tuple[str, str, str, int], given: Mapping[str, str] = NOTHING, tenant: str = ""
+    settings: Settings,
+    place: tuple[str, str, str, int],
+    given: Mapping[str, str] = NOTHING,
+    tenant: str = "",
 ) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
     """Return the commit that a line comes from, and what the graph knows about it.
 
@@ -175,19 +213,29 @@ async def line_origin(
     of_branch = tenant_of(branch) if found else ""
     if not await asyncio.to_thread(os.path.exists, where):
         repositories = trusted_repositories(settings)
-        owner = tenant or of_branch or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+        owner = (
+            tenant
+            or of_branch
+            or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+        )
         return await repositories.origin(where, ref, path, line, tenant=owner), owner
     git = _git(settings)
     local = await sources.find_local(git, Path(where))
-    origin = await origin_of(git, local.git_dir, await sources.local_commit(git, local, ref), path, line)
+    origin = await origin_of(
+        git, local.git_dir, await sources.local_commit(git, local, ref), path, line
+    )
     message = await message_of(git, local.git_dir, origin.commit)
-    of_commit = next(filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), "")
+    of_commit = next(
+        filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), ""
+    )
     return origin, tenant or of_branch or of_commit or LOCAL.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryCheck:
-    """What came of it. `prepared` is None where `failure` says why; `files` is where a profile could be written."""
+    """What came of it. `prepared` is None where `failure` says why; `files` is where a profile
+    could be written.
+    """
 
     base: Base
     prepared: Prepared | None
@@ -199,7 +247,11 @@ class RepositoryCheck:
     @property
     def interpreter(self) -> str:
         """The Python that an environment is made with; '' where none is."""
-        return str(choose(self.base.profile.needs).python.program) if uses_environment(self.base) else ""
+        return (
+            str(choose(self.base.profile.needs).python.program)
+            if uses_environment(self.base)
+            else ""
+        )
 
     @property
     def own_file(self) -> str:
@@ -207,12 +259,18 @@ class RepositoryCheck:
         return to_toml(commands_of(self.base.profile))
 
 
-async def check_repository(settings: Settings, named: NamedRepository, tell: Callable[[str], None]) -> RepositoryCheck:
-    """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up that fails is a value."""
+async def check_repository(
+    settings: Settings, named: NamedRepository, tell: Callable[[str], None]
+) -> RepositoryCheck:
+    """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up
+    that fails is a value.
+    """
     began = time.monotonic()
     ref = await find_repository(settings, named)
     if ref is None:
-        raise InvalidRequest("you are in no git repository; name one: moothall check PATH, URL or id")
+        raise InvalidRequest(
+            "you are in no git repository; name one: moothall check PATH, URL or id"
+        )
     said = await unseen(settings, ref, named.profile)
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
@@ -220,44 +278,65 @@ async def check_repository(settings: Settings, named: NamedRepository, tell: Cal
         prepared = await _prepare(settings, ref, tell)
     except* RepositoryError as group:
         failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
-    return RepositoryCheck(base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref))
+    return RepositoryCheck(
+        base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref)
+    )
 
 
 async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
     if settings.workspace.kind == "local":
         await check_walls(settings.sandbox)
-    alone = settings.workspace.model_copy(update={"warm": 0})  # nobody comes after: no executor need be ready
+    alone = settings.workspace.model_copy(
+        update={"warm": 0}
+    )  # nobody comes after: no executor need be ready
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
         return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)
 
 
 async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
-    """Write what was found out as the work tree's `.moothall.toml`. Raises `InvalidRequest`, `AlreadyExists`, `RepositoryError`."""
+    """Write what was found out as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
+    `AlreadyExists`, `RepositoryError`.
+    """
     if checked.files is None or not (checked.files / ".git").exists():
-        raise InvalidRequest("its files are not on this machine: --write needs a work tree; --json shows what it would say")
+        raise InvalidRequest(
+            "its files are not on this machine: --write needs a work tree; --json shows what it "
+            "would say"
+        )
     return await asyncio.to_thread(write_own, checked.files, checked.own_file, replace=replace)
 
 
-async def register(settings: Settings, where: str, ref: str, profile: Path | None = None) -> RepositoryRef:
-    """Register what this user named on the command line (a path, a URL or an id) and check that it can be used.
+async def register(
+    settings: Settings, where: str, ref: str, profile: Path | None = None
+) -> RepositoryRef:
+    """Register what this user named on the command line (a path, a URL or an id) and check that it
+    can be used.
 
-    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says something.
+    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says
+    something.
     """
     repositories = trusted_repositories(settings)
     try:
-        known = "" if await asyncio.to_thread(Path(where).exists) else repositories.registry.get(where, LOCAL.tenant).id
+        known = (
+            ""
+            if await asyncio.to_thread(Path(where).exists)
+            else repositories.registry.get(where, LOCAL.tenant).id
+        )
     except (NotFound, InvalidRequest):
         known = ""
     entry = repositories.registry.find(known) if known else await repositories.register(where)
     if profile is not None:
-        entry = await repositories.with_profile(entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands))
+        entry = await repositories.with_profile(
+            entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands)
+        )
     named = RepositoryRef(id=entry.id, ref=ref)
     await repositories.resolve(named)
     return named
 
 
 def read_file(path: Path) -> Commands:
-    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`, `RepositoryError`."""
+    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`,
+    `RepositoryError`.
+    """
     try:
         return parse_own(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -266,16 +345,26 @@ def read_file(path: Path) -> Commands:
         raise ConfigurationError(f"the profile {path} is not text") from error
 
 
-def commands_said(setup: Sequence[str], checks: Sequence[str], profile: Path | None = None) -> Commands | None:
-    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what a file says; None for nothing.
+def commands_said(
+    setup: Sequence[str], checks: Sequence[str], profile: Path | None = None
+) -> Commands | None:
+    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what
+    a file says; None for nothing.
 
     Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
     """
     if not (setup or checks or profile):
         return None
     pairs = [check.partition("=") for check in checks]
-    if wrong := [check for check, (name, _, command) in zip(checks, pairs, strict=True) if not (name and command)]:
-        raise InvalidRequest(f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as tests='pytest -q'")
+    if wrong := [
+        check
+        for check, (name, _, command) in zip(checks, pairs, strict=True)
+        if not (name and command)
+    ]:
+        raise InvalidRequest(
+            f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as "
+            "tests='pytest -q'"
+        )
     said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
     try:
         commands = Commands.model_validate(said)

@@ -1,4 +1,6 @@
-"""What the gates of this process go by, from settings and the bus; and of that, for a command, what operators say."""
+"""What the gates of this process go by, from settings and the bus; and of that, for a command, what
+operators say.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,27 @@ _TENANTS = 1000
 async def open_rules(
     settings: Settings, bus: Bus, families: Families = FAMILIES, *, keys: Keys | None = None
 ) -> AsyncIterator[Rules]:
-    """Read tables and policies, and follow what operators switch and revoke. `keys` are those of this data directory where none are
-    given. Raises `ConfigurationError`, `BusUnavailable`.
+    """Read tables and policies, and follow what operators switch and revoke. `keys` are those of
+    this data directory where none are given. Raises `ConfigurationError`, `BusUnavailable`.
     """
     catalogue = await asyncio.to_thread(catalogue_of, settings, families)
     off = Switches(bus.bucket(SWITCHES), catalogue)
     revoked = Revocations(bus.bucket(REVOKED))
-    own = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir) if keys is None else keys
+    own = (
+        await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
+        if keys is None
+        else keys
+    )
     waiting = parking_of(settings.guard, bus, own)
     await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
     tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
     async with AsyncExitStack() as stack:
         policy = await stack.enter_async_context(open_policy(settings.guard))
-        for work, name in ((off.run(), "tools"), (revoked.run(), "revocations"), (waiting.run(), "parked")):
+        for work, name in (
+            (off.run(), "tools"),
+            (revoked.run(), "revocations"),
+            (waiting.run(), "parked"),
+        ):
             await stack.enter_async_context(beside(work, name))
         toolkits: dict[str, Toolkit] = {}
         leaving: list[Callable[[str], Awaitable[None]]] = []
@@ -65,7 +75,9 @@ async def open_rules(
 
         yield Rules(
             off=off.off,
-            unset=functools.lru_cache(_TENANTS)(lambda tenant: unset_tools(settings, tenant, families)),
+            unset=functools.lru_cache(_TENANTS)(
+                lambda tenant: unset_tools(settings, tenant, families)
+            ),
             grants=await asyncio.to_thread(read_table, settings.guard, catalogue),
             tokens=tokens,
             policy=policy,
@@ -107,12 +119,16 @@ def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grant
     try:
         return read_grants(file.read_text(encoding="utf-8"), catalogue.values())
     except OSError as error:
-        raise ConfigurationError(f"the table of roles {file} cannot be read: {error.strerror}") from error
+        raise ConfigurationError(
+            f"the table of roles {file} cannot be read: {error.strerror}"
+        ) from error
 
 
 @asynccontextmanager
 async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
-    """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this process."""
+    """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this
+    process.
+    """
     if guard.policy == "off":
         yield Policy("off", None)
         return
@@ -128,7 +144,9 @@ async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
     folder = _folder(guard)
     if guard.policies is not None and not any(folder.glob("*.rego")):
         folder = policies_folder()
-    engine = Rego(folder)  # here and not beside the loop: an engine belongs to the thread that makes it
+    engine = Rego(
+        folder
+    )  # here and not beside the loop: an engine belongs to the thread that makes it
     try:
         yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
     finally:
@@ -147,12 +165,16 @@ def _folder(guard: GuardSettings) -> Path:
 def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog:
     """Return the record of tool calls of this process, which is called `writer` in it."""
     often = settings.guard.audit_sync_records
-    return AuditLog(settings.data_dir, writer, sync_records=often, key=keys.audit, publish=bus.publish)
+    return AuditLog(
+        settings.data_dir, writer, sync_records=often, key=keys.audit, publish=bus.publish
+    )
 
 
 @asynccontextmanager
 async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
-    """Yield the switches as they stand now: those of the process that serves, or of this data directory."""
+    """Yield the switches as they stand now: those of the process that serves, or of this data
+    directory.
+    """
     from moothall.wiring.bus import open_log
 
     async with open_log(settings, lambda _: None) as bus:

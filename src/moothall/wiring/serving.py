@@ -50,12 +50,26 @@ from moothall.wiring.bus import Bus, Tell, alone, lease_of, watch_log
 from moothall.wiring.graph import Answers
 from moothall.wiring.rules import open_rules
 from moothall.wiring.trusted import trusted_repositories
-from moothall.wiring.visits import WRITER, agent_service, execution_service, tool_service, workflow_service
+from moothall.wiring.visits import (
+    WRITER,
+    agent_service,
+    execution_service,
+    tool_service,
+    workflow_service,
+)
 
 Found = tuple[Condition, str]
 
 
-def checkup(models: Models, *, bus: Bus, model_url: str, graph: Answers, alive: Alive, walls: Sequence[Layer]) -> Checkup:
+def checkup(
+    models: Models,
+    *,
+    bus: Bus,
+    model_url: str,
+    graph: Answers,
+    alive: Alive,
+    walls: Sequence[Layer],
+) -> Checkup:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -68,10 +82,15 @@ def checkup(models: Models, *, bus: Bus, model_url: str, graph: Answers, alive: 
         if not any(seen[name].answering for name in models.chain("")):
             raise ModelUnavailable(seen[DEFAULT].wrong)
         told = [
-            f"{one.answering} of {one.there} servers answer" + (f" as {name}" if models.named else "")
+            f"{one.answering} of {one.there} servers answer"
+            + (f" as {name}" if models.named else "")
             for name, one in seen.items()
         ]
-        return (Condition.DEGRADED, "; ".join((*told, wrong))) if wrong else (Condition.HEALTHY, "; ".join(told))
+        return (
+            (Condition.DEGRADED, "; ".join((*told, wrong)))
+            if wrong
+            else (Condition.HEALTHY, "; ".join(told))
+        )
 
     async def see_graph() -> Found:
         return Condition.HEALTHY, f"written up to event {await graph.position()}"
@@ -80,7 +99,10 @@ def checkup(models: Models, *, bus: Bus, model_url: str, graph: Answers, alive: 
         answering, there = await alive()
         if not answering:
             raise Temporary(f"none of {there} hosts answers")
-        return Condition.HEALTHY if answering == there else Condition.DEGRADED, f"{answering} of {there} hosts are at work"
+        return (
+            Condition.HEALTHY if answering == there else Condition.DEGRADED,
+            f"{answering} of {there} hosts are at work",
+        )
 
     async def see_sandbox() -> Found:
         missing = [layer.name for layer in walls if not layer.ok]
@@ -133,27 +155,39 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
     bus, desk = behind.bus, behind.desk
 
     async def see() -> None:
-        await asyncio.gather(bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else []))
+        await asyncio.gather(
+            bus.measure(), *([look(settings.choice, behind.model_url)] if behind.model_url else [])
+        )
 
     async with AsyncExitStack() as stack:
-        metrics = await enter_beside(stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see))
+        metrics = await enter_beside(
+            stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see)
+        )
         planner = Planner(bus, settings.limits, desk.check)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
         if "collector" in behind.roles:
-            checking = beside(watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check")
+            checking = beside(
+                watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check"
+            )
             await enter_beside(stack, checking)
             await enter_beside(stack, send_webhooks(settings, bus))
         if "planning" in behind.roles:
-            land, turns = trusted_repositories(settings).land, functools.partial(alone, settings, bus)
-            work = Work(bus, desk, settings.limits, planner, land, architects=architects, alone=turns)
+            land, turns = (
+                trusted_repositories(settings).land,
+                functools.partial(alone, settings, bus),
+            )
+            work = Work(
+                bus, desk, settings.limits, planner, land, architects=architects, alone=turns
+            )
             await enter_beside(stack, beside(work.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))
         visits, workflows = None, None
         if "tools" in behind.roles:
             if settings.bus.url is not None:
-                # Workspaces and workflows are one process's: a second would take up what the first is at.
+                # Workspaces and workflows are one process's: a second would take up what the first
+                # is at.
                 with say_if_slow(tell, "the process that has the role tools to end"):
                     await enter_beside(stack, alone(settings, bus, "tools"))
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
@@ -166,7 +200,9 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             plans=planner,
             board=Board(bus),
             accounts=Accounts(bus.bucket(BUCKET), settings.limits),
-            author=Author(desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None),
+            author=Author(
+                desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None
+            ),
             tallies=Tally(bus, behind.roster, behind.collector.deliberations),
             briefings=behind.briefed(rules),
             ask=behind.graph.ask,
@@ -183,7 +219,12 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             repositories=trusted_repositories(settings),
             served=behind.roles & {"api", "page"},
             checkup=checkup(
-                settings.choice, bus=bus, model_url=behind.model_url, graph=behind.graph, alive=behind.alive, walls=behind.walls
+                settings.choice,
+                bus=bus,
+                model_url=behind.model_url,
+                graph=behind.graph,
+                alive=behind.alive,
+                walls=behind.walls,
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
@@ -195,7 +236,9 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
 
 
 @asynccontextmanager
-async def _serve_http(settings: Settings, doors: Doors, tokens: Mapping[str, Principal]) -> AsyncIterator[Served]:
+async def _serve_http(
+    settings: Settings, doors: Doors, tokens: Mapping[str, Principal]
+) -> AsyncIterator[Served]:
     """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
         yield Served(0)
@@ -204,13 +247,17 @@ async def _serve_http(settings: Settings, doors: Doors, tokens: Mapping[str, Pri
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
     people = People(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
-    async with http_server(settings.web, doors, tokens, configured=configured, people=people, provider=provider) as served:
+    async with http_server(
+        settings.web, doors, tokens, configured=configured, people=people, provider=provider
+    ) as served:
         yield served
 
 
 @asynccontextmanager
 async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
-    """Tell the server of the settings, if any, of each decision, until the block ends; of several processes one does. Raises `ConfigurationError`."""
+    """Tell the server of the settings, if any, of each decision, until the block ends; of several
+    processes one does. Raises `ConfigurationError`.
+    """
     if settings.webhook.url is None:
         yield
         return
@@ -221,17 +268,24 @@ async def send_webhooks(settings: Settings, bus: Bus) -> AsyncIterator[None]:
         async def send() -> None:
             await webhooks.run((await bus.state(EVENTS.name)).last_seq)
 
-        work = send() if settings.bus.url is None else lease_of(settings.serve, bus, "webhook").lead(send)
+        work = (
+            send()
+            if settings.bus.url is None
+            else lease_of(settings.serve, bus, "webhook").lead(send)
+        )
         async with beside(work, "webhook"):
             yield
 
 
 @asynccontextmanager
 async def figures(
-    settings: MetricsSettings, bus: Bus, under_way: Callable[[], int], see: Callable[[], Awaitable[None]]
+    settings: MetricsSettings,
+    bus: Bus,
+    under_way: Callable[[], int],
+    see: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Serve this process's figures and those that hosts report; yields the port, 0 where none is served. `see` looks, before each answer,
-    at what nobody counts.
+    """Serve this process's figures and those that hosts report; yields the port, 0 where none is
+    served. `see` looks, before each answer, at what nobody counts.
     """
     if not settings.enabled:
         yield 0
@@ -253,4 +307,6 @@ async def figures(
         group = await stack.enter_async_context(asyncio.TaskGroup())
         listening = group.create_task(listen(), name="reports")
         stack.callback(listening.cancel)
-        yield await stack.enter_async_context(figures_page(settings, lambda: known.snapshots("serve"), see))
+        yield await stack.enter_async_context(
+            figures_page(settings, lambda: known.snapshots("serve"), see)
+        )

@@ -1,4 +1,6 @@
-"""The stories and tasks of a data directory, for commands: read from the log alone, of the process that serves or of no running one."""
+"""The stories and tasks of a data directory, for commands: read from the log alone, of the process
+that serves or of no running one.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _NONE = TaskView("", DeliberationStatus.PENDING)
 class Tasks:
     """Reads and ends tasks of this machine's own tenant."""
 
-    def __init__(self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool) -> None:
+    def __init__(
+        self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
+    ) -> None:
         self._bus = bus
         self.desk = Desk(bus, repositories, defaults)
         self.served = served
@@ -53,21 +57,34 @@ class Tasks:
         return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
 
     async def last_asked(self, repository: str, without: str = "") -> str:
-        """Return the task that was asked last of one agent about a repository ('': about text), `without` one; '' for none."""
-        views = [view for view in await self.latest(limit=_LOOKED_AT) if (view.protocol, view.repository) == ("ask", repository)]
-        return max((view for view in views if view.task_id != without), key=lambda view: view.requested, default=_NONE).task_id
+        """Return the task that was asked last of one agent about a repository ('': about text),
+        `without` one; '' for none.
+        """
+        views = [
+            view
+            for view in await self.latest(limit=_LOOKED_AT)
+            if (view.protocol, view.repository) == ("ask", repository)
+        ]
+        return max(
+            (view for view in views if view.task_id != without),
+            key=lambda view: view.requested,
+            default=_NONE,
+        ).task_id
 
     async def check_not_paused(self, task_id: str) -> None:
         """Raise `InvalidRequest` for one that is paused: its end would be waited for in vain."""
         state = await self._state(task_id)
         if state is not None and state.decided is None and state.pauses.held:
             raise InvalidRequest(
-                f"{task_id} is paused: let it go on where it was paused (its page, ResumeDeliberation, `moothall agents resume`), "
+                f"{task_id} is paused: let it go on where it was paused (its page, "
+                "ResumeDeliberation, `moothall agents resume`), "
                 f"or `moothall cancel {task_id}`"
             )
 
     async def thread(self, task_id: str) -> Sequence[TaskView]:
-        """Return the tasks of its conversation, the first first, itself last; none where it is not known any more."""
+        """Return the tasks of its conversation, the first first, itself last; none where it is not
+        known any more.
+        """
         under_way = await self._under_way()
         try:
             return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
@@ -76,7 +93,9 @@ class Tasks:
 
     async def changes(self, task_id: str) -> Sequence[Diff]:
         """Return the diffs of its conversation, the first first."""
-        ends = [(await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)]
+        ends = [
+            (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
+        ]
         return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
 
     async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
@@ -128,7 +147,9 @@ class Tasks:
             task_id = await self.find_or_latest(task)
         except NotFound as error:
             if named and named.isdecimal():
-                raise NotFound(f"{error.message}. A seat's number follows the task: TASK {named}") from error
+                raise NotFound(
+                    f"{error.message}. A seat's number follows the task: TASK {named}"
+                ) from error
             raise
         outcome = await self.outcome(task_id)
         if not outcome.status.ended:
@@ -147,10 +168,16 @@ class Tasks:
 
     async def _describe_running(self, task_id: str) -> str:
         view = (await self.views([task_id])).get(task_id, _NONE)
-        words = f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it has no result yet. "
+        words = (
+            f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it "
+            "has no result yet. "
+        )
         if not self.served:
             words += "No process works on it: `moothall serve` resumes it. "
-        return words + f"`moothall show {task_id}` shows its seats, `moothall log tail --task {task_id} --follow` its events"
+        return words + (
+            f"`moothall show {task_id}` shows its seats, `moothall log tail --task {task_id} "
+            "--follow` its events"
+        )
 
     async def outcome(self, task_id: str) -> Outcome:
         """Return how a task stands. Raises `NotFound`."""
@@ -160,10 +187,16 @@ class Tasks:
         """Return what it was about; None for text."""
         recorded = await self._bus.first(Channel.RESULTS.of(task_id))
         about = recorded.event.data.get("repository") if recorded else None
-        return RepositoryRef(id=str(about["id"])) if isinstance(about, dict) and about.get("id") else None
+        return (
+            RepositoryRef(id=str(about["id"]))
+            if isinstance(about, dict) and about.get("id")
+            else None
+        )
 
     async def forget(self, task_id: str) -> None:
-        """Remove its events and its status document. Raises `InvalidRequest` while it is under way."""
+        """Remove its events and its status document. Raises `InvalidRequest` while it is under
+        way.
+        """
         if not (await self.outcome(task_id)).status.ended:
             raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
         for one in deliberation_topics(task_id):
@@ -198,8 +231,12 @@ async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
         yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
 
 
-async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tuple[str, DeliberationStatus]:
-    """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run here until it is decided."""
+async def cancel(
+    settings: Settings, named: str, reason: str, tell: Tell
+) -> tuple[str, DeliberationStatus]:
+    """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run
+    here until it is decided.
+    """
     from moothall.aio import beside
     from moothall.wiring.house import collector_of
 
@@ -212,7 +249,9 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
         if (before := await tasks.outcome(task_id)).status.ended:
             return task_id, before.status
         if not served:
-            await stack.enter_async_context(beside(collector_of(settings, bus, repositories).run(), "collector"))
+            await stack.enter_async_context(
+                beside(collector_of(settings, bus, repositories).run(), "collector")
+            )
         status = await tasks.desk.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
@@ -224,7 +263,9 @@ async def cancel(settings: Settings, named: str, reason: str, tell: Tell) -> tup
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went with a task; `branch` is '' where there was none to remove, `left` says what stays."""
+    """What went with a task; `branch` is '' where there was none to remove, `left` says what
+    stays.
+    """
 
     task_id: str
     branch: str
@@ -232,10 +273,12 @@ class Removed:
 
 
 async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> Removed:
-    """Remove a task that has ended: its branch, if merged or with `force`, its events and its status document.
+    """Remove a task that has ended: its branch, if merged or with `force`, its events and its
+    status document.
 
-    The graph hears of it first. Audit and graph keep what they know; `moothall log prune` removes patches that nothing tells of.
-    Raises `NotFound`, `InvalidRequest`, `RepositoryError`; then nothing is removed.
+    The graph hears of it first. Audit and graph keep what they know; `moothall log prune` removes
+    patches that nothing tells of. Raises `NotFound`, `InvalidRequest`, `RepositoryError`; then
+    nothing is removed.
     """
     from moothall.wiring.graph import open_answers
 
@@ -268,12 +311,16 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
     """
     proposed = ", ".join(result.seat for result in outcome.results)
     if not seat:
-        winner = next((result for result in outcome.results if outcome.winner_id and result.rank == 1), None)
+        winner = next(
+            (result for result in outcome.results if outcome.winner_id and result.rank == 1), None
+        )
         if winner is None:
             if proposed:
                 raise NotFound(f"{outcome.task_id} has no winner; name a seat: {proposed}")
             why = f": {outcome.error_message}" if outcome.error_message else ""
-            raise NotFound(f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}")
+            raise NotFound(
+                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}"
+            )
         return winner
     named = seat_named(seat, [result.seat for result in outcome.results])
     for result in outcome.results:
@@ -282,13 +329,18 @@ def choose_result(outcome: Outcome, seat: str) -> Result:
     named = seat_named(seat, [end.seat for end in outcome.seats])
     for end in outcome.seats:
         if end.seat == named:
-            raise NotFound(f"{end.seat} of {outcome.task_id} proposed nothing: {end.error_message or end.status.value}")
-    raise NotFound(f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}")
+            raise NotFound(
+                f"{end.seat} of {outcome.task_id} proposed nothing: "
+                f"{end.error_message or end.status.value}"
+            )
+    raise NotFound(
+        f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}"
+    )
 
 
 async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | None:
-    """Return the work tree that a task's diff belongs to: its repository's, or, where that is not on this machine, the one round
-    the current folder.
+    """Return the work tree that a task's diff belongs to: its repository's, or, where that is not
+    on this machine, the one round the current folder.
     """
     if about is None:
         return None
@@ -321,8 +373,8 @@ async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]
 
 
 async def register_named(settings: Settings, named: str) -> str:
-    """Return the id of a repository that is named by its id, a path or a URL; a path or URL is registered. Raises what `register` does,
-    and `NotFound` for an id that nobody registered.
+    """Return the id of a repository that is named by its id, a path or a URL; a path or URL is
+    registered. Raises what `register` does, and `NotFound` for an id that nobody registered.
     """
     repositories = trusted_repositories(settings)
     if is_id(named):

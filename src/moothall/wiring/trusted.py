@@ -49,7 +49,9 @@ _Kind = TypeVar("_Kind", bound=TrustedRepositories)
 def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
     http = WebFamily().own(settings)
     destinations = Destinations.read(http.allow, only=http.only_allowed)
-    return kind(settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin)
+    return kind(
+        settings.data_dir, settings.workspace, prepare, secrets=environment(), pin=destinations.pin
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ class Hands:
 
 @asynccontextmanager
 async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterator[Hands]:
-    """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the house lends them, where they lie on
-    another disk.
+    """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the
+    house lends them, where they lie on another disk.
     """
 
     def clone_of(repository: str) -> TrustedClone:
@@ -75,7 +77,11 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
 
     repositories: TrustedRepositories
     async with AsyncExitStack() as stack:
-        make = await stack.enter_async_context(open_jobs(settings)) if settings.workspace.kind == "kubernetes" else None
+        make = (
+            await stack.enter_async_context(open_jobs(settings))
+            if settings.workspace.kind == "kubernetes"
+            else None
+        )
         workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)
         preparer = Preparer(settings, clone_of, workspaces)
         if far is None:
@@ -86,11 +92,17 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
             repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
             await stack.enter_async_context(open_borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
-        yield Hands(repositories, workspaces, LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None)
+        yield Hands(
+            repositories,
+            workspaces,
+            LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None,
+        )
 
 
 class Leaving:
-    """Workspaces of which `left` hears the id when they end: tools may have left something elsewhere. See `ports.Workspaces`."""
+    """Workspaces of which `left` hears the id when they end: tools may have left something
+    elsewhere. See `ports.Workspaces`.
+    """
 
     def __init__(self, workspaces: Workspaces, left: Callable[[str], Awaitable[None]]) -> None:
         self._workspaces, self._left = workspaces, left
@@ -107,14 +119,17 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the house hands to hosts that may be anywhere: what lies on the disk of the repositories, and what such hosts sign with."""
+    """What the house hands to hosts that may be anywhere: what lies on the disk of the
+    repositories, and what such hosts sign with.
+    """
 
     mark: str
     keys: Keys
 
 
 def home_of(settings: Settings) -> Home | None:
-    """Return what hosts are handed, None where all are processes of this machine. Leaves a mark in the data directory, a new one each
+    """Return what hosts are handed, None where all are processes of this machine. Leaves a mark in
+    the data directory, a new one each
     time: a copy of the directory has an old one. Raises `ConfigurationError`.
     """
     if settings.ray.address is None:
@@ -138,13 +153,23 @@ def disk_of(data_dir: Path) -> str:
 
 
 def for_hosts(settings: Settings) -> Settings:
-    """Return the settings for hosts that may be anywhere: without the key of the house, and what only doors and people's commands need."""
+    """Return the settings for hosts that may be anywhere: without the key of the house, and what
+    only doors and people's commands need.
+    """
     if settings.ray.address is None:
         return settings
     guard = settings.guard.model_copy(update={"key": None})
-    bus = settings.bus.model_copy(update={"credentials": settings.ray.credentials or settings.bus.credentials})
+    bus = settings.bus.model_copy(
+        update={"credentials": settings.ray.credentials or settings.bus.credentials}
+    )
     return settings.model_copy(
-        update={"guard": guard, "bus": bus, "forge": ForgeSettings(), "webhook": WebhookSettings(), "oidc": OidcSettings()}
+        update={
+            "guard": guard,
+            "bus": bus,
+            "forge": ForgeSettings(),
+            "webhook": WebhookSettings(),
+            "oidc": OidcSettings(),
+        }
     )
 
 
@@ -152,8 +177,9 @@ def for_hosts(settings: Settings) -> Settings:
 async def open_lending(
     settings: Settings, bus: Bus, repositories: TrustedRepositories, *, lends: bool = True
 ) -> AsyncIterator[TrustedRepositories]:
-    """Yield the repositories, which hosts on other disks are answered from where there may be such hosts, where it `lends`: who only runs the
-    seats has credentials by which he is not asked. What they made is fetched from them.
+    """Yield the repositories, which hosts on other disks are answered from where there may be such
+    hosts, where it `lends`: who only runs the seats has credentials by which he is not asked. What
+    they made is fetched from them.
     """
     if settings.ray.address is None:
         yield repositories
@@ -166,18 +192,25 @@ async def open_lending(
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(_answer(bus, lender, house.answer))
             if lends:
-                await stack.enter_async_context(beside(bus.answer(HOUSE, house.answer, shared=True), "repositories"))
+                await stack.enter_async_context(
+                    beside(bus.answer(HOUSE, house.answer, shared=True), "repositories")
+                )
             yield repositories
 
 
 @asynccontextmanager
-async def open_borrowing(settings: Settings, bus: Bus, repositories: FarRepositories) -> AsyncIterator[None]:
+async def open_borrowing(
+    settings: Settings, bus: Bus, repositories: FarRepositories
+) -> AsyncIterator[None]:
     """Ask the house for repositories, and lend it what is made here."""
     from moothall.repositories.far import HOSTS
 
     async with _lender(settings) as lender:
         repositories.far(bus.ask, lender)
-        async with _answer(bus, lender, repositories.answer), beside(bus.answer(HOSTS, repositories.answer), "patches"):
+        async with (
+            _answer(bus, lender, repositories.answer),
+            beside(bus.answer(HOSTS, repositories.answer), "patches"),
+        ):
             yield
 
 
@@ -185,7 +218,9 @@ async def open_borrowing(settings: Settings, bus: Bus, repositories: FarReposito
 async def _lender(settings: Settings) -> AsyncIterator[Lender]:
     from moothall.repositories.lending import Lender
 
-    async with Lender(GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace) as lender:
+    async with Lender(
+        GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace
+    ) as lender:
         yield lender
 
 

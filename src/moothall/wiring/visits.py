@@ -1,4 +1,6 @@
-"""What callers from outside are answered by, and a workflow for a command: in the process that serves this data directory, or in this one."""
+"""What callers from outside are answered by, and a workflow for a command: in the process that
+serves this data directory, or in this one.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,28 @@ WRITER = "serve"
 
 
 @asynccontextmanager
-async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER) -> AsyncIterator[Visits]:
-    """Answer requests on the bus, and yield what the other doors lead to. At the end every workspace is closed. `writer` names this process in the audit."""
+async def tool_service(
+    settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER
+) -> AsyncIterator[Visits]:
+    """Answer requests on the bus, and yield what the other doors lead to. At the end every
+    workspace is closed. `writer` names this process in the audit.
+    """
     async with AsyncExitStack() as stack:
-        audit = await stack.enter_async_context(audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer))
+        audit = await stack.enter_async_context(
+            audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
+        )
         hands = await stack.enter_async_context(open_hands(settings))
         gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
         places = Leaving(hands.workspaces, rules.close_workspace)
         visits = await stack.enter_async_context(
-            Visits(gate, rules.tokens, places, hands.repositories, settings.guard, run_code=hands.run_code)
+            Visits(
+                gate,
+                rules.tokens,
+                places,
+                hands.repositories,
+                settings.guard,
+                run_code=hands.run_code,
+            )
         )
         if rules.parking is not None:
             rules.parking.on_resolved(visits.heed_resolution)
@@ -53,13 +68,19 @@ async def tool_service(settings: Settings, bus: Bus, rules: Rules, writer: str =
 
 def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Visits) -> AgentTasks:
     """Return what answers other orchestrators."""
-    repositories, folder, making = trusted_repositories(settings), settings.data_dir / "blank", asyncio.Lock()
+    repositories, folder, making = (
+        trusted_repositories(settings),
+        settings.data_dir / "blank",
+        asyncio.Lock(),
+    )
 
     async def blank(tenant: str) -> RepositoryRef:
         async with making:
             if not (folder / ".git").exists():
                 await make_blank_repository(folder)
-        return RepositoryRef(id=(await repositories.register(str(folder), tenant=tenant, push="none")).id)
+        return RepositoryRef(
+            id=(await repositories.register(str(folder), tenant=tenant, push="none")).id
+        )
 
     return AgentTasks(
         desk,
@@ -78,8 +99,12 @@ def execution_service(settings: RunnerSettings, visits: Visits) -> Executions | 
 
 
 @asynccontextmanager
-async def workflow_service(settings: GuardSettings, bus: Bus, visits: Visits, *, resume: bool = True) -> AsyncIterator[Workflows]:
-    """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone go on at once."""
+async def workflow_service(
+    settings: GuardSettings, bus: Bus, visits: Visits, *, resume: bool = True
+) -> AsyncIterator[Workflows]:
+    """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone
+    go on at once.
+    """
     async with Workflows(visits, visits.gate, bus, bus.bucket(BUCKET), settings) as workflows:
         if resume:
             await workflows.resume()
@@ -91,7 +116,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkflowRequest:
-    """A workflow's document with its id, and the workspace that it wants; `seconds` is how long that stays open at most."""
+    """A workflow's document with its id, and the workspace that it wants; `seconds` is how long
+    that stays open at most.
+    """
 
     document: Mapping[str, Any]
     repository: RepositoryRef
@@ -99,10 +126,14 @@ class WorkflowRequest:
     seconds: int
 
 
-async def run_workflow(settings: Settings, asked: WorkflowRequest, tell: Tell) -> AsyncGenerator[Recorded, None]:
-    """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it was, in its own workspace.
+async def run_workflow(
+    settings: Settings, asked: WorkflowRequest, tell: Tell
+) -> AsyncGenerator[Recorded, None]:
+    """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it
+    was, in its own workspace.
 
-    Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the process that serves.
+    Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the
+    process that serves.
     """
     async with AsyncExitStack() as stack:
         if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
@@ -118,13 +149,19 @@ async def run_workflow(settings: Settings, asked: WorkflowRequest, tell: Tell) -
             yield recorded
 
 
-async def _here(settings: Settings, asked: WorkflowRequest, tell: Tell, stack: AsyncExitStack) -> AsyncGenerator[Recorded, None]:
+async def _here(
+    settings: Settings, asked: WorkflowRequest, tell: Tell, stack: AsyncExitStack
+) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
     url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
-    bus = await stack.enter_async_context(open_bus(settings.bus, url, secrets=secret_values(settings)))
+    bus = await stack.enter_async_context(
+        open_bus(settings.bus, url, secrets=secret_values(settings))
+    )
     rules = await stack.enter_async_context(open_rules(settings, bus))
     visits: Visits = await stack.enter_async_context(tool_service(settings, bus, rules))
-    workflows: Workflows = await stack.enter_async_context(workflow_service(settings.guard, bus, visits, resume=False))
+    workflows: Workflows = await stack.enter_async_context(
+        workflow_service(settings.guard, bus, visits, resume=False)
+    )
     if (known := await _find_begun(bus, asked)) is not None:
         if known.running:
             tell(f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}")
@@ -136,12 +173,16 @@ async def _here(settings: Settings, asked: WorkflowRequest, tell: Tell, stack: A
 
 async def _find_begun(bus: Bus, asked: WorkflowRequest) -> Begun | None:
     """Return the workflow of this id, if it was ever begun."""
-    found = (entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant)
+    found = (
+        entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant
+    )
     return next((entry for entry in found if entry.workflow_id == asked.document["id"]), None)
 
 
 async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) -> str:
-    """Have the process that serves begin it; return the workspace. It goes on there whoever listens."""
+    """Have the process that serves begin it; return the workspace. It goes on there whoever
+    listens.
+    """
     from moothall.pb.moothall.v1 import common_pb2
     from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
     from moothall.services.remote import calling
@@ -155,7 +196,9 @@ async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) ->
             ttl_seconds=asked.seconds,
         )
         opened = await stub.OpenWorkspace(wanted, metadata=metadata)
-        request = tool_pb2.RunWorkflowRequest(workspace_id=opened.workspace_id, capability_token=opened.capability_token)
+        request = tool_pb2.RunWorkflowRequest(
+            workspace_id=opened.workspace_id, capability_token=opened.capability_token
+        )
         request.workflow.update(asked.document)
         stream = stub.RunWorkflow(request, metadata=metadata)
         await stream.read()  # it is on the log

@@ -1,8 +1,10 @@
-"""Carries a plan out, one step after the other or side by side, and tells each turn as a fact before it goes on.
+"""Carries a plan out, one step after the other or side by side, and tells each turn as a fact
+before it goes on.
 
-Of the steps that may change files one runs at a time, and its files are kept with the fact of its end: so a run that is taken
-up again begins with just the files of the steps that are on record. A step within the workspace that was cut off is undone
-with its files and runs again; one that acts beyond it, and whose end nobody knows, is never repeated.
+Of the steps that may change files one runs at a time, and its files are kept with the fact of its
+end: so a run that is taken up again begins with just the files of the steps that are on record. A
+step within the workspace that was cut off is undone with its files and runs again; one that acts
+beyond it, and whose end nobody knows, is never repeated.
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ _NEVER_AGAIN = {
     ToolStatus.CANCELLED,
     ToolStatus.OUTCOME_UNKNOWN,
 }
-# A call that went out and had no answer in time may have had its effect: repeating it is not ours to decide.
+# A call that went out and had no answer in time may have had its effect: repeating it is not ours
+# to decide.
 _NEVER_AGAIN_OUTSIDE = {*_NEVER_AGAIN, ToolStatus.TIMEOUT}
 
 
 Tell = Callable[..., Awaitable[None]]
-"""Writes what happened to a step down, as `Chronicle.step` does; returns once it is durable and in the record."""
+"""Writes what happened to a step down, as `Chronicle.step` does; returns once it is durable and in
+the record.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,14 @@ class _Work:
 class Engine:
     """One run of one plan from where its record stands."""
 
-    def __init__(self, plan: Workflow, record: Record, hands: VisitHands, tell: Tell, catalogue: Mapping[str, ToolSpec]) -> None:
+    def __init__(
+        self,
+        plan: Workflow,
+        record: Record,
+        hands: VisitHands,
+        tell: Tell,
+        catalogue: Mapping[str, ToolSpec],
+    ) -> None:
         self._plan = plan
         self._record = record
         self._hands = hands
@@ -67,7 +79,9 @@ class Engine:
         self._changed = asyncio.Event()
 
     async def run(self) -> tuple[End, str]:
-        """Carry out what is not done yet. Return how it ended and why; raises what the log's publisher raises."""
+        """Carry out what is not done yet. Return how it ended and why; raises what the log's
+        publisher raises.
+        """
         async with asyncio.TaskGroup() as group:
             while True:
                 for work in self._ready():
@@ -96,7 +110,11 @@ class Engine:
 
     def _find_failed(self) -> Step | None:
         """Return the step whose failure ends the workflow."""
-        failed = (step for step in self._plan.steps if self._record.state(step.id) in {StepState.FAILED, StepState.UNKNOWN})
+        failed = (
+            step
+            for step in self._plan.steps
+            if self._record.state(step.id) in {StepState.FAILED, StepState.UNKNOWN}
+        )
         return next((step for step in failed if step.on_failure != "continue"), None)
 
     async def _turn(self, work: _Work) -> None:
@@ -112,8 +130,14 @@ class Engine:
 
     def _find_lacking(self, work: _Work) -> str:
         """Return a step that this one refers to and that has no output."""
-        named = (reference.step for reference in references(work.call.arguments) if reference.part == "output")
-        return next((name for name in named if self._record.state(name) is not StepState.SUCCEEDED), "")
+        named = (
+            reference.step
+            for reference in references(work.call.arguments)
+            if reference.part == "output"
+        )
+        return next(
+            (name for name in named if self._record.state(name) is not StepState.SUCCEEDED), ""
+        )
 
     async def _carry_out(self, work: _Work) -> StepState:
         """Let it run until it has succeeded, or has failed for good."""
@@ -133,7 +157,9 @@ class Engine:
                     continue
             commit, error = await self._commit(work, _fault(work, result))
             if error and self._again(work, act, result):
-                await self._say(work, StepState.RETRYING, act.attempt, result=result, error=error, commit=commit)
+                await self._say(
+                    work, StepState.RETRYING, act.attempt, result=result, error=error, commit=commit
+                )
                 await asyncio.sleep(work.step.pause)
                 result = None
                 continue
@@ -144,21 +170,32 @@ class Engine:
             return state
 
     async def _take_up(self, work: _Work, act: Act) -> ToolResult | None:
-        """Return the result of an attempt that a crash cut off, where it can be known; None to begin a fresh one."""
+        """Return the result of an attempt that a crash cut off, where it can be known; None to
+        begin a fresh one.
+        """
         if act.state is StepState.PARKED:
             return await self._attempt(work, act.attempt)
         if act.state is not StepState.STARTED or not work.spec.outside:
             return None
         name = _request_id(self._plan, work, act.attempt)
         known = await self._hands.find_result(name)
-        words = "it had begun when a crash came: whether it was done is not known; look before doing it again"
+        words = (
+            "it had begun when a crash came: whether it was done is not known; look before doing "
+            "it again"
+        )
         if isinstance(known, ToolResult):
             if known.status is ToolStatus.PARKED:
                 return await self._attempt(work, act.attempt)
             if not (work.changes and known.status is ToolStatus.SUCCESS):
                 return known
-            words = "it was done, but a crash took its file before that was kept; it is not done twice"
-        return ToolResult(name, work.spec.name, ToolStatus.OUTCOME_UNKNOWN, error=words) if known else None
+            words = (
+                "it was done, but a crash took its file before that was kept; it is not done twice"
+            )
+        return (
+            ToolResult(name, work.spec.name, ToolStatus.OUTCOME_UNKNOWN, error=words)
+            if known
+            else None
+        )
 
     async def _attempt(self, work: _Work, attempt: int) -> ToolResult:
         name = _request_id(self._plan, work, attempt)
@@ -198,30 +235,58 @@ class Engine:
             return "", error or f"its files cannot be kept: {refused.message}"
 
     async def _say(
-        self, work: _Work, state: StepState, attempt: int, *, result: ToolResult | None = None, error: str = "", commit: str = ""
+        self,
+        work: _Work,
+        state: StepState,
+        attempt: int,
+        *,
+        result: ToolResult | None = None,
+        error: str = "",
+        commit: str = "",
     ) -> None:
-        await self._tell(work.step.id, state, attempt, compensation=work.compensation, result=result, error=error, commit=commit)
+        await self._tell(
+            work.step.id,
+            state,
+            attempt,
+            compensation=work.compensation,
+            result=result,
+            error=error,
+            commit=commit,
+        )
 
     async def _end(self) -> tuple[End, str]:
         stopped = self._find_failed()
         for step in self._plan.steps:
             if not self._record.act(step.id).ended:
-                await self._leave_out(step, f"not run: step {stopped.id} failed" if stopped else "not run")
+                await self._leave_out(
+                    step, f"not run: step {stopped.id} failed" if stopped else "not run"
+                )
         if stopped is None:
             states = {self._record.state(step.id) for step in self._plan.steps}
             return (End.SUCCEEDED if states == {StepState.SUCCEEDED} else End.PARTIAL), ""
         state = self._record.state(stopped.id)
-        reason = f"step {stopped.id}: {'its outcome is unknown' if state is StepState.UNKNOWN else 'it failed'}"
+        reason = (
+            f"step {stopped.id}: "
+            f"{'its outcome is unknown' if state is StepState.UNKNOWN else 'it failed'}"
+        )
         if stopped.on_failure != "compensate":
             return End.FAILED, reason
         left = await self._compensate()
         if left:
-            return End.FAILED, f"{reason}; what was done before could not be undone for {', '.join(left)}"
+            return (
+                End.FAILED,
+                f"{reason}; what was done before could not be undone for {', '.join(left)}",
+            )
         return End.COMPENSATED, f"{reason}; what was done before was undone"
 
     async def _leave_out(self, step: Step, because: str) -> None:
-        """Say of a step that it does not run; of one that acts outside and was cut off, what is known of it."""
-        work, act = _Work(step, step.call, self._catalogue[step.call.tool]), self._record.act(step.id)
+        """Say of a step that it does not run; of one that acts outside and was cut off, what is
+        known of it.
+        """
+        work, act = (
+            _Work(step, step.call, self._catalogue[step.call.tool]),
+            self._record.act(step.id),
+        )
         result = await self._take_up(work, act) if act.state is StepState.STARTED else None
         if result is None:
             await self._say(work, StepState.SKIPPED, act.attempt, error=because)
@@ -229,17 +294,27 @@ class Engine:
             await self._say(work, StepState.UNKNOWN, act.attempt, result=result, error=result.error)
         else:
             fault = _fault(work, result)
-            await self._say(work, StepState.FAILED if fault else StepState.SUCCEEDED, act.attempt, result=result, error=fault)
+            await self._say(
+                work,
+                StepState.FAILED if fault else StepState.SUCCEEDED,
+                act.attempt,
+                result=result,
+                error=fault,
+            )
 
     async def _compensate(self) -> list[str]:
-        """Undo what succeeded, the last first. Return the steps for which that failed; the others are undone nevertheless."""
+        """Undo what succeeded, the last first. Return the steps for which that failed; the others
+        are undone nevertheless.
+        """
         left = []
         for name in reversed(self._record.done):
             step = self._plan.step(name)
             if step.compensate is None:
                 continue
             act = self._record.act(name, compensation=True)
-            work = _Work(step, step.compensate, self._catalogue[step.compensate.tool], compensation=True)
+            work = _Work(
+                step, step.compensate, self._catalogue[step.compensate.tool], compensation=True
+            )
             state = act.state if act.ended else await self._carry_out(work)
             if state is not StepState.SUCCEEDED:
                 left.append(name)

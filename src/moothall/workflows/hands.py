@@ -47,7 +47,9 @@ class VisitHands:
         except TimeoutError:
             pass
         allowed = call.deadline - datetime.now(UTC)
-        return await self.call(replace(call, deadline=datetime.now(UTC) + max(allowed, timedelta(seconds=60))))
+        return await self.call(
+            replace(call, deadline=datetime.now(UTC) + max(allowed, timedelta(seconds=60)))
+        )
 
     async def find_result(self, request_id: str) -> ToolResult | bool:
         """Return what the log says of a call: its last result, or whether it began."""
@@ -60,7 +62,9 @@ class VisitHands:
                 found = True
             elif event.type == EventType.TOOL_FINISHED:
                 names = ToolResult.__dataclass_fields__
-                told = load(ToolResult, {name: value for name, value in event.data.items() if name in names})
+                told = load(
+                    ToolResult, {name: value for name, value in event.data.items() if name in names}
+                )
                 found = found if found is True and told.status is ToolStatus.PARKED else told
         return found
 

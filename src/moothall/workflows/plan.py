@@ -25,10 +25,12 @@ _LONGEST_WAIT = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call, and what becomes of it. `needs` are the steps that end before it begins, those that it refers to included.
+    """One call, and what becomes of it. `needs` are the steps that end before it begins, those that
+    it refers to included.
 
-    `attempts` in all, `pause` seconds between two; `timeout` seconds for each, 0: as long as the tool may take. `accept` any:
-    a check that is red, or a command that exits with another code than 0, is a success too.
+    `attempts` in all, `pause` seconds between two; `timeout` seconds for each, 0: as long as the
+    tool may take. `accept` any: a check that is red, or a command that exits with another code than
+    0, is a success too.
     """
 
     id: str
@@ -59,7 +61,9 @@ class Workflow:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a plan is checked against. `refusal` says why a tool of the catalogue may not be used here, or nothing."""
+    """What a plan is checked against. `refusal` says why a tool of the catalogue may not be used
+    here, or nothing.
+    """
 
     catalogue: Mapping[str, ToolSpec]
     refusal: Callable[[str], str]
@@ -86,7 +90,9 @@ class _Step(_Call):
     id: str = Field(pattern=f"^{ID_PATTERN}$")
     needs: list[str] | None = None
     retry: _Retry = _Retry()
-    timeout: float = Field(0.0, ge=0, le=_LONGEST_WAIT)  # what no calendar holds would end the process that serves
+    timeout: float = Field(
+        0.0, ge=0, le=_LONGEST_WAIT
+    )  # what no calendar holds would end the process that serves
     on_failure: Literal["stop", "continue", "compensate"] = "stop"
     accept: Literal["success", "any"] = "success"
     compensate: _Call | None = None
@@ -106,34 +112,55 @@ def read_yaml(text: str) -> Mapping[str, Any]:
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the workflow is no YAML: {' '.join(str(error).split())[:300]}") from error
+        raise InvalidRequest(
+            f"the workflow is no YAML: {' '.join(str(error).split())[:300]}"
+        ) from error
     try:
         document = json.loads(json.dumps(document))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the workflow is no plain document: {error}; quote dates and the like") from error
+        raise InvalidRequest(
+            f"the workflow is no plain document: {error}; quote dates and the like"
+        ) from error
     if not isinstance(document, dict):
-        raise InvalidRequest("the workflow is no object; it has name and steps, each step an id, a tool and its arguments")
+        raise InvalidRequest(
+            "the workflow is no object; it has name and steps, each step an id, a tool and its "
+            "arguments"
+        )
     return document
 
 
 def read_plan(document: Mapping[str, Any], allowed: Allowed) -> Workflow:
-    """Return the plan of a document. Raises `InvalidRequest` that names the step and what would be right."""
+    """Return the plan of a document. Raises `InvalidRequest` that names the step and what would be
+    right.
+    """
     told = _of(_Workflow, document, "workflow")
     if len(told.steps) > allowed.steps:
-        raise InvalidRequest(f"the workflow has {len(told.steps)} steps; at most {allowed.steps} are allowed")
-    read = [_of(_Step, step, f"step {_name_of(step, place)}") for place, step in enumerate(told.steps, 1)]
+        raise InvalidRequest(
+            f"the workflow has {len(told.steps)} steps; at most {allowed.steps} are allowed"
+        )
+    read = [
+        _of(_Step, step, f"step {_name_of(step, place)}")
+        for place, step in enumerate(told.steps, 1)
+    ]
     seen: set[str] = set()
     for step in read:
         if step.id in seen:
-            raise InvalidRequest(f"step {step.id}: there are two steps of this id; each needs one of its own")
+            raise InvalidRequest(
+                f"step {step.id}: there are two steps of this id; each needs one of its own"
+            )
         seen.add(step.id)
     known = {step.id: step.tool for step in read}
-    steps = {step.id: _step(step, read[place - 1].id if place else "", known, allowed) for place, step in enumerate(read)}
+    steps = {
+        step.id: _step(step, read[place - 1].id if place else "", known, allowed)
+        for place, step in enumerate(read)
+    }
     order = _sort(steps)
     for step in order:
         _check_compensation(step, steps, known, allowed)
     return Workflow(
-        id=check_id(told.id, "workflow id") if told.id is not None else f"wf-{secrets.token_hex(8)}",
+        id=check_id(told.id, "workflow id")
+        if told.id is not None
+        else f"wf-{secrets.token_hex(8)}",
         name=told.name,
         steps=order,
         parallelism=min(told.parallelism or allowed.parallelism, allowed.parallelism),
@@ -149,11 +176,16 @@ def document_digest(document: Mapping[str, Any]) -> str:
 def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) -> Step:
     where = f"step {told.id}"
     if told.retry.attempts > allowed.attempts:
-        raise InvalidRequest(f"{where}: retry.attempts is {told.retry.attempts}; at most {allowed.attempts} are allowed")
+        raise InvalidRequest(
+            f"{where}: retry.attempts is {told.retry.attempts}; at most {allowed.attempts} are "
+            "allowed"
+        )
     named = told.needs or []
     for other in named:
         if other not in known or other == told.id:
-            raise InvalidRequest(f"{where}: needs {other!r}, and there is no such other step{_near(other, known)}")
+            raise InvalidRequest(
+                f"{where}: needs {other!r}, and there is no such other step{_near(other, known)}"
+            )
     referred = [reference.step for reference in _check_call(where, told, known, allowed)]
     if told.id in referred:
         raise InvalidRequest(f"{where}: its arguments refer to its own result; only compensate may")
@@ -174,11 +206,17 @@ def _step(told: _Step, before: str, known: Mapping[str, str], allowed: Allowed) 
     )
 
 
-def _check_call(where: str, call: _Call, known: Mapping[str, str], allowed: Allowed) -> Sequence[Reference]:
-    """Return the references of a call whose tool there is, whose arguments have the right names, and whose references can be."""
+def _check_call(
+    where: str, call: _Call, known: Mapping[str, str], allowed: Allowed
+) -> Sequence[Reference]:
+    """Return the references of a call whose tool there is, whose arguments have the right names,
+    and whose references can be.
+    """
     spec = allowed.catalogue.get(call.tool)
     if spec is None:
-        raise InvalidRequest(f"{where}: there is no tool {call.tool[:60]!r}{_near(call.tool, allowed.catalogue)}")
+        raise InvalidRequest(
+            f"{where}: there is no tool {call.tool[:60]!r}{_near(call.tool, allowed.catalogue)}"
+        )
     if refusal := allowed.refusal(call.tool):
         raise InvalidRequest(f"{where}: {refusal}")
     try:
@@ -187,7 +225,9 @@ def _check_call(where: str, call: _Call, known: Mapping[str, str], allowed: Allo
         raise InvalidRequest(f"{where}: {error.message}") from error
     for reference in found:
         if reference.step not in known:
-            raise InvalidRequest(f"{where}: ${{{reference}}} names no step{_near(reference.step, known)}")
+            raise InvalidRequest(
+                f"{where}: ${{{reference}}} names no step{_near(reference.step, known)}"
+            )
         source = allowed.catalogue.get(known[reference.step])
         if source is not None and reference.path:
             _check_output(where, reference, source)
@@ -199,22 +239,32 @@ def _check_output(where: str, reference: Reference, source: ToolSpec) -> None:
     fields = source.output.model_fields
     if fields and reference.path[0] not in {*fields, "note", "truncated"}:
         raise InvalidRequest(
-            f"{where}: ${{{reference}}} names no output of {source.name}{_near(reference.path[0], fields)}; "
+            f"{where}: ${{{reference}}} names no output of "
+            f"{source.name}{_near(reference.path[0], fields)}; "
             f"it has {', '.join(fields)}"
         )
 
 
-def _check_arguments(where: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool) -> None:
-    """With references in them only the names can be checked; the gate checks the rest once they are filled in."""
+def _check_arguments(
+    where: str, spec: ToolSpec, arguments: Mapping[str, Any], *, exact: bool
+) -> None:
+    """With references in them only the names can be checked; the gate checks the rest once they are
+    filled in.
+    """
     fields = dict(zip(spec.argument_names, spec.arguments.model_fields.values(), strict=True))
     for name in arguments:
         if name not in fields:
             raise InvalidRequest(
-                f"{where}: {spec.name} has no argument {name[:60]!r}{_near(name, fields)}; right is {spec.signature}"
+                f"{where}: {spec.name} has no argument {name[:60]!r}{_near(name, fields)}; right "
+                f"is {spec.signature}"
             )
-    missing = [name for name, field in fields.items() if field.is_required() and name not in arguments]
+    missing = [
+        name for name, field in fields.items() if field.is_required() and name not in arguments
+    ]
     if missing:
-        raise InvalidRequest(f"{where}: argument {missing[0]!r} is missing; right is {spec.signature}")
+        raise InvalidRequest(
+            f"{where}: argument {missing[0]!r} is missing; right is {spec.signature}"
+        )
     if not exact:
         return
     try:
@@ -225,7 +275,9 @@ def _check_arguments(where: str, spec: ToolSpec, arguments: Mapping[str, Any], *
         raise InvalidRequest(f"{where}: its arguments are not JSON") from error
 
 
-def _check_compensation(step: Step, steps: Mapping[str, Step], known: Mapping[str, str], allowed: Allowed) -> None:
+def _check_compensation(
+    step: Step, steps: Mapping[str, Step], known: Mapping[str, str], allowed: Allowed
+) -> None:
     """It may refer to its own step and to what was done before that."""
     if step.compensate is None:
         return
@@ -235,7 +287,8 @@ def _check_compensation(step: Step, steps: Mapping[str, Step], known: Mapping[st
     for reference in _check_call(where, told, known, allowed):
         if reference.step not in before:
             raise InvalidRequest(
-                f"{where}: ${{{reference}}} is not sure to be done by then; right are {', '.join(sorted(before))}"
+                f"{where}: ${{{reference}}} is not sure to be done by then; right are "
+                f"{', '.join(sorted(before))}"
             )
 
 
@@ -250,9 +303,13 @@ def _ancestors(name: str, steps: Mapping[str, Step]) -> set[str]:
 
 def _sort(steps: Mapping[str, Step]) -> tuple[Step, ...]:
     try:
-        order = list(TopologicalSorter({step.id: step.needs for step in steps.values()}).static_order())
+        order = list(
+            TopologicalSorter({step.id: step.needs for step in steps.values()}).static_order()
+        )
     except CycleError as error:
-        raise InvalidRequest(f"the steps need each other in a circle: {' → '.join(reversed(error.args[1]))}") from error
+        raise InvalidRequest(
+            f"the steps need each other in a circle: {' → '.join(reversed(error.args[1]))}"
+        ) from error
     return tuple(steps[name] for name in order)
 
 
@@ -270,4 +327,6 @@ def _of(kind: type[Any], data: object, where: str) -> Any:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise InvalidRequest(f"{where}: {wrong(error)}; it may hold {', '.join(kind.model_fields)}") from error
+        raise InvalidRequest(
+            f"{where}: {wrong(error)}; it may hold {', '.join(kind.model_fields)}"
+        ) from error

@@ -1,4 +1,6 @@
-"""A workflow's facts on the log: how it stands by them, in their order, and telling and reading them."""
+"""A workflow's facts on the log: how it stands by them, in their order, and telling and reading
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class StepState(StrEnum):
 
 
 class End(StrEnum):
-    """How a workflow ended; the wire's words. `partial`: steps failed that others may go on without."""
+    """How a workflow ended; the wire's words. `partial`: steps failed that others may go on
+    without.
+    """
 
     SUCCEEDED = "succeeded"
     PARTIAL = "partial"
@@ -49,7 +53,9 @@ class End(StrEnum):
 
 @dataclass(slots=True)
 class Act:
-    """A step, or its compensation, so far. `attempt` is the last one that began; `failures` those that were tried again."""
+    """A step, or its compensation, so far. `attempt` is the last one that began; `failures` those
+    that were tried again.
+    """
 
     state: StepState | None = None
     attempt: int = 0
@@ -64,8 +70,9 @@ class Act:
 
 @dataclass(slots=True)
 class Record:
-    """One workflow so far. `commit` holds the workspace's files as they were when the last step ended; `done` are the steps that
-    succeeded, in that order. `told` is the plan's document, None before the start is on the log.
+    """One workflow so far. `commit` holds the workspace's files as they were when the last step
+    ended; `done` are the steps that succeeded, in that order. `told` is the plan's document, None
+    before the start is on the log.
     """
 
     told: Mapping[str, Any] | None = None
@@ -131,14 +138,19 @@ class Chronicle:
         return record
 
     async def follow(self, digest: str, after_seq: int) -> AsyncGenerator[Recorded, None]:
-        """Yield its facts after a seq to its end, also those to come. Raises `AlreadyExists` where its plan is another one."""
+        """Yield its facts after a seq to its end, also those to come. Raises `AlreadyExists` where
+        its plan is another one.
+        """
         async with aclosing(self.bus.follow((Channel.TOOLS.of(self.workspace),))) as facts:
             async for recorded in facts:
                 if not self._ours(recorded):
                     continue
                 event = recorded.event
                 if event.type == EventType.WORKFLOW_STARTED and event.data.get("digest") != digest:
-                    raise AlreadyExists(f"the workflow id {self.name} was used for another workflow in this workspace")
+                    raise AlreadyExists(
+                        f"the workflow id {self.name} was used for another workflow in this "
+                        "workspace"
+                    )
                 if recorded.comes_after(after_seq):
                     yield recorded
                 if event.type == EventType.WORKFLOW_FINISHED:
@@ -146,7 +158,12 @@ class Chronicle:
 
     async def begin(self, plan: Workflow, document: Mapping[str, Any], commit: str) -> None:
         """Tell that it began, with the files as they are."""
-        told = {"name": plan.name, "plan": {**document, "id": plan.id}, "digest": plan.digest, "commit_sha": commit}
+        told = {
+            "name": plan.name,
+            "plan": {**document, "id": plan.id},
+            "digest": plan.digest,
+            "commit_sha": commit,
+        }
         await self._say(EventType.WORKFLOW_STARTED, {**told, "steps": len(plan.steps)}, "started")
 
     async def step(
@@ -174,13 +191,17 @@ class Chronicle:
         }
         over = record.ended + (not compensation and state.ends and not record.act(name).ended)
         ordinal = f"{name}/{'undo/' if compensation else ''}{attempt}/{state}"
-        await self._say(EventType.WORKFLOW_STEP, {**data, "done": over, "steps": len(plan.steps)}, ordinal)
+        await self._say(
+            EventType.WORKFLOW_STEP, {**data, "done": over, "steps": len(plan.steps)}, ordinal
+        )
         record.apply(EventType.WORKFLOW_STEP, data)
 
     async def finish(self, end: End, reason: str, *, done: int, steps: int) -> None:
         """Tell how it ended."""
         await self._say(
-            EventType.WORKFLOW_FINISHED, {"state": end.value, "error": reason, "done": done, "steps": steps}, "finished"
+            EventType.WORKFLOW_FINISHED,
+            {"state": end.value, "error": reason, "done": done, "steps": steps},
+            "finished",
         )
 
     def _ours(self, recorded: Recorded) -> bool:

@@ -1,4 +1,6 @@
-"""The workflows of a process: begun by their callers, followed on the log, and taken up again after a crash."""
+"""The workflows of a process: begun by their callers, followed on the log, and taken up again after
+a crash.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _BUG = "it was ended by a bug of ours; the log of the server says more"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An entry of the bucket `workflows`: what it takes to go on with one. `token` is its caller's."""
+    """An entry of the bucket `workflows`: what it takes to go on with one. `token` is its
+    caller's.
+    """
 
     workflow_id: str
     visit: Returning
@@ -50,8 +54,13 @@ class Begun:
 
     def document(self) -> dict[str, Any]:
         """Return it as the bucket holds it."""
-        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant to arrive.
-        told = {"workflow_id": self.workflow_id, "visit": dump(self.visit), "token": self.token.split(".")}
+        # In parts: what looks like a token is scrubbed on its way to the bus, and this one is meant
+        # to arrive.
+        told = {
+            "workflow_id": self.workflow_id,
+            "visit": dump(self.visit),
+            "token": self.token.split("."),
+        }
         return {**told, "state": "running" if self.running else "ended"}
 
 
@@ -62,7 +71,14 @@ async def entries(index: Bucket) -> Sequence[Begun]:
         try:
             token = ".".join(map(str, document["token"]))
             visit = load(Returning, document["visit"])
-            found.append(Begun(str(document["workflow_id"]), visit, token, running=document["state"] == "running"))
+            found.append(
+                Begun(
+                    str(document["workflow_id"]),
+                    visit,
+                    token,
+                    running=document["state"] == "running",
+                )
+            )
         except (InvalidRequest, KeyError, TypeError) as error:
             log.warning("a workflow's entry cannot be read", key=key, reason=str(error)[:300])
     return found
@@ -80,12 +96,16 @@ class _Start:
 
 
 class Workflows:
-    """An async context manager; those under way at its end are left for the next process. Belongs to one event loop.
+    """An async context manager; those under way at its end are left for the next process. Belongs
+    to one event loop.
 
-    The bucket says which are under way and how their workspaces are opened again; all else is read from the log.
+    The bucket says which are under way and how their workspaces are opened again; all else is read
+    from the log.
     """
 
-    def __init__(self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: GuardSettings) -> None:
+    def __init__(
+        self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: GuardSettings
+    ) -> None:
         self._visits = visits
         self._gate = gate
         self._bus = bus
@@ -101,22 +121,32 @@ class Workflows:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for task in self._tasks:
             task.cancel()
         await self._group.__aexit__(kind, error, traceback)
 
     async def resume(self, only: str = "") -> Sequence[Begun]:
-        """Take up, beside what follows, what a process left that is gone, and return it; with `only`, the workflows of that id.
+        """Take up, beside what follows, what a process left that is gone, and return it; with
+        `only`, the workflows of that id.
 
         Raises `BusUnavailable`.
         """
-        found = [begun for begun in await entries(self._index) if begun.running and only in {"", begun.workflow_id}]
+        found = [
+            begun
+            for begun in await entries(self._index)
+            if begun.running and only in {"", begun.workflow_id}
+        ]
         places: dict[str, list[Begun]] = {}
         for begun in found:
             places.setdefault(begun.visit.workspace, []).append(begun)
-            there = self._held[begun.visit.workspace, begun.workflow_id] = asyncio.get_running_loop().create_future()
+            there = self._held[begun.visit.workspace, begun.workflow_id] = (
+                asyncio.get_running_loop().create_future()
+            )
             there.set_result(None)
         for workspace, left in places.items():
             self._returning[workspace] = asyncio.Event()
@@ -124,17 +154,26 @@ class Workflows:
         return found
 
     async def _return_all(self, left: Sequence[Begun]) -> None:
-        """Go on with what was left in one workspace: more than one only where a kill came between an end and its record."""
+        """Go on with what was left in one workspace: more than one only where a kill came between
+        an end and its record.
+        """
         for begun in left:
             await self._return(begun)
 
     async def run(
-        self, who: Principal, workspace: str, token: str, document: Mapping[str, Any], after_seq: int = 0
+        self,
+        who: Principal,
+        workspace: str,
+        token: str,
+        document: Mapping[str, Any],
+        after_seq: int = 0,
     ) -> AsyncGenerator[Recorded, None]:
-        """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes on if nobody listens.
+        """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes
+        on if nobody listens.
 
-        Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is, `Refused` where another
-        workflow has the workspace, `AlreadyExists` where the id was used for another one.
+        Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is,
+        `Refused` where another workflow has the workspace, `AlreadyExists` where the id was used
+        for another one.
         """
         workspace = self._visits.name_of(workspace, token)
         if workspace in self._returning:
@@ -161,10 +200,21 @@ class Workflows:
     def _limits(self, refusal: Callable[[str], str]) -> Allowed:
         limits = self._settings
         return Allowed(
-            self._gate.catalogue, refusal, limits.workflow_steps, limits.workflow_parallelism, limits.workflow_attempts
+            self._gate.catalogue,
+            refusal,
+            limits.workflow_steps,
+            limits.workflow_parallelism,
+            limits.workflow_attempts,
         )
 
-    async def _begin(self, chronicle: Chronicle, who: Principal, token: str, plan: Workflow, document: Mapping[str, Any]) -> None:
+    async def _begin(
+        self,
+        chronicle: Chronicle,
+        who: Principal,
+        token: str,
+        plan: Workflow,
+        document: Mapping[str, Any],
+    ) -> None:
         """Have it begun, unless it was."""
         key = (chronicle.workspace, plan.id)
         begun = self._held.get(key)
@@ -188,7 +238,12 @@ class Workflows:
                     begun.set_result(None)
                     await self._carry_out(chronicle, plan, entry, loan)
             elif record.end is None and record.plan_digest == plan.digest:
-                begun.set_exception(NotFound(f"workflow {plan.id} was left by a process that is gone; a start takes it up"))
+                begun.set_exception(
+                    NotFound(
+                        f"workflow {plan.id} was left by a process that is gone; a start takes it "
+                        "up"
+                    )
+                )
             else:
                 begun.set_result(None)  # told in full, or another one of this id: its facts say so
         except MoothallError as error:
@@ -216,17 +271,25 @@ class Workflows:
                     await self._visits.reopen(replace(visit, commit_sha=record.commit))
             except Permanent as error:
                 steps = record.told.get("steps", ())
-                await chronicle.finish(End.FAILED, error.message, done=record.ended, steps=len(steps))
+                await chronicle.finish(
+                    End.FAILED, error.message, done=record.ended, steps=len(steps)
+                )
                 await self._over(entry)
                 return
             with self._visits.lend(visit.workspace, entry.workflow_id) as loan:
                 self._give_back(visit.workspace)
-                log.info("a workflow is taken up again", workflow=entry.workflow_id, done=record.ended)
+                log.info(
+                    "a workflow is taken up again", workflow=entry.workflow_id, done=record.ended
+                )
                 if not fresh:
                     await loan.rewind(record.commit)
                 await self._carry_out(chronicle, plan, entry, loan)
         except MoothallError as error:
-            log.warning("a workflow waits for the next start", workflow=entry.workflow_id, reason=error.message)
+            log.warning(
+                "a workflow waits for the next start",
+                workflow=entry.workflow_id,
+                reason=error.message,
+            )
         finally:
             self._give_back(visit.workspace)
 
@@ -234,7 +297,9 @@ class Workflows:
         if waiting := self._returning.pop(workspace, None):
             waiting.set()
 
-    async def _carry_out(self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan) -> None:
+    async def _carry_out(
+        self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan
+    ) -> None:
         """Run to the end and tell it; again from the log where the bus was away."""
         pause, over = _FIRST_PAUSE, False
         while not over:
@@ -246,10 +311,15 @@ class Workflows:
                 await self._over(entry)
                 over = True
             except* Temporary as group:
-                log.warning("a workflow waits for the bus", workflow=plan.id, reason=str(group.exceptions[0]))
+                log.warning(
+                    "a workflow waits for the bus",
+                    workflow=plan.id,
+                    reason=str(group.exceptions[0]),
+                )
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
-            except* Exception:  # a bug over one plan must neither end the server nor come again at each of its starts
+            # a bug over one plan must neither end the server nor come again at each of its starts
+            except* Exception:
                 log.exception("a workflow ended by a bug", workflow=plan.id)
                 await chronicle.finish(End.FAILED, _BUG, done=0, steps=len(plan.steps))
                 await self._over(entry)
@@ -259,7 +329,9 @@ class Workflows:
         self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan, record: Record
     ) -> tuple[End, str]:
         hands = VisitHands(self._visits, loan, entry.token, plan.id, self._bus)
-        engine = Engine(plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue)
+        engine = Engine(
+            plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue
+        )
         async with asyncio.TaskGroup() as group:
             running = group.create_task(engine.run(), name=f"engine {plan.id}")
             closing = group.create_task(loan.closing.wait(), name=f"closing {plan.id}")

@@ -1,1 +1,3 @@
-"""Where tools act: bases made ready, isolated checkouts of them opened, and what is asked in them run."""
+"""Where tools act: bases made ready, isolated checkouts of them opened, and what is asked in them
+run.
+"""

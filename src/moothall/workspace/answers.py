@@ -38,7 +38,9 @@ def result_of(call: ToolCall, answer: dict[str, Any]) -> ToolResult:
 
 
 def whole(value: object) -> int:
-    """Return a number as a whole one that can be told. Raises `ValueError` for what is none: JSON as it is read here knows Infinity."""
+    """Return a number as a whole one that can be told. Raises `ValueError` for what is none: JSON
+    as it is read here knows Infinity.
+    """
     if not isinstance(value, int | float) or not abs(value) <= _MOST:
         raise ValueError(f"{str(value)[:40]!r} where a number belongs")
     return int(value)
@@ -67,12 +69,17 @@ def _results(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def tests_output(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return what a model is shown of a test run: counts, the tests that are not green, the end of the output."""
+    """Return what a model is shown of a test run: counts, the tests that are not green, the end of
+    the output.
+    """
     results = _results(answer)
     red = [case for case, result in results.items() if result in cases.RED]
     return {
         "verdict": answer.get("verdict", cases.ERRORED),
-        **{word: sum(result == word for result in results.values()) for word in ("passed", "failed", "errored", "skipped")},
+        **{
+            word: sum(result == word for result in results.values())
+            for word in ("passed", "failed", "errored", "skipped")
+        },
         "red": red[:_CASES_SHOWN],
         "exit_code": answer.get("exit_code", -1),
         "output": str(answer.get("output", "")),
@@ -85,11 +92,17 @@ def code_output(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shell_answer(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
-    """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end by itself."""
+    """Return an answer to a command of the shell as the tool's; `stopped` says why it did not end
+    by itself.
+    """
     folder, left, note = (answer.get(name) for name in ("folder", "left", "note"))
     output = code_output(answer)
-    output |= {"working_directory": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
-    output |= {"ended_processes": [str(one) for one in left]} if isinstance(left, list) and left else {}
+    output |= (
+        {"working_directory": folder} if isinstance(folder, str) and folder != WORKSPACE else {}
+    )
+    output |= (
+        {"ended_processes": [str(one) for one in left]} if isinstance(left, list) and left else {}
+    )
     output |= {"note": str(note)} if note else {}
     return {**answer, "output": output, "error": answer.get("error") or stopped}
 
@@ -98,7 +111,11 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
     """Return an answer to a command as the run of a check. Raises `WorkspaceFailed`."""
     try:
         status = ToolStatus(answer.get("status", ""))
-        verdict = Verdict(answer.get("verdict", checks.MISSING)) if status is ToolStatus.SUCCESS else Verdict.ERRORED
+        verdict = (
+            Verdict(answer.get("verdict", checks.MISSING))
+            if status is ToolStatus.SUCCESS
+            else Verdict.ERRORED
+        )
         return CheckRun(
             check=name,
             verdict=verdict,
@@ -107,8 +124,12 @@ def check_run(name: str, answer: dict[str, Any]) -> CheckRun:
             duration_ms=whole(answer.get("duration_ms", 0)),
             exit_code=whole(answer.get("exit_code", -1)),
             status=status,
-            details={str(case): str(said) for case, said in dict(answer.get("details") or {}).items()},
-            durations={str(case): whole(ms) for case, ms in dict(answer.get("durations") or {}).items()},
+            details={
+                str(case): str(said) for case, said in dict(answer.get("details") or {}).items()
+            },
+            durations={
+                str(case): whole(ms) for case, ms in dict(answer.get("durations") or {}).items()
+            },
             findings=tuple(str(line) for line in answer.get("findings") or ()),
             usage=usage_of(answer),
             contended=_is_contended(answer),

@@ -33,10 +33,17 @@ from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.inside.executor"
 START_SECONDS = 20.0
-_GRACE_SECONDS = 5.0  # less than the gate's: an executor that says nothing is lost, and its turns are done again elsewhere
+# less than the gate's: an executor that says nothing is lost, and its turns are done again
+# elsewhere
+_GRACE_SECONDS = 5.0
 _LOOK_PAUSE = 0.25
 _LONG = frozenset({"setup", "build", "check", "shell"})  # the caller sets their limits
-_OFFLINE = {"GOPROXY": "off", "CARGO_NET_OFFLINE": "true", "npm_config_offline": "true", "PIP_NO_INDEX": "1"}
+_OFFLINE = {
+    "GOPROXY": "off",
+    "CARGO_NET_OFFLINE": "true",
+    "npm_config_offline": "true",
+    "PIP_NO_INDEX": "1",
+}
 # If a check calls its package manager again, it uses what set-up resolved and does not look for
 # other versions.
 _RESOLVED = {
@@ -61,13 +68,19 @@ before it runs."""
 _YARN = {"YARN_NODE_LINKER": "node-modules", "YARN_ENABLE_TELEMETRY": "0", "YARN_IGNORE_PATH": "1"}
 """As detected set-ups install: Plug'n'Play needs a cache outside the repository."""
 _PROXIES = (
-    *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
-    *("YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"),  # yarn reads no others from its second version on
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "YARN_HTTP_PROXY",
+    "YARN_HTTPS_PROXY",  # yarn reads no others from its second version on
 )
 _OF_OTHERS = frozenset({"run", "code"})  # what runs code of others
 # These take a slot. Set-up does not: it mostly waits for the network.
 _SLOTTED = frozenset({"run", "build", "check", "code", "shell"})
-_WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"})
+_WRITING = frozenset(
+    {"files.write", "files.append", "files.edit", "files.define", "files.mkdir", "files.store"}
+)
 
 Answer = dict[str, Any]
 Asked = Callable[[Answer], Awaitable[Answer]]
@@ -76,10 +89,13 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class BoxSetup:
-    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders read-only. Without a tree there is
-    an empty folder. `program` answers in it; `limits` hold instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as the limits say. `toolchains` are shown where they lie, and
-    their bin is put on PATH; `reach` is what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter that /env was made with, where it is not our own. `image`: what a
-    pod of it runs in, where that is not the one for all.
+    """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders
+    read-only. Without a tree there is an empty folder. `program` answers in it; `limits` hold
+    instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as
+    the limits say. `toolchains` are shown where they lie, and their bin is put on PATH; `reach` is
+    what it may reach, through a proxy: without, nothing; `python` is the prefix of the interpreter
+    that /env was made with, where it is not our own. `image`: what a pod of it runs in, where that
+    is not the one for all.
     """
 
     key: str
@@ -95,7 +111,9 @@ class BoxSetup:
     python: Path | None = None
     image: str = ""
     history: Path | None = None
-    """A folder with the git directory that the shell reads; without, there is no git in the workspace."""
+    """A folder with the git directory that the shell reads; without, there is no git in the
+    workspace.
+    """
 
     def describe_walls(self, limits: SandboxSettings, **more: Any) -> dict[str, Any]:
         """Return what the program in it is told of its walls."""
@@ -122,7 +140,10 @@ async def remove_tree(path: Path) -> None:
 
 async def _quietly(*command: str) -> None:
     process = await start_process(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
     )
     await process.wait()
 
@@ -153,7 +174,9 @@ class Box(ABC):
         return self.folder.name
 
     def belong_to(self, whose: Mapping[str, str]) -> None:
-        """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are known. Before it is started or later."""
+        """Let people who look on see whose it is: `task_id`, `tenant`, `seat`, as far as they are
+        known. Before it is started or later.
+        """
         self.whose = whose
         self._since = time.time()
 
@@ -190,15 +213,23 @@ class Box(ABC):
 
     @abstractmethod
     async def show_history(self) -> str:
-        """Return where inside the git directory lies that the shell reads, '' where there is none."""
+        """Return where inside the git directory lies that the shell reads, '' where there is
+        none.
+        """
 
     @abstractmethod
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
-        """Return what differs from the checkout; `ignored` says what .gitignore files leave out. Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`."""
+    async def changes(
+        self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
+    ) -> Written:
+        """Return what differs from the checkout; `ignored` says what .gitignore files leave out.
+        Raises `PatchRefused` for what no patch can hold, `WorkspaceFailed`.
+        """
 
     @abstractmethod
     async def take_back(self) -> None:
-        """Bring what set-up wrote to this machine: into `place.env`, and what it left in the tree into `upper`."""
+        """Bring what set-up wrote to this machine: into `place.env`, and what it left in the tree
+        into `upper`.
+        """
 
     @abstractmethod
     def kill(self) -> None:
@@ -255,10 +286,12 @@ class Box(ABC):
         unslotted: bool = False,
         **fields: Any,
     ) -> Answer:
-        """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or silent.
+        """Ask the executor and return its answer. Raises `WorkspaceFailed` when it is gone or
+        silent.
 
-        When the caller is cancelled, so is the command. `asked` answers what the request asks meanwhile, one question at a
-        time; the time that this takes is not the request's. What it raises, this raises.
+        When the caller is cancelled, so is the command. `asked` answers what the request asks
+        meanwhile, one question at a time; the time that this takes is not the request's. What it
+        raises, this raises.
 
         A command waits for a slot first (`alone`: for all, `unslotted`: for none), and its time
         starts with the slot. Time spent waiting for a core does not count, up to `patience` times
@@ -269,8 +302,12 @@ class Box(ABC):
             self._slot = None
             if self.slots is not None and op in _SLOTTED and not unslotted:
                 try:
-                    async with asyncio.timeout(None if deadline is None else seconds_until(deadline)):
-                        self._slot = await stack.enter_async_context(self.slots.hold(self._since, alone=alone))
+                    async with asyncio.timeout(
+                        None if deadline is None else seconds_until(deadline)
+                    ):
+                        self._slot = await stack.enter_async_context(
+                            self.slots.hold(self._since, alone=alone)
+                        )
                 except TimeoutError:
                     return {"status": "timeout", "output": "no slot was free before the deadline"}
             left = math.inf if deadline is None else seconds_until(deadline)
@@ -278,7 +315,9 @@ class Box(ABC):
             most = max(wall, min(patience * wall, left))
             return await self._ask(op, max(0.05, wall), max(0.05, most), asked, fields)
 
-    async def _ask(self, op: str, wall: float, most: float, asked: Asked | None, fields: Mapping[str, Any]) -> Answer:
+    async def _ask(
+        self, op: str, wall: float, most: float, asked: Asked | None, fields: Mapping[str, Any]
+    ) -> Answer:
         limits = self._limits
         long = op in _LONG
         cpu = wall * (os.cpu_count() or 1) if long else limits.cpu_seconds
@@ -287,9 +326,12 @@ class Box(ABC):
             "limits": {
                 "wall_seconds": wall,
                 "most_seconds": most,
-                "cpu_seconds": min(cpu, wall * self.place.cpu_share) if self.place.cpu_share else cpu,
+                "cpu_seconds": min(cpu, wall * self.place.cpu_share)
+                if self.place.cpu_share
+                else cpu,
                 "output_bytes": limits.output_bytes,
-                "any_output": long and op != "shell",  # its time is what bounds it, and a report comes with it
+                "any_output": long
+                and op != "shell",  # its time is what bounds it, and a report comes with it
                 "file_bytes": self._settings.workspace.max_file_bytes,
             },
             **fields,
@@ -306,22 +348,33 @@ class Box(ABC):
             else:
                 result = await self._watch_block(number, following, killed, disk=op != "setup")
         except WorkspaceFailed as error:
-            raise WorkspaceFailed(f"{error.message}: {await self._last_words() or 'it said nothing'}") from error
+            raise WorkspaceFailed(
+                f"{error.message}: {await self._last_words() or 'it said nothing'}"
+            ) from error
         except asyncio.CancelledError:
             self._link.stop(number, "cancelled")
             raise
         starved = killed is not None and self._count_memory_kills() > killed
         # A command may be over before the watch looks, and writing files has no watch.
-        if not starved and result.get("status") == "success" and _writes(op, fields) and await self._disk_is_full():
+        if (
+            not starved
+            and result.get("status") == "success"
+            and _writes(op, fields)
+            and await self._disk_is_full()
+        ):
             said = f"the workspace exceeds sandbox.disk_bytes = {limits.disk_bytes}; delete files"
             result = {**result, "status": "disk", "verdict": "errored", "error": said}
-        if starved and ((result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")):
+        if starved and (
+            (result.get("status") == "success" and result.get("exit_code")) or result.get("crashed")
+        ):
             result = {**result, "status": "memory", "verdict": "errored"}
         if killed is not None:
             self._note(boxlog.line(op, fields, result))
         return result
 
-    async def _follow(self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None) -> Answer:
+    async def _follow(
+        self, number: int, answer: asyncio.Future[Answer], wall: float, asked: Asked | None
+    ) -> Answer:
         """Wait for an answer, and answer questions meanwhile. The command leaves its slot then,
         since the answer may need one.
         """
@@ -333,7 +386,9 @@ class Box(ABC):
             await asyncio.wait([answer], timeout=max(0.0, end - loop.time()))
             if not answer.done():
                 self.kill()
-                raise WorkspaceFailed(f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended")
+                raise WorkspaceFailed(
+                    f"the executor gave no answer within {wall + _GRACE_SECONDS:g} s and was ended"
+                )
             said = answer.result()
             if asked is None or said.get("op") != "call":
                 return said
@@ -348,14 +403,22 @@ class Box(ABC):
             if not answer.done():
                 link.reply(number, told)
 
-    async def _watch_block(self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool) -> Answer:
-        """Follow what runs code of others, and look at memory and disk meanwhile, also while it waits for an answer of ours."""
+    async def _watch_block(
+        self, number: int, following: Awaitable[Answer], killed: int, *, disk: bool
+    ) -> Answer:
+        """Follow what runs code of others, and look at memory and disk meanwhile, also while it
+        waits for an answer of ours.
+        """
         result: Answer | MoothallError
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(self._watch(number, killed, disk=disk), name=f"watch {self.name}")
+            watch = group.create_task(
+                self._watch(number, killed, disk=disk), name=f"watch {self.name}"
+            )
             try:
                 result = await following
-            except MoothallError as error:  # it goes out of here as it is, and not as one of a group
+            except (
+                MoothallError
+            ) as error:  # it goes out of here as it is, and not as one of a group
                 result = error
             finally:
                 watch.cancel()
@@ -369,7 +432,13 @@ class Box(ABC):
         while not broken:
             await asyncio.sleep(pause)
             begun = loop.time()
-            broken = "memory" if self._count_memory_kills() > killed else "disk" if disk and await self._disk_is_full() else ""
+            broken = (
+                "memory"
+                if self._count_memory_kills() > killed
+                else "disk"
+                if disk and await self._disk_is_full()
+                else ""
+            )
             pause = max(_LOOK_PAUSE, 10 * (loop.time() - begun))
         if self._link:
             self._link.stop(number, broken)
@@ -378,8 +447,16 @@ class Box(ABC):
         """Return the environment of a command: nothing of ours, nothing of the operator's."""
         place = self.place
         path = [f"{ENVIRONMENT}/bin"] if place.env else []
-        path += [f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *place.toolchains)]
-        path += [str(Path(self.python).parent), "/usr/local/go/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+        path += [
+            f"{folder}/bin" for folder in (*self._settings.sandbox.toolchains, *place.toolchains)
+        ]
+        path += [
+            str(Path(self.python).parent),
+            "/usr/local/go/bin",
+            "/usr/local/bin",
+            "/usr/bin",
+            "/bin",
+        ]
         variables = {
             "PATH": ":".join(dict.fromkeys(path)),
             "HOME": HOME,
@@ -395,7 +472,9 @@ class Box(ABC):
             "GOCACHE": self._go_cache(),
             "GOMODCACHE": f"{ENVIRONMENT}/go",
             "GOTOOLCHAIN": "local",
-            "GODEBUG": "goindex=0",  # Go's index of folders whose files rest for two seconds ends it where the cache is read-only
+            # Go's index of folders whose files rest for two seconds ends it where the cache is
+            # read-only
+            "GODEBUG": "goindex=0",
             "CARGO_HOME": f"{ENVIRONMENT}/cargo",
             "COREPACK_HOME": f"{ENVIRONMENT}/corepack" if place.env else f"{HOME}/.cache/corepack",
         }
@@ -404,7 +483,12 @@ class Box(ABC):
         if not place.reach:
             return {**variables, **_OFFLINE, **self._resolved()}
         way = f"http://127.0.0.1:{self._port}"
-        return {**variables, **dict.fromkeys(_PROXIES, way), "NODE_USE_ENV_PROXY": "1", **place.reach.variables}
+        return {
+            **variables,
+            **dict.fromkeys(_PROXIES, way),
+            "NODE_USE_ENV_PROXY": "1",
+            **place.reach.variables,
+        }
 
     def _resolved(self) -> dict[str, str]:
         """Return what keeps package managers to what set-up resolved."""
@@ -416,13 +500,18 @@ class Box(ABC):
             found |= _YARN
         if env and os.path.lexists(env / "bin" / "pnpm"):
             found |= _PNPM
-            said = [read_text(self.place.tree[-1] / name) or "" for name in ("pnpm-workspace.yaml", ".npmrc")]
+            said = [
+                read_text(self.place.tree[-1] / name) or ""
+                for name in ("pnpm-workspace.yaml", ".npmrc")
+            ]
             if re.search(r"verifyDepsBeforeRun|verify-deps-before-run", "".join(said)):
                 found[_VERIFIES] = "false"
         return found
 
     def _go_cache(self) -> str:
-        """What set-up compiled need not be compiled again: Go takes a cache that it cannot write to."""
+        """What set-up compiled need not be compiled again: Go takes a cache that it cannot write
+        to.
+        """
         place = self.place
         filled = place.env is not None and (place.env_writable or (place.env / GO_CACHE).is_dir())
         return f"{ENVIRONMENT}/{GO_CACHE}" if filled else f"{HOME}/.cache/go"

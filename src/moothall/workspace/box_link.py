@@ -10,7 +10,9 @@ from moothall.errors import WorkspaceFailed
 from moothall.inside.protocol import Frames, ProtocolError, pack
 
 READY = 0
-_STRAYS = 4  # messages that nobody waits for any more, for each request: one that was given up asks, and then ends
+# messages that nobody waits for any more, for each request: one that was given up asks, and then
+# ends
+_STRAYS = 4
 
 
 class BoxLink(asyncio.Protocol):
@@ -32,7 +34,9 @@ class BoxLink(asyncio.Protocol):
         return link
 
     def ask(self, message: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]]]:
-        """Send a request; return its id and the future of its answer (`WorkspaceFailed` once the link is gone)."""
+        """Send a request; return its id and the future of its answer (`WorkspaceFailed` once the
+        link is gone).
+        """
         if self._gone or self._transport is None:
             raise WorkspaceFailed(self._gone or "the executor is not connected")
         self._last += 1

@@ -1,4 +1,6 @@
-"""What a sandbox said and what ran in it, kept beside the data of the workspace after it is closed."""
+"""What a sandbox said and what ran in it, kept beside the data of the workspace after it is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def folder_of(data_dir: Path) -> Path:
 
 
 def line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    """Return one line: what ran, how it ended, what it used. Programs only: arguments may hold a model's code, or secrets.
+    """Return one line: what ran, how it ended, what it used. Programs only: arguments may hold a
+    model's code, or secrets.
 
     The result is hostile.
     """
@@ -42,13 +45,17 @@ def line(op: str, request: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         "output_bytes": result.get("output_bytes"),
     }
     words = " ".join(
-        f"{name}={one_line(str(value), _SHOWN)}" for name, value in said.items() if isinstance(value, str | int | float)
+        f"{name}={one_line(str(value), _SHOWN)}"
+        for name, value in said.items()
+        if isinstance(value, str | int | float)
     )
     return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {op} {words}\n"
 
 
 def keep(log: Path, data_dir: Path, name: str) -> None:
-    """Move the log of a workspace that is being closed to where logs are kept. One that cannot be moved goes with its folder."""
+    """Move the log of a workspace that is being closed to where logs are kept. One that cannot be
+    moved goes with its folder.
+    """
     target = folder_of(data_dir) / f"{_ODD.sub('-', name)[:_SHOWN]}.log"
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)

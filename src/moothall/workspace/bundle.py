@@ -1,7 +1,8 @@
-"""The code that lies in every sandbox: the folder `inside`, compiled once a process; and beside it, as source for whatever
-interpreter a project has, what reports the cases of its tests.
+"""The code that lies in every sandbox: the folder `inside`, compiled once a process; and beside it,
+as source for whatever interpreter a project has, what reports the cases of its tests.
 
-Compiled here, since nothing can be inside: a Python that finds no bytecode would compile it again for every workspace.
+Compiled here, since nothing can be inside: a Python that finds no bytecode would compile it again
+for every workspace.
 """
 
 from __future__ import annotations
@@ -20,10 +21,16 @@ _HERE = Path(inside.__file__).parent
 
 
 def bundle(folder: Path) -> None:
-    """Put `inside` into `folder`, a new one, as bytecode without source, for every uid to read; and the reporters of cases
-    into its `plugins`.
+    """Put `inside` into `folder`, a new one, as bytecode without source, for every uid to read; and
+    the reporters of cases into its `plugins`.
     """
-    for made in (folder, folder / "moothall", folder / "moothall" / "inside", folder / "plugins", folder / "plugins" / "bin"):
+    for made in (
+        folder,
+        folder / "moothall",
+        folder / "moothall" / "inside",
+        folder / "plugins",
+        folder / "plugins" / "bin",
+    ):
         made.mkdir()
         made.chmod(0o755)
     for source in (_HERE.parent / "__init__.py", *_HERE.glob("*.py")):
@@ -46,4 +53,8 @@ def bundle(folder: Path) -> None:
 def grammars() -> tuple[tuple[Path, str], ...]:
     """Return what a sandbox is shown of the packages that read source code, and where."""
     found = {name: find_spec(name) for name in syntax.PACKAGES}
-    return tuple((Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}") for name, spec in found.items() if spec and spec.origin)
+    return tuple(
+        (Path(spec.origin).parent, f"{syntax.GRAMMARS}/{name}")
+        for name, spec in found.items()
+        if spec and spec.origin
+    )

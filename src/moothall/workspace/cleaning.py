@@ -1,4 +1,6 @@
-"""What preparation keeps on disk, with sizes, and removing it. All of it is made again when it is needed."""
+"""What preparation keeps on disk, with sizes, and removing it. All of it is made again when it is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One thing: a checkout, history, environment, starter or clone, its size in bytes and when it was last used (seconds since 1970).
+    """One thing: a checkout, history, environment, starter or clone, its size in bytes and when it
+    was last used (seconds since 1970).
 
     `lock` is what whoever works on it holds.
     """
@@ -46,30 +49,67 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
         users[name] = max(users.get(name, 0.0), _last_used(record))
     for path in _folders(layout.tree("-").parent):
         record = layout.prepared_file(path.name)
-        found.append(Kept("checkout", path, size_of(path), _last_used(record if record.exists() else path), path.name))
+        found.append(
+            Kept(
+                "checkout",
+                path,
+                size_of(path),
+                _last_used(record if record.exists() else path),
+                path.name,
+            )
+        )
     for path in _folders(layout.history("-").parent):
         record = layout.prepared_file(path.name)
-        found.append(Kept("history", path, size_of(path), _last_used(record if record.exists() else path), path.name))
+        found.append(
+            Kept(
+                "history",
+                path,
+                size_of(path),
+                _last_used(record if record.exists() else path),
+                path.name,
+            )
+        )
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
-        found.append(Kept(kind, path, size_of(path), max(_last_used(path), users.get(path.name, 0.0)), f"env-{path.name}"))
+        found.append(
+            Kept(
+                kind,
+                path,
+                size_of(path),
+                max(_last_used(path), users.get(path.name, 0.0)),
+                f"env-{path.name}",
+            )
+        )
     clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
-    found += [Kept("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path))))) for path in clones]
+    found += [
+        Kept("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path)))))
+        for path in clones
+    ]
     return tuple(sorted(found, key=lambda item: item.size, reverse=True))
 
 
-def choose(items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]) -> tuple[Kept, ...]:
-    """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which also hold what councils proposed,
-    only those of no registered repository, unless it is everything.
+def choose(
+    items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]
+) -> tuple[Kept, ...]:
+    """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which
+    also hold what councils proposed, only those of no registered repository, unless it is
+    everything.
     """
     before = time.time() - older_than * DAY
     return tuple(
-        item for item in items if everything or (item.path.stem not in registered if item.kind == "clone" else item.used < before)
+        item
+        for item in items
+        if everything
+        or (item.path.stem not in registered if item.kind == "clone" else item.used < before)
     )
 
 
-async def clean(data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept], None]) -> tuple[Kept, ...]:
-    """Remove these and return those that are in use and stay. The caller holds the data directory."""
+async def clean(
+    data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept], None]
+) -> tuple[Kept, ...]:
+    """Remove these and return those that are in use and stay. The caller holds the data
+    directory.
+    """
     layout, busy = Layout(data_dir), []
     for item in items:
         with _hold(data_dir / "locks", item.lock) as free:
@@ -129,11 +169,17 @@ def _hold(folder: Path, name: str) -> Iterator[bool]:
 
 def _folders(parent: Path) -> list[Path]:
     """The folders there, but those that are just being made."""
-    return [path for path in sorted(parent.glob("*")) if path.is_dir() and not path.name.startswith(".")]
+    return [
+        path for path in sorted(parent.glob("*")) if path.is_dir() and not path.name.startswith(".")
+    ]
 
 
 def _parts(clone: Path) -> list[Path]:
-    return [path for path in (clone / "objects", clone / "objects" / "pack", clone / "refs") if path.exists()]
+    return [
+        path
+        for path in (clone / "objects", clone / "objects" / "pack", clone / "refs")
+        if path.exists()
+    ]
 
 
 def _last_used(path: Path) -> float:
@@ -141,9 +187,11 @@ def _last_used(path: Path) -> float:
 
 
 async def prune_preparations(data_dir: Path, keep_days: float) -> int:
-    """Remove checkouts and histories, with what is known of them, and environments that were not used for `keep_days`; return how many.
+    """Remove checkouts and histories, with what is known of them, and environments that were not
+    used for `keep_days`; return how many.
 
-    The caller holds the data directory: a workspace kept warm shows a checkout for as long as its process lives.
+    The caller holds the data directory: a workspace kept warm shows a checkout for as long as its
+    process lives.
     """
     layout = Layout(data_dir)
     before = time.time() - keep_days * DAY
@@ -153,7 +201,11 @@ async def prune_preparations(data_dir: Path, keep_days: float) -> int:
         (data_dir / "locks" / key).unlink(missing_ok=True)
     known = {path.stem for path in kept}
     parents = (layout.tree("-").parent, layout.history("-").parent)
-    of_bases = [folder for parent in parents for folder in await asyncio.to_thread(_unused_folders, parent, before)]
+    of_bases = [
+        folder
+        for parent in parents
+        for folder in await asyncio.to_thread(_unused_folders, parent, before)
+    ]
     gone = [folder for folder in of_bases if folder.name not in known]
     used = {name for path in kept if (name := await asyncio.to_thread(environment_of, path))}
     environments = await asyncio.to_thread(_unused_folders, layout.environment("-").parent, before)
@@ -177,6 +229,8 @@ def _unused_folders(parent: Path, before: float) -> list[Path]:
 def environment_of(path: Path) -> str:
     """Return the environment that a prepared base uses."""
     try:
-        return environment_key(codec.load(Prepared, json.loads(path.read_text(encoding="utf-8"))).base)
+        return environment_key(
+            codec.load(Prepared, json.loads(path.read_text(encoding="utf-8"))).base
+        )
     except (ValueError, InvalidRequest):
         return ""  # half written: it is prepared again

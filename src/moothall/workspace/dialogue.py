@@ -1,4 +1,6 @@
-"""Between a box and whoever answers what runs in it: a block of Python that asks, a program that is talked to. What comes from the box is hostile."""
+"""Between a box and whoever answers what runs in it: a block of Python that asks, a program that is
+talked to. What comes from the box is hostile.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ _ENDS = frozenset({"success", "error", "memory"})
 
 
 class Answerer:
-    """Answers a box's questions with `ask`; remembers what that raised, which is not the box's fault. One that goes on asking after
-    `most` questions, whatever it was answered, is `endless`: its time stands still while it asks.
+    """Answers a box's questions with `ask`; remembers what that raised, which is not the box's
+    fault. One that goes on asking after `most` questions, whatever it was answered, is `endless`:
+    its time stands still while it asks.
     """
 
     def __init__(self, ask: Ask, most: int) -> None:
@@ -44,7 +47,9 @@ class Answerer:
             raise WorkspaceFailed("it asked for more than it may, again and again")
         arguments = message.get("args")
         try:
-            result = await self._ask(str(message.get("name")), arguments if isinstance(arguments, Mapping) else {})
+            result = await self._ask(
+                str(message.get("name")), arguments if isinstance(arguments, Mapping) else {}
+            )
         except MoothallError as error:
             self.failed = error
             raise
@@ -52,7 +57,9 @@ class Answerer:
 
 
 def code_run(answer: Answer, most: int) -> BlockRun:
-    """Return a box's answer as a run; it is hostile, so every part is made what it must be. Raises `WorkspaceFailed`."""
+    """Return a box's answer as a run; it is hostile, so every part is made what it must be. Raises
+    `WorkspaceFailed`.
+    """
     try:
         status = ToolStatus(answer.get("status", ""))
         duration, usage = whole(answer.get("duration_ms") or 0), usage_of(answer)
@@ -62,39 +69,63 @@ def code_run(answer: Answer, most: int) -> BlockRun:
     if status is not ToolStatus.SUCCESS:
         value = None
     elif _size(value) > most:
-        status, value, error_text = ToolStatus.OUTPUT, None, f"its last expression has more than {most} bytes; keep it small"
+        status, value, error_text = (
+            ToolStatus.OUTPUT,
+            None,
+            f"its last expression has more than {most} bytes; keep it small",
+        )
     printed = encodable(str(answer.get("printed") or "")[: 2 * most])
     return BlockRun(status, _read(value), printed, error_text, duration_ms=duration, usage=usage)
 
 
 def full_run(answer: Answer, most: int) -> BlockRun:
-    """Return an executor's answer about a block under CPython as a run. Raises `WorkspaceFailed`."""
+    """Return an executor's answer about a block under CPython as a run. Raises
+    `WorkspaceFailed`.
+    """
     end = answer.get("end")
     printed, status = answer.get("output"), answer.get("status")
-    told: Answer = {"printed": printed, "duration_ms": answer.get("duration_ms"), "usage": answer.get("usage")}
+    told: Answer = {
+        "printed": printed,
+        "duration_ms": answer.get("duration_ms"),
+        "usage": answer.get("usage"),
+    }
     if status != "success":
         return code_run({**told, "status": status, "error": f"it was stopped: {status}"}, most)
     if not isinstance(end, Mapping):
         return code_run(
-            {**told, "status": "error", "error": f"it ended by itself with exit code {answer.get('exit_code')}"}, most
+            {
+                **told,
+                "status": "error",
+                "error": f"it ended by itself with exit code {answer.get('exit_code')}",
+            },
+            most,
         )
     said = end.get("status")
     ended = said if isinstance(said, str) and said in _ENDS else "error"
-    return code_run({**told, "status": ended, "value": end.get("value"), "error": end.get("error")}, most)
+    return code_run(
+        {**told, "status": ended, "value": end.get("value"), "error": end.get("error")}, most
+    )
 
 
 def most_asked(tool_calls: int) -> int:
-    """Return how often a block may ask that may call so many tools: refusals are heard, and the last of them."""
+    """Return how often a block may ask that may call so many tools: refusals are heard, and the
+    last of them.
+    """
     return 2 * tool_calls + 100
 
 
 def endless_run() -> BlockRun:
     """Return how a block ended that was `endless`."""
-    return BlockRun(ToolStatus.BUDGET_EXCEEDED, error="it went on asking for more than tools may be called, and was ended")
+    return BlockRun(
+        ToolStatus.BUDGET_EXCEEDED,
+        error="it went on asking for more than tools may be called, and was ended",
+    )
 
 
 def _read(value: Any) -> Any:
-    """Return a value as plain JSON, which every door can tell: no NaN, no depths, no halves of characters."""
+    """Return a value as plain JSON, which every door can tell: no NaN, no depths, no halves of
+    characters.
+    """
     return json.loads(encodable(json.dumps(plain(value), ensure_ascii=False)))
 
 
@@ -120,7 +151,9 @@ _MOST_ASKED = 10_000
 
 
 async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, most: int) -> str:
-    """Run a program in a box and carry lines between it and `hear`. See `ports.Workspace.converse`."""
+    """Run a program in a box and carry lines between it and `hear`. See
+    `ports.Workspace.converse`.
+    """
     left = _MOST_ASKED
 
     async def answer_lines(message: Answer) -> Answer:
@@ -128,12 +161,16 @@ async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, mo
         left -= 1
         arguments = message.get("args")
         lines = arguments.get("lines") if isinstance(arguments, Mapping) else None
-        told = await hear([line for line in lines if isinstance(line, str)] if isinstance(lines, list) else [])
+        told = await hear(
+            [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+        )
         return {"lines": list(told or ()), "end": told is None or left < 0}
 
     env = box.variables()
     # What is run is the operator's choice, and no program of that name that a repository brought.
-    env["PATH"] = ":".join(folder for folder in env["PATH"].split(":") if not folder.startswith(f"{ENVIRONMENT}/"))
+    env["PATH"] = ":".join(
+        folder for folder in env["PATH"].split(":") if not folder.startswith(f"{ENVIRONMENT}/")
+    )
     answer = await box.request(
         "run",
         wall_seconds=seconds,

@@ -35,35 +35,49 @@ from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
 
 _SAYS_WHY = re.compile(
-    r"error|fatal|cannot|could not|couldn't|unable|no matching|no candidates|not found|no such|denied|unsupported|requires? |exception|traceback"
+    r"error|fatal|cannot|could not|couldn't|unable|no matching|no candidates|not found|no "
+    r"such|denied|unsupported|requires? |exception|traceback"
     r"|unmet|conflict|missing|failed|forbidden",
     re.IGNORECASE,
 )
 # Lines that say no more than that something failed.
 _SAYS_NOTHING = re.compile(
-    r"subprocess-exited-with-error|did not run successfully|exit code: ?\d|\[end of output\]|\[\d+ lines of output\]"
-    r"|This error originates from a subprocess|hint: See above|note: This|^\s*[╰│─>]*\s*$|npm error A complete log"
+    r"subprocess-exited-with-error|did not run successfully|exit code: ?\d|\[end of "
+    r"output\]|\[\d+ lines of output\]"
+    r"|This error originates from a subprocess|hint: See above|note: This|^\s*[╰│─>]*\s*$|npm "
+    r"error A complete log"
     r"|Encountered error while|Failed with errors in|npm error (?:code|path|command)\b|warning",
     re.IGNORECASE,
 )
 _LINE, _FIRST, _TAIL, _MOST, _HOSTS = 300, 12, 25, 8000, 5
 _BEFORE = 3
-"""Lines of each kind that are said of a first choice, where what was run instead of it failed too."""
+"""Lines of each kind that are said of a first choice, where what was run instead of it failed too.
+"""
 
 
 def reason(output: str) -> str:
-    """Return the line that says best why a command failed: the last of an exception, else the first that says why; '' for none."""
+    """Return the line that says best why a command failed: the last of an exception, else the first
+    that says why; '' for none.
+    """
     lines = [line.strip() for line in output.splitlines()]
     telling = [line for line in lines if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)]
-    raised = [line for line in telling if re.match(r"(?:E\s+)?[\w.]*(?:Error|Exception|Warning): ", line)]
+    raised = [
+        line for line in telling if re.match(r"(?:E\s+)?[\w.]*(?:Error|Exception|Warning): ", line)
+    ]
     return ((raised or telling)[-1 if raised else 0])[:_LINE] if telling else ""
 
 
 def excerpt(output: str, first: int = _FIRST, tail: int = _TAIL) -> str:
-    """Return the `first` lines that say why and the last `tail` lines of all, in order, at most 8,000 characters."""
+    """Return the `first` lines that say why and the last `tail` lines of all, in order, at most
+    8,000 characters.
+    """
     lines = [line.rstrip()[:_LINE] for line in output.strip().splitlines() if line.strip()]
     cut = max(0, len(lines) - tail)
-    why = [at for at, line in enumerate(lines[:cut]) if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)]
+    why = [
+        at
+        for at, line in enumerate(lines[:cut])
+        if _SAYS_WHY.search(line) and not _SAYS_NOTHING.search(line)
+    ]
     parts, last = list[str](), -1
     for at in (*why[:first], *range(cut, len(lines))):
         if at > last + 1:
@@ -81,18 +95,24 @@ _ON_DISK = {
     "npm_config_store_dir": f"{_DOWNLOADS}/pnpm",
     "npm_config_devdir": NODE_HEADERS,
 }
-"""What package managers keep of what they download: for a large project more than /tmp holds, which is memory. It goes when all is set up."""
+"""What package managers keep of what they download: for a large project more than /tmp holds, which
+is memory. It goes when all is set up.
+"""
 _CLEAN_SECONDS = 120.0
 _MAY_FAIL = frozenset({"success", "disk", "memory", "processes"})
 _LEFT_OUT, _LEFT_OUT_SHOWN = "left out: ", 20
 
 
 def explain(argv: Sequence[str], ended: str, output: str, *, hint: str = "", before: str) -> str:
-    """Return the message of a set-up that failed: which command, how, why, what had failed `before` it, and what to write where."""
+    """Return the message of a set-up that failed: which command, how, why, what had failed `before`
+    it, and what to write where.
+    """
     why = reason(output)
     return (
-        f"set-up command {' '.join(argv)[:_LINE]!r} failed, {ended}{hint}{f': {why}' if why else ''}\n{excerpt(output)}\n{before}"
-        'Say which commands do it: setup = ["…"] in the repository\'s .moothall.toml (it need not be committed), '
+        f"set-up command {' '.join(argv)[:_LINE]!r} failed, "
+        f"{ended}{hint}{f': {why}' if why else ''}\n{excerpt(output)}\n{before}"
+        'Say which commands do it: setup = ["…"] in the repository\'s .moothall.toml (it need not '
+        "be committed), "
         "or `moothall repo add PATH --setup '…'`."
     )
 
@@ -111,7 +131,9 @@ class Environments:
         self._archives = Archives(settings)
 
     async def make(self, base: Base, key: str, clone: TrustedClone, tell: Progress) -> None:
-        """Make the environment of `base`, whose checkout `key` is there, unless it was made before. Raises `RepositoryError`."""
+        """Make the environment of `base`, whose checkout `key` is there, unless it was made before.
+        Raises `RepositoryError`.
+        """
         name = environment_key(base)
         chosen = choose(base.profile.needs)
         for note in (*base.profile.notes, *chosen.notes):
@@ -138,14 +160,18 @@ class Environments:
             finally:
                 await remove_tree(making)
 
-    async def _fill(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> None:
+    async def _fill(
+        self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress
+    ) -> None:
         chosen = choose(base.profile.needs)
         if uses_environment(base):
             await self._starter.copy_to(making / "env", chosen.python, base.image, tell)
         else:
             (making / "env").mkdir()
             own(making / "env", drop_uid(self._settings.sandbox))
-        history = await self._history(base, key, making, clone, tell) if base.profile.history else ()
+        history = (
+            await self._history(base, key, making, clone, tell) if base.profile.history else ()
+        )
         place = BoxSetup(
             key=f"setup-{making.name}",
             tree=(*history, self._layout.tree(key)),
@@ -165,10 +191,16 @@ class Environments:
                 local = self._settings.workspace.kind == "local"
                 variables = _ON_DISK | (_node_headers(chosen.homes) if local else {})
                 make = ("mkdir", "-p", _ON_DISK["TMPDIR"])
-                await box.request("setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder="")
+                await box.request(
+                    "setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder=""
+                )
                 await _Steps(box, end, tell, variables, self._settings.sandbox).run(steps)
                 await box.request(
-                    "setup", wall_seconds=_CLEAN_SECONDS, argv=("rm", "-rf", _DOWNLOADS), env=box.variables(), folder=""
+                    "setup",
+                    wall_seconds=_CLEAN_SECONDS,
+                    argv=("rm", "-rf", _DOWNLOADS),
+                    env=box.variables(),
+                    folder="",
                 )
                 await box.take_back()
             await remove_tree(box.upper / ".git")
@@ -180,7 +212,9 @@ class Environments:
                 if left is not None:
                     await remove_tree(left)
 
-    async def _history(self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress) -> tuple[Path, ...]:
+    async def _history(
+        self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress
+    ) -> tuple[Path, ...]:
         """Return a folder with a `.git` that lies over the checkout while it is set up."""
         folder = making / "history"
         folder.mkdir()
@@ -194,7 +228,14 @@ class Environments:
 class _Steps:
     """Runs the steps of one set-up, until `end`, and says what it does."""
 
-    def __init__(self, box: Box, end: float, tell: Progress, variables: Mapping[str, str], limits: SandboxSettings) -> None:
+    def __init__(
+        self,
+        box: Box,
+        end: float,
+        tell: Progress,
+        variables: Mapping[str, str],
+        limits: SandboxSettings,
+    ) -> None:
         self._box = box
         self._end = end
         self._tell = tell
@@ -202,7 +243,8 @@ class _Steps:
         self._limits = limits
 
     async def run(self, steps: Sequence[SetupStep], before: str = "") -> None:
-        """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing helps instead.
+        """Run them in order; raises `RepositoryError` where one that must not fail has, and nothing
+        helps instead.
 
         `before` is why these are run: the failure of the first choice, said where they fail too.
         """
@@ -225,7 +267,11 @@ class _Steps:
                 self._tell(f"that failed{_because(output)}; trying with less")
                 said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
                 try:
-                    await self.run(step.instead, before or f"Before it {' '.join(step.argv)[:_LINE]!r} had failed:\n  {said}\n")
+                    await self.run(
+                        step.instead,
+                        before
+                        or f"Before it {' '.join(step.argv)[:_LINE]!r} had failed:\n  {said}\n",
+                    )
                 except RepositoryError as error:
                     if not step.optional:
                         raise
@@ -238,7 +284,9 @@ class _Steps:
     def _tell_left_out(self, step: SetupStep, output: str) -> None:
         """Report the lines that an installation line by line left out."""
         if step.argv[: len(LINE_BY_LINE)] == LINE_BY_LINE:
-            for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][:_LEFT_OUT_SHOWN]:
+            for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][
+                :_LEFT_OUT_SHOWN
+            ]:
                 self._tell(line[:400])
 
     def _why(self, step: SetupStep, answer: dict[str, object], output: str, before: str) -> str:
@@ -248,9 +296,14 @@ class _Steps:
             ended += " (workspace.setup_seconds)"
         elif limit := describe_setup_limit(str(status), self._limits):
             ended += f" ({limit})"
-        hint = "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
+        hint = (
+            "" if self._box.place.reach else " (without network: workspace.setup_network is 'off')"
+        )
         if refused := self._box.refused:
-            hint = f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not reach: workspace.setup_hosts)"
+            hint = (
+                f" (it asked for {', '.join(refused[:_HOSTS])[:_LINE]}, which set-ups may not "
+                "reach: workspace.setup_hosts)"
+            )
         return explain(step.argv, ended, output, hint=hint, before=before)
 
 
@@ -280,7 +333,9 @@ def _because(output: str) -> str:
 
 
 async def fresh_beside(final: Path) -> Path:
-    """Return a free path beside `final`, whose lock is held, and remove what a killed process left half made."""
+    """Return a free path beside `final`, whose lock is held, and remove what a killed process left
+    half made.
+    """
     await asyncio.to_thread(final.parent.mkdir, parents=True, exist_ok=True)
     for left in await asyncio.to_thread(lambda: list(final.parent.glob(f".{final.name}-*"))):
         await remove_tree(left)
@@ -288,7 +343,8 @@ async def fresh_beside(final: Path) -> Path:
 
 
 def _keep_untracked(upper: Path, tracked: frozenset[str]) -> bool:
-    """Leave in what set-up wrote into the checkout only what the repository doesn't hold itself; is there any?
+    """Leave in what set-up wrote into the checkout only what the repository doesn't hold itself; is
+    there any?
 
     So that it can lie over other commits with the same lock file.
     """

@@ -1,4 +1,6 @@
-"""What a workspace begins with: a candidate's diff on its base, and where it is judged, the base's own tests and configuration."""
+"""What a workspace begins with: a candidate's diff on its base, and where it is judged, the base's
+own tests and configuration.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class _Applied:
 
 
 class FirstChanges:
-    """Turns diffs into changes, and keeps the last ones: each re-check of a candidate asks for the same."""
+    """Turns diffs into changes, and keeps the last ones: each re-check of a candidate asks for the
+    same.
+    """
 
     def __init__(self) -> None:
-        self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(_DIFFS_KEPT, getsizeof=lambda made: made.size)
+        self._diffs: LRUCache[tuple[str, str, str], _Applied] = LRUCache(
+            _DIFFS_KEPT, getsizeof=lambda made: made.size
+        )
 
     async def of(
         self,
@@ -53,18 +59,30 @@ class FirstChanges:
         existed = set(await clone.files(base.sha))
         protected = base.profile.protected
         if judged:
-            told = [path for path in sorted(existed) if path == "package.json" or patch_rules.matches(proof.NAMING, path)][
-                :_CONFIGURED
-            ]
+            told = [
+                path
+                for path in sorted(existed)
+                if path == "package.json" or patch_rules.matches(proof.NAMING, path)
+            ][:_CONFIGURED]
             blobs = await clone.read_all(base.sha, told, 0)
-            texts = {path: blob.decode(errors="replace") for path, blob in zip(told, blobs, strict=True)}
+            texts = {
+                path: blob.decode(errors="replace") for path, blob in zip(told, blobs, strict=True)
+            }
             package = texts.pop("package.json", "")
-            kept = proof.kept_files(existed, protected, base.profile.checks.values(), package, texts)
+            kept = proof.kept_files(
+                existed, protected, base.profile.checks.values(), package, texts
+            )
         wanted: dict[str, Change] = {}
         if patch.strip():
-            wanted |= {change.path: change for change in (await self._apply(base, clone, patch)).changes}
+            wanted |= {
+                change.path: change for change in (await self._apply(base, clone, patch)).changes
+            }
         if judged:
-            wanted = {path: change for path, change in wanted.items() if proof.takes_part(path, kept, existed, protected)}
+            wanted = {
+                path: change
+                for path, change in wanted.items()
+                if proof.takes_part(path, kept, existed, protected)
+            }
             for path in [path for path in wanted if path in existed and proof.wants_base(path)]:
                 wanted[path] = proof.as_judged(wanted[path], await clone.read(base.sha, path, 0))
         if extra.strip():
@@ -83,11 +101,15 @@ class FirstChanges:
         return list(wanted.values())
 
     async def _apply(self, base: Base, clone: TrustedClone, diff: str) -> _Applied:
-        """Apply a diff in the trusted clone. The same one is asked for by each re-check of a candidate."""
+        """Apply a diff in the trusted clone. The same one is asked for by each re-check of a
+        candidate.
+        """
         key = (base.repository, base.sha, digest(diff))
         if key not in self._diffs:
             made = await clone.apply(base.sha, diff)
-            found = _Applied(tuple(await clone.changes(base.sha, made.commit_sha)), frozenset(made.tests))
+            found = _Applied(
+                tuple(await clone.changes(base.sha, made.commit_sha)), frozenset(made.tests)
+            )
             with suppress(ValueError):  # larger than all that is kept
                 self._diffs[key] = found
             return found
@@ -95,26 +117,42 @@ class FirstChanges:
 
 
 async def _lay_over(
-    base: Base, clone: TrustedClone, wanted: dict[str, Change], files: Mapping[str, str], append: Mapping[str, str]
+    base: Base,
+    clone: TrustedClone,
+    wanted: dict[str, Change],
+    files: Mapping[str, str],
+    append: Mapping[str, str],
 ) -> None:
     """Put texts in the place of files, and at the end of files."""
     for path, text in files.items():
         change = Change(path, patch_rules.FILE, text.encode(errors="surrogateescape"))
         inline = path.endswith(".rs") and not patch_rules.is_test(path)
-        wanted |= await _with_inline_tests(base, clone, wanted, change) if inline else {path: change}
+        wanted |= (
+            await _with_inline_tests(base, clone, wanted, change) if inline else {path: change}
+        )
     for path, text in append.items():
         now = wanted.get(path) or (
-            Change(path, patch_rules.FILE, await clone.read(base.sha, path, 0)) if path in await clone.files(base.sha) else None
+            Change(path, patch_rules.FILE, await clone.read(base.sha, path, 0))
+            if path in await clone.files(base.sha)
+            else None
         )
         if now is not None and now.content is not None:
             wanted[path] = Change(path, now.mode, now.content + text.encode())
 
 
-async def _with_inline_tests(base: Base, clone: TrustedClone, wanted: Mapping[str, Change], change: Change) -> dict[str, Change]:
-    """Return a Rust source file as it is so far, with the tests that stand inside the version of `change`; {} if there is no such file."""
+async def _with_inline_tests(
+    base: Base, clone: TrustedClone, wanted: Mapping[str, Change], change: Change
+) -> dict[str, Change]:
+    """Return a Rust source file as it is so far, with the tests that stand inside the version of
+    `change`; {} if there is no such file.
+    """
     now = wanted.get(change.path)
     existed = now is None and change.path in await clone.files(base.sha)
     text = await clone.read(base.sha, change.path, 0) if existed else now and now.content
     if not text:
         return {}
-    return {change.path: Change(change.path, change.mode, proof.with_inline_tests(text, change.content or b""))}
+    return {
+        change.path: Change(
+            change.path, change.mode, proof.with_inline_tests(text, change.content or b"")
+        )
+    }

@@ -1,4 +1,5 @@
-"""The `git.*` tools of a workspace, answered on the trusted side: the workspace itself holds no repository.
+"""The `git.*` tools of a workspace, answered on the trusted side: the workspace itself holds no
+repository.
 
 Its history is a line of commits in the trusted clone that begins at the base.
 """
@@ -28,7 +29,9 @@ _SEARCHED = 200
 
 @dataclass(slots=True)
 class GitState:
-    """Where a workspace's history stands: its base, its newest commit, its branches, what was added for the next commit."""
+    """Where a workspace's history stands: its base, its newest commit, its branches, what was added
+    for the next commit.
+    """
 
     base_sha: str
     head: str = ""
@@ -65,8 +68,9 @@ async def git_tool(
     restore: Restore | None = None,
     remote: Remote | None = None,
 ) -> dict[str, Any]:
-    """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base, and the ignored ones; `restore` makes
-    the workspace differ from the base by just the changes given. Raises `InvalidRequest`, `AlreadyExists`,
+    """Answer one `git.*` call. `changes` gives the workspace's files that differ from the base, and
+    the ignored ones; `restore` makes the workspace differ from the base by just the changes given.
+    Raises `InvalidRequest`, `AlreadyExists`,
     `Refused`, `PatchRefused`.
     """
     repository = _Repository(clone, state, changes, restore, remote)
@@ -103,36 +107,64 @@ class _Repository:
     async def status(self) -> dict[str, Any]:
         snapshot = await self._snapshot()
         pending = await self._pending_changes(snapshot)
-        changed = [{"path": change.path, "change": change.kind, "added": change.path in self.state.added} for change in pending]
-        answer = {"branch": self.state.branch, "head": self.state.head, "clean": not pending, "changed": changed}
-        return {**answer, **({"ignored": sorted(snapshot.ignored)[:_SEARCHED]} if snapshot.ignored else {})}
+        changed = [
+            {"path": change.path, "change": change.kind, "added": change.path in self.state.added}
+            for change in pending
+        ]
+        answer = {
+            "branch": self.state.branch,
+            "head": self.state.head,
+            "clean": not pending,
+            "changed": changed,
+        }
+        return {
+            **answer,
+            **({"ignored": sorted(snapshot.ignored)[:_SEARCHED]} if snapshot.ignored else {}),
+        }
 
     async def diff(self, ref: str) -> dict[str, Any]:
         against = await self._resolve(ref) if ref else self.state.head
         snapshot = await self._snapshot()
         text = await self.clone.diff(against, snapshot.commit_sha)
-        return {"against": against, "diff": text[:_DIFF_CHARS], "truncated": len(text) > _DIFF_CHARS}
+        return {
+            "against": against,
+            "diff": text[:_DIFF_CHARS],
+            "truncated": len(text) > _DIFF_CHARS,
+        }
 
     async def log(self, limit: object) -> dict[str, Any]:
         if not isinstance(limit, int) or not 1 <= limit <= _SEARCHED:
             raise InvalidRequest(f"limit is a number from 1 to {_SEARCHED}")
         commits = await self.clone.history(self.state.head, limit)
-        shown = [{"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject} for c in commits]
+        shown = [
+            {"commit": c.sha, "author": c.author, "date": c.date, "subject": c.subject}
+            for c in commits
+        ]
         return {"branch": self.state.branch, "commits": shown}
 
     async def add(self, paths: object) -> dict[str, Any]:
         if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
-            raise InvalidRequest('paths is a list such as ["src/utils.py"], or ["."] for all changes')
+            raise InvalidRequest(
+                'paths is a list such as ["src/utils.py"], or ["."] for all changes'
+            )
         snapshot = await self._snapshot()
         pending = [change.path for change in await self._pending_changes(snapshot)]
         for wanted in paths:
             name = str(wanted).removeprefix("./").rstrip("/")
-            found = [path for path in pending if name in {"", "."} or path == name or path.startswith(f"{name}/")]
+            found = [
+                path
+                for path in pending
+                if name in {"", "."} or path == name or path.startswith(f"{name}/")
+            ]
             if not found and (rule := snapshot.rule_for(name)):
-                raise InvalidRequest(f"{name[:200]!r} is ignored ({rule}): write it under another path, or change that rule")
+                raise InvalidRequest(
+                    f"{name[:200]!r} is ignored ({rule}): write it under another path, or change "
+                    "that rule"
+                )
             if not found:
                 raise InvalidRequest(
-                    f"nothing to add: {str(wanted)[:200]!r} has no change; changed are {', '.join(pending[:10])}"
+                    f"nothing to add: {str(wanted)[:200]!r} has no change; changed are "
+                    f"{', '.join(pending[:10])}"
                 )
             self.state.added.update(found)
         return {"added": sorted(self.state.added)}
@@ -141,14 +173,21 @@ class _Repository:
         if not message.strip():
             raise InvalidRequest("a commit needs a message")
         written = await self.changes()
-        pending = {change.path for change in await self._pending_changes(await self._snapshot(written))}
+        pending = {
+            change.path for change in await self._pending_changes(await self._snapshot(written))
+        }
         chosen = pending & self.state.added or pending  # without git.add: everything
         if not chosen:
             raise InvalidRequest("nothing to commit: no file differs from the last commit")
-        before = {change.path: change for change in await self.clone.changes(self.state.base_sha, self.state.head)}
+        before = {
+            change.path: change
+            for change in await self.clone.changes(self.state.base_sha, self.state.head)
+        }
         kept = {path: change for path, change in before.items() if path not in chosen}
         kept |= {change.path: change for change in written.changes if change.path in chosen}
-        patch = await self.clone.commit_changes(self.state.base_sha, list(kept.values()), message, parent=self.state.head)
+        patch = await self.clone.commit_changes(
+            self.state.base_sha, list(kept.values()), message, parent=self.state.head
+        )
         self.state.made[patch.commit_sha] = (self.state.head, message)
         self.state.head = self.state.branches[self.state.branch] = patch.commit_sha
         self.state.added.clear()
@@ -183,9 +222,14 @@ class _Repository:
     async def push(self, branch: str) -> dict[str, Any]:
         sha = self.state.branches.get(branch)
         if sha is None:
-            raise InvalidRequest(f"there is no branch {branch[:80]!r} here; there are {', '.join(self.state.branches)}")
+            raise InvalidRequest(
+                f"there is no branch {branch[:80]!r} here; there are "
+                f"{', '.join(self.state.branches)}"
+            )
         if sha == self.state.base_sha:
-            raise InvalidRequest(f"the branch {branch!r} has no commit of its own; commit something first")
+            raise InvalidRequest(
+                f"the branch {branch!r} has no commit of its own; commit something first"
+            )
         name, where = await self._beyond().push(self.state.base_sha, sha, branch)
         return {"branch": name, "commit": sha, "to": where}
 
@@ -196,7 +240,9 @@ class _Repository:
         known = {commit.sha for commit in await self.clone.history(self.state.head, _SEARCHED)}
         if theirs not in known:
             before = await self.clone.entries(self.state.head)
-            merged = await self.clone.merge(self.state.base_sha, self.state.head, theirs, f"Merge {theirs[:12]}")
+            merged = await self.clone.merge(
+                self.state.base_sha, self.state.head, theirs, f"Merge {theirs[:12]}"
+            )
             await restore(await self.clone.changes(self.state.base_sha, merged.commit_sha))
             self.state.head = self.state.branches[self.state.branch] = merged.commit_sha
             after = await self.clone.entries(merged.commit_sha)
@@ -222,7 +268,10 @@ class _Repository:
 
     def _restore(self) -> Restore:
         if self.restore is None:
-            raise InvalidRequest("this workspace cannot go to another commit; edit the files, or look at git.diff(ref)")
+            raise InvalidRequest(
+                "this workspace cannot go to another commit; edit the files, or look at "
+                "git.diff(ref)"
+            )
         return self.restore
 
     async def _refuse_pending(self) -> None:
@@ -232,8 +281,12 @@ class _Repository:
     async def _go(self, sha: str) -> None:
         restore = self._restore()
         await self._refuse_pending()
-        if not any(commit.sha == self.state.base_sha for commit in await self.clone.history(sha, _SEARCHED)):
-            raise InvalidRequest("only commits of this workspace, from its base on, can be checked out")
+        if not any(
+            commit.sha == self.state.base_sha for commit in await self.clone.history(sha, _SEARCHED)
+        ):
+            raise InvalidRequest(
+                "only commits of this workspace, from its base on, can be checked out"
+            )
         await restore(await self.clone.changes(self.state.base_sha, sha))
 
     async def _snapshot(self, written: Written | None = None) -> Patch:
@@ -241,17 +294,24 @@ class _Repository:
         written = written or await self.changes()
         about = "files as they are"
         base, head = self.state.base_sha, self.state.head
-        return await self.clone.commit_changes(base, written.changes, about, parent=head, ignored=written.ignored)
+        return await self.clone.commit_changes(
+            base, written.changes, about, parent=head, ignored=written.ignored
+        )
 
     async def _pending_changes(self, snapshot: Patch) -> list[_Pending]:
         """Return what differs from the last commit."""
         before = set(await self.clone.files(self.state.head))
         changes = await self.clone.changes(self.state.head, snapshot.commit_sha)
         kinds = ("added", "modified")
-        return [_Pending(c.path, "deleted" if c.content is None else kinds[c.path in before]) for c in changes]
+        return [
+            _Pending(c.path, "deleted" if c.content is None else kinds[c.path in before])
+            for c in changes
+        ]
 
     async def _resolve(self, ref: str) -> str:
-        """Return the commit that a model means: HEAD, HEAD~n, a branch of this workspace or a commit of its history."""
+        """Return the commit that a model means: HEAD, HEAD~n, a branch of this workspace or a
+        commit of its history.
+        """
         if ref in self.state.branches:
             return self.state.branches[ref]
         back = _BACK.fullmatch(ref)
@@ -266,7 +326,8 @@ class _Repository:
             if len(found) == 1:
                 return found.pop()
         raise InvalidRequest(
-            f"no commit {ref[:80]!r} here; there are HEAD, HEAD~1 and so on, and {', '.join(self.state.branches)}"
+            f"no commit {ref[:80]!r} here; there are HEAD, HEAD~1 and so on, and "
+            f"{', '.join(self.state.branches)}"
         )
 
 

@@ -49,12 +49,16 @@ class Layout:
         """What a workspace on `base` shows."""
         environment, chosen = environment_key(base), choose(base.profile.needs)
         history = self.history(key) if self.history(key).is_dir() else None
-        place = BoxSetup(key, (self.tree(key),), toolchains=chosen.homes, image=base.image, history=history)
+        place = BoxSetup(
+            key, (self.tree(key),), toolchains=chosen.homes, image=base.image, history=history
+        )
         if not environment:
             return place
         folder = self.environment(environment)
         layer = (folder / "layer",) if (folder / "layer").is_dir() else ()
-        return replace(place, tree=(*layer, self.tree(key)), env=folder / "env", python=foreign_python(chosen))
+        return replace(
+            place, tree=(*layer, self.tree(key)), env=folder / "env", python=foreign_python(chosen)
+        )
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""
@@ -62,23 +66,35 @@ class Layout:
 
 
 def uses_environment(base: Base) -> bool:
-    """Whether the profile wants a Python environment at /env: set-up installs into it, or checks run from it."""
+    """Whether the profile wants a Python environment at /env: set-up installs into it, or checks
+    run from it.
+    """
     profile = base.profile
     steps = (*(step.argv for step in profile.steps), *(step.argv for step in profile.builds))
     commands = (*profile.setup, *steps, *profile.checks.values())
     programs = {argv[0] for argv in commands if argv}
-    return any(program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs)
+    return any(
+        program in _PYTHON or program.startswith(f"{ENVIRONMENT}/bin/") for program in programs
+    )
 
 
 def environment_key(base: Base) -> str:
-    """Name what set-up makes: the same for all commits with the same lock files, in the same image. '' where nothing is set up."""
+    """Name what set-up makes: the same for all commits with the same lock files, in the same image.
+    '' where nothing is set up.
+    """
     profile = base.profile
     if not profile.setup and not uses_environment(base):
         return ""
     chosen = choose(profile.needs)
-    python = sys.version if foreign_python(chosen) is None else f"{chosen.python.version} {chosen.python.program}"
+    python = (
+        sys.version
+        if foreign_python(chosen) is None
+        else f"{chosen.python.version} {chosen.python.program}"
+    )
     more = (*map(str, chosen.homes), *map(repr, profile.steps), *_image(base))
-    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *more)[:_KEY_CHARS]
+    return digest(base.repository, profile.lock_digest, repr(profile.setup), python, *more)[
+        :_KEY_CHARS
+    ]
 
 
 def _image(base: Base) -> tuple[str, ...]:
@@ -96,4 +112,6 @@ def prepared_key(base: Base) -> str:
         repr(sorted(base.profile.folders.items())) if base.profile.folders else ""
     )
     checks += repr(base.profile.builds) if base.profile.builds else ""
-    return digest(base.repository, base.sha, checks, environment_key(base), *_image(base))[:_KEY_CHARS]
+    return digest(base.repository, base.sha, checks, environment_key(base), *_image(base))[
+        :_KEY_CHARS
+    ]

@@ -1,4 +1,6 @@
-"""How long a check, and one of its cases, may take: by how long they took on the untouched base. Pure."""
+"""How long a check, and one of its cases, may take: by how long they took on the untouched base.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class CheckLimit:
 
 
 def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLimit:
-    """Return the limit of a check of `prepared`; without a run of the base, that of the base itself."""
+    """Return the limit of a check of `prepared`; without a run of the base, that of the base
+    itself.
+    """
     most, base = settings.check_seconds, prepared.runs.get(name)
     if base is None:
         why, profile = "workspace.check_seconds", prepared.base.profile
@@ -41,13 +45,19 @@ def limit(settings: WorkspaceSettings, prepared: Prepared, name: str) -> CheckLi
     took = base.duration_ms / 1000 - sum(base.durations.get(case, 0) for case in stopped) / 1000
     if base.status != "success":  # it was stopped as a whole: what its cases took is what is known
         took = sum(ms for case, ms in base.durations.items() if case not in stopped) / 1000
-    longest = max((ms for case, ms in base.durations.items() if case not in stopped), default=0) / 1000
+    longest = (
+        max((ms for case, ms in base.durations.items() if case not in stopped), default=0) / 1000
+    )
     case_seconds = max(settings.case_seconds, settings.check_factor * longest)
     allowed = settings.check_factor * max(took, 0.0)
     if allowed > most:
         return CheckLimit(most, min(most, case_seconds), "workspace.check_seconds")
     if allowed > settings.check_floor_seconds:
-        return CheckLimit(allowed, case_seconds, f"workspace.check_factor times the {took:.1f} s of the untouched base")
+        return CheckLimit(
+            allowed,
+            case_seconds,
+            f"workspace.check_factor times the {took:.1f} s of the untouched base",
+        )
     seconds = min(most, settings.check_floor_seconds)
     return CheckLimit(seconds, min(seconds, case_seconds), "workspace.check_floor_seconds")
 
@@ -59,22 +69,33 @@ def describe_limit(name: str, status: str, given: CheckLimit, sandbox: SandboxSe
     if setting := _SETTINGS.get(status):
         value = getattr(sandbox, setting.partition(".")[2])
         return (
-            f"{name} hit the limit of {status} ({setting} = {value:g})" if status != "cpu" else f"{name} hit a limit of CPU time"
+            f"{name} hit the limit of {status} ({setting} = {value:g})"
+            if status != "cpu"
+            else f"{name} hit a limit of CPU time"
         )
     return f"{name} was stopped: {status}"
 
 
-def describe_shell_limit(status: str, seconds: float, asked: float, most: float, sandbox: SandboxSettings) -> str:
-    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by itself. `asked` is the time that it
-    was to have, `seconds` what it had, and `most` what a command may have.
+def describe_shell_limit(
+    status: str, seconds: float, asked: float, most: float, sandbox: SandboxSettings
+) -> str:
+    """Say why a command of the shell was stopped, and what to do about it; '' for one that ended by
+    itself. `asked` is the time that it was to have, `seconds` what it had, and `most` what a
+    command may have.
     """
     if status == "timeout":
         more = f"timeout_seconds gives a command up to {most:g} s (code.shell_seconds)"
         if asked >= most:
-            more = f"{most:g} s is the most that a command may take (code.shell_seconds); run less at once"
+            more = (
+                f"{most:g} s is the most that a command may take (code.shell_seconds); run less "
+                "at once"
+            )
         if seconds < min(asked, most) - 1:
             more = "no more time was left for it"
-        return f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then is in the output"
+        return (
+            f"the command was stopped after {seconds:.0f} s; {more}. What it printed until then "
+            "is in the output"
+        )
     if setting := _SETTINGS.get(status):
         if status == "cpu":
             return "the command hit a limit of CPU time and was stopped"
@@ -92,6 +113,7 @@ def describe_setup_limit(status: str, sandbox: SandboxSettings) -> str:
     if status == "disk":
         return (
             f"a file may have {said} bytes, and /tmp half of "
-            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself is full"
+            f"sandbox.memory_bytes = {sandbox.memory_bytes:g}; raise it, unless the disk itself "
+            "is full"
         )
     return said

@@ -1,4 +1,6 @@
-"""Workspaces on this machine: an overlay over a shared checkout, with an executor inside a sandbox."""
+"""Workspaces on this machine: an overlay over a shared checkout, with an executor inside a
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -135,23 +137,40 @@ class LocalWorkspace:
             return await self._call_git(call)
         seconds = seconds_until(call.deadline)
         if seconds <= 0:
-            return ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT, error="the deadline had passed before the call")
+            return ToolResult(
+                call.request_id,
+                call.tool,
+                ToolStatus.TIMEOUT,
+                error="the deadline had passed before the call",
+            )
         return result_of(call, await self._answer(call, seconds))
 
     async def _answer(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         """Let the executor run it, and return its answer as the tool's."""
         match call.tool.partition(".")[0]:
             case "tests" if call.tool in checks.DEFAULTS:
-                limit = replace(limits.limit(self._settings.workspace, self.prepared, "tests"), seconds=seconds)
+                limit = replace(
+                    limits.limit(self._settings.workspace, self.prepared, "tests"), seconds=seconds
+                )
                 command = self._tests_command(call.tool, call.arguments, limit.case_seconds)
                 answer = await self._run_check("tests", command, limit, _CheckOrder(patience=1.0))
-                if hit_limit_under_load(check_run("tests", answer), self.prepared.runs.get("tests")):
-                    answer = {**answer, "verdict": cases.ERRORED, "error": f"a time limit was hit under load: {_AGAIN}"}
+                if hit_limit_under_load(
+                    check_run("tests", answer), self.prepared.runs.get("tests")
+                ):
+                    answer = {
+                        **answer,
+                        "verdict": cases.ERRORED,
+                        "error": f"a time limit was hit under load: {_AGAIN}",
+                    }
                 return {**answer, "output": tests_output(answer)}
             case "code" | "wasm" as category:
-                return await (self._run_code if category == "code" else self._run_wasm)(call, seconds)
+                return await (self._run_code if category == "code" else self._run_wasm)(
+                    call, seconds
+                )
             case "files":
-                return await self._box.request("files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments))
+                return await self._box.request(
+                    "files", wall_seconds=seconds, tool=call.tool, args=dict(call.arguments)
+                )
             case "system" if call.tool == "system.info":
                 return {"status": "success", "output": self._about()}
             case "system" if call.tool == "system.processes":
@@ -170,16 +189,30 @@ class LocalWorkspace:
             wall_seconds=seconds,
             argv=code_sessions.command(call.tool, call.arguments),
             env={**self._box.variables(), **_SHELL_VARIABLES},
-            shell_state={"history": await self._box.show_history(), "session": bool(call.arguments.get("session"))},
+            shell_state={
+                "history": await self._box.show_history(),
+                "session": bool(call.arguments.get("session")),
+            },
         )
-        asked, most = call.arguments.get("timeout_seconds") or USUAL_SECONDS, self._settings.code.shell_seconds
-        return shell_answer(answer, describe_shell_limit(str(answer.get("status")), seconds, asked, most, self._limits))
+        asked, most = (
+            call.arguments.get("timeout_seconds") or USUAL_SECONDS,
+            self._settings.code.shell_seconds,
+        )
+        return shell_answer(
+            answer,
+            describe_shell_limit(str(answer.get("status")), seconds, asked, most, self._limits),
+        )
 
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
-        return answer_of(call.tool, await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds))
+        return answer_of(
+            call.tool,
+            await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds),
+        )
 
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
-        return await self._box.request("run", wall_seconds=seconds, argv=argv, env=self._box.variables())
+        return await self._box.request(
+            "run", wall_seconds=seconds, argv=argv, env=self._box.variables()
+        )
 
     async def check(
         self,
@@ -194,12 +227,26 @@ class LocalWorkspace:
         argv = self.base.profile.checks.get(name)
         if not argv:
             known = ", ".join(self.base.profile.checks) or "none"
-            return CheckRun(name, Verdict.MISSING, output=f"no check {name!r} is configured; there are: {known}", status="error")
+            return CheckRun(
+                name,
+                Verdict.MISSING,
+                output=f"no check {name!r} is configured; there are: {known}",
+                status="error",
+            )
         limit = limits.limit(self._settings.workspace, self.prepared, name)
         if deadline and seconds_until(deadline) <= 0:
-            return CheckRun(name, Verdict.ERRORED, output="the deadline had passed before the check", status="timeout")
+            return CheckRun(
+                name,
+                Verdict.ERRORED,
+                output="the deadline had passed before the check",
+                status="timeout",
+            )
         folder = self.base.profile.folders.get(name, "")
-        within = [path.removeprefix(f"{folder}/") for path in paths if not folder or path.startswith(f"{folder}/")]
+        within = [
+            path.removeprefix(f"{folder}/")
+            for path in paths
+            if not folder or path.startswith(f"{folder}/")
+        ]
         command = checks.command(argv, within, cases=cases, seconds=limit.case_seconds)
         order = _CheckOrder(tuple(cases), deadline, alone=alone)
         before = await self._written()
@@ -210,8 +257,13 @@ class LocalWorkspace:
         if run.status == ToolStatus.SUCCESS:
             return run
         if deadline and run.status == ToolStatus.TIMEOUT and run.duration_ms < 1000 * limit.seconds:
-            limit = replace(limit, seconds=run.duration_ms / 1000, why="the time of the deliberation")
-        return replace(run, output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}")
+            limit = replace(
+                limit, seconds=run.duration_ms / 1000, why="the time of the deliberation"
+            )
+        return replace(
+            run,
+            output=f"{limits.describe_limit(name, run.status, limit, self._limits)}\n{run.output}",
+        )
 
     async def _written(self) -> Sequence[Change] | None:
         """Return the changes, None if they are refused: whoever asks for the patch is told why."""
@@ -248,7 +300,9 @@ class LocalWorkspace:
             )
 
     @asynccontextmanager
-    async def _built(self, seconds: float, order: _CheckOrder) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
+    async def _built(
+        self, seconds: float, order: _CheckOrder
+    ) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
         """Yield a box with the current files built, and the answer of the build if it failed, else
         None.
 
@@ -272,7 +326,11 @@ class LocalWorkspace:
                 after = await self.collect()
                 if after.changes != before.changes:
                     await self.restore(before.changes)
-                products = [path for path in after.ignored if path not in before.ignored and not path.endswith("/")]
+                products = [
+                    path
+                    for path in after.ignored
+                    if path not in before.ignored and not path.endswith("/")
+                ]
                 await self.write([Change(path, patch_rules.FILE, None) for path in products])
 
     async def _builds(self) -> tuple[BuildStep, ...]:
@@ -284,9 +342,15 @@ class LocalWorkspace:
             paths = [change.path for change in await self.changes()]
         except PatchRefused:
             return steps
-        return tuple(step for step in steps if not step.sources or any(_is_source(step, path) for path in paths))
+        return tuple(
+            step
+            for step in steps
+            if not step.sources or any(_is_source(step, path) for path in paths)
+        )
 
-    async def _build(self, box: Box, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder) -> dict[str, Any] | None:
+    async def _build(
+        self, box: Box, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder
+    ) -> dict[str, Any] | None:
         """Run steps in order; return the first failure as a check's answer, or None."""
         wall = max(seconds, self._settings.workspace.check_seconds)
         for step in steps:
@@ -301,25 +365,40 @@ class LocalWorkspace:
             )
             if answer.get("status") == "success" and answer.get("exit_code") == 0:
                 continue
-            said = f"the build failed: {shlex.join(step.argv)}\n{answer.get('output') or answer.get('error') or ''}"
+            said = (
+                f"the build failed: {shlex.join(step.argv)}\n"
+                f"{answer.get('output') or answer.get('error') or ''}"
+            )
             return {**answer, "output": said, "cases": {}, "verdict": cases.FAILED}
         return None
 
     async def changes(self) -> Sequence[Change]:
-        """Return what differs from the base, as git would store it, without ignored files. Raises `PatchRefused`."""
+        """Return what differs from the base, as git would store it, without ignored files. Raises
+        `PatchRefused`.
+        """
         return (await self.collect()).changes
 
     async def collect(self) -> Written:
         """Return `changes`, and what .gitignore files keep out of them. Raises `PatchRefused`."""
         workspace = self._settings.workspace
-        caps = ChangeCaps(file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes)
+        caps = ChangeCaps(
+            file_bytes=workspace.max_file_bytes, total_bytes=4 * workspace.max_file_bytes
+        )
         # Odd names included: deleting such a file is a change too.
         files = [entry.path for entry in await self.clone.entries(self.base.sha)]
         written = await self._box.changes(files, caps, partial(self.clone.ignored, self.base.sha))
         hidden = self.base.profile.hidden
-        changes = [change for change in written.changes if not patch_rules.matches(hidden, change.path)]
-        left_out = {change.path: HIDDEN_RULE for change in written.changes if patch_rules.matches(hidden, change.path)}
-        return Written(await self.clone.clean(self.base.sha, changes), {**written.ignored, **left_out})
+        changes = [
+            change for change in written.changes if not patch_rules.matches(hidden, change.path)
+        ]
+        left_out = {
+            change.path: HIDDEN_RULE
+            for change in written.changes
+            if patch_rules.matches(hidden, change.path)
+        }
+        return Written(
+            await self.clone.clean(self.base.sha, changes), {**written.ignored, **left_out}
+        )
 
     async def write(self, changes: Sequence[Change]) -> None:
         """Apply changes, given in the form that git stores. Raises `WorkspaceFailed` if that is not
@@ -331,13 +410,19 @@ class LocalWorkspace:
             {
                 "path": pack_path(change.path),
                 "mode": change.mode,
-                "content": None if change.content is None else base64.b64encode(change.content).decode(),
+                "content": None
+                if change.content is None
+                else base64.b64encode(change.content).decode(),
             }
             for change in await self.clone.smudge(self.base.sha, changes)
         ]
-        answer = await self._box.request("apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message)
+        answer = await self._box.request(
+            "apply", wall_seconds=self._settings.sandbox.wall_seconds, changes=message
+        )
         if answer.get("status") != "success":
-            raise WorkspaceFailed(f"files cannot be written: {answer.get('error') or answer.get('status')}")
+            raise WorkspaceFailed(
+                f"files cannot be written: {answer.get('error') or answer.get('status')}"
+            )
 
     async def restore(self, changes: Sequence[Change]) -> None:
         """Make the workspace differ from the base by just these changes."""
@@ -355,31 +440,53 @@ class LocalWorkspace:
         status, output, said = ToolStatus.SUCCESS, {}, ""
         try:
             output = await git_tool(
-                self.clone, self._git, call.tool, call.arguments, self.collect, restore=self.restore, remote=self._remote
+                self.clone,
+                self._git,
+                call.tool,
+                call.arguments,
+                self.collect,
+                restore=self.restore,
+                remote=self._remote,
             )
         except tuple(kind for kind, _ in _REFUSALS) as error:
-            status, said = next(status for kind, status in _REFUSALS if isinstance(error, kind)), error.message
+            status, said = (
+                next(status for kind, status in _REFUSALS if isinstance(error, kind)),
+                error.message,
+            )
         duration = round((time.monotonic() - begun) * 1000)
-        return ToolResult(call.request_id, call.tool, status, output=output, error=said, duration_ms=duration)
+        return ToolResult(
+            call.request_id, call.tool, status, output=output, error=said, duration_ms=duration
+        )
 
     async def patch(self, message: str) -> Patch:
         """Commit all changes so far to the trusted clone. See `ports.Workspace`."""
         written = await self.collect()
-        patch = await self.clone.commit_changes(self.base.sha, written.changes, message, ignored=written.ignored)
+        patch = await self.clone.commit_changes(
+            self.base.sha, written.changes, message, ignored=written.ignored
+        )
         return replace(patch, message=self._git.message)
 
     async def run_code(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in CPython. See `ports.Workspace`.
 
-        Its box is one more on the same files, so that tools are run by this workspace's own executor while the block waits.
+        Its box is one more on the same files, so that tools are run by this workspace's own
+        executor while the block waits.
         """
         runner, sandbox = self._settings.runner, self._limits
-        seconds = min(seconds_until(block.deadline), sandbox.wall_seconds, block.seconds or sandbox.wall_seconds)
+        seconds = min(
+            seconds_until(block.deadline),
+            sandbox.wall_seconds,
+            block.seconds or sandbox.wall_seconds,
+        )
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
         asking = Answerer(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
-        python = f"{ENVIRONMENT}/bin/python" if place.python is None and _has_python(place.env) else self._box.python
+        python = (
+            f"{ENVIRONMENT}/bin/python"
+            if place.python is None and _has_python(place.env)
+            else self._box.python
+        )
         told = {
             "code": block.code,
             "tools": {name: list(names) for name, names in block.tools.items()},
@@ -389,28 +496,44 @@ class LocalWorkspace:
         try:
             async with self._pool.start(place, beside=self._box) as box:
                 answer = await box.request(
-                    "run", wall_seconds=seconds, asked=asking, argv=(python, "-B", "-c", COMMAND), env=box.variables(), block=told
+                    "run",
+                    wall_seconds=seconds,
+                    asked=asking,
+                    argv=(python, "-B", "-c", COMMAND),
+                    env=box.variables(),
+                    block=told,
                 )
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if asking.failed is not None:
                 raise asking.failed from error
             if asking.endless:
                 return endless_run()
-            return BlockRun(ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand")
+            return BlockRun(
+                ToolStatus.ERROR, error="CPython was lost while it ran this; its tool calls stand"
+            )
         return full_run(answer, runner.output_bytes)
 
     def _place_beside(self, what: str, limits: SandboxSettings) -> BoxSetup:
         """Return the place of one more box on the same files; what it writes is its own."""
         place = self._box.place
-        return replace(place, key=f"{self._box.name}-{what}", tree=(self._box.upper, *place.tree), limits=limits)
+        return replace(
+            place,
+            key=f"{self._box.name}-{what}",
+            tree=(self._box.upper, *place.tree),
+            limits=limits,
+        )
 
-    async def converse(self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool) -> str:
+    async def converse(
+        self, argv: Sequence[str], hear: Hear, *, seconds: float, most: int, keeps: bool
+    ) -> str:
         """Run a program that is talked to. See `ports.Workspace`."""
         if keeps:
             return await converse(self._box, argv, hear, seconds, most)
         apart = isinstance(self._box, LocalBox)  # in a pod, what is beside works on the very files
         before = [] if apart else await self.changes()
-        async with self._pool.start(self._place_beside("program", self._settings.sandbox), beside=self._box) as box:
+        async with self._pool.start(
+            self._place_beside("program", self._settings.sandbox), beside=self._box
+        ) as box:
             why = await converse(box, argv, hear, seconds, most)
         if not apart and await self.changes() != before:
             await self.restore(before)
@@ -436,7 +559,9 @@ class LocalWorkspace:
         default = checks.DEFAULTS[tool]
         fits = checks.is_pytest(own) if tool == "tests.pytest" else own[:1] == default[:1]
         keyword = arguments.get("keyword", "")
-        return checks.command(own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds)
+        return checks.command(
+            own if fits else default, arguments.get("paths", ()), keyword, seconds=seconds
+        )
 
 
 def _is_source(step: BuildStep, path: str) -> bool:
@@ -445,15 +570,17 @@ def _is_source(step: BuildStep, path: str) -> bool:
 
 
 def _has_python(env: Path | None) -> bool:
-    """Whether an environment has an interpreter: one of packages for Node or Go has none. One on another machine is taken to have."""
+    """Whether an environment has an interpreter: one of packages for Node or Go has none. One on
+    another machine is taken to have.
+    """
     return env is not None and (os.path.lexists(env / "bin" / "python") or not env.exists())
 
 
 class LocalWorkspaces:
     """Opens workspaces. An async context manager: everything it started is gone when it ends.
 
-    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach beyond themselves, `make` their
-    executors where these run elsewhere.
+    `clones` gives the trusted clone of a registered repository, `remotes` what its workspaces reach
+    beyond themselves, `make` their executors where these run elsewhere.
     """
 
     def __init__(
@@ -492,14 +619,23 @@ class LocalWorkspaces:
     ) -> AsyncIterator[LocalWorkspace]:
         """Open a fresh workspace. See `ports.Workspaces`."""
         clone = self._clones(prepared.base.repository)
-        changes = await self._first.of(prepared.base, clone, patch, extra, judged=judged, files=files, append=append)
+        changes = await self._first.of(
+            prepared.base, clone, patch, extra, judged=judged, files=files, append=append
+        )
         # The origin has the hidden tests, and its history is unrelated to a base without them.
         remotes = None if prepared.base.profile.hidden else self._remotes
         remote = remotes(prepared.base.repository) if remotes else None
         async with self.pool.box(prepared) as box:
             box.called = f"{name}.{box.name}"
             workspace = LocalWorkspace(
-                name, box, prepared, clone=clone, settings=self._settings, shelf=self._shelf, pool=self.pool, remote=remote
+                name,
+                box,
+                prepared,
+                clone=clone,
+                settings=self._settings,
+                shelf=self._shelf,
+                pool=self.pool,
+                remote=remote,
             )
             await workspace.write(changes)
             yield workspace

@@ -15,7 +15,13 @@ from moothall.inside.confinement import BOOT
 from moothall.network.proxy import listener, proxying
 from moothall.repositories.changes import AskIgnored, ChangeCaps, Survey, Written, measure
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
-from moothall.sandbox.bubblewrap import ENVIRONMENT, Overlay, SandboxSpec, interpreter, interpreter_binds
+from moothall.sandbox.bubblewrap import (
+    ENVIRONMENT,
+    Overlay,
+    SandboxSpec,
+    interpreter,
+    interpreter_binds,
+)
 from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.workspace.box import START_SECONDS, Box, BoxSetup
@@ -32,12 +38,17 @@ def _prefix(place: BoxSetup) -> tuple[Path, ...]:
 
 
 class LocalBox(Box):
-    """A running executor, of the code in the folder `code`, over an overlay whose changes are in `upper`; `shown` is read-only and at the same
-    place in every sandbox.
+    """A running executor, of the code in the folder `code`, over an overlay whose changes are in
+    `upper`; `shown` is read-only and at the same place in every sandbox.
     """
 
     def __init__(
-        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, code: Path, shown: Sequence[tuple[Path, str]]
+        self,
+        place: BoxSetup,
+        folder: Path,
+        settings: WorkspaceSections,
+        code: Path,
+        shown: Sequence[tuple[Path, str]],
     ) -> None:
         super().__init__(place, folder, settings)
         self._code = code
@@ -92,7 +103,8 @@ class LocalBox(Box):
             await self._sandbox.process.wait()
             reason = self._sandbox.log_tail() or f"no answer within {START_SECONDS:g} s"
             raise SandboxUnavailable(
-                f"the sandbox does not start: {reason}; `moothall doctor` says which wall is missing"
+                f"the sandbox does not start: {reason}; `moothall doctor` says which wall is "
+                "missing"
             ) from error
         self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
 
@@ -113,7 +125,12 @@ class LocalBox(Box):
             ro=(
                 *interpreter_binds(),
                 (self._code, INSIDE),
-                *((path, str(path)) for path in dict.fromkeys((*limits.toolchains, *place.toolchains, *_prefix(place)))),
+                *(
+                    (path, str(path))
+                    for path in dict.fromkeys(
+                        (*limits.toolchains, *place.toolchains, *_prefix(place))
+                    )
+                ),
                 *(self._shown if place.tree else ()),
                 *(((place.history, _HISTORY),) if place.history else ()),
                 *place.ro,
@@ -124,8 +141,18 @@ class LocalBox(Box):
             log=self._log,
         )
         binds = ((place.env, ENVIRONMENT),) if place.env else ()
-        options = place.describe_walls(limits, cgroup=parents() is not None, proxied=place.reach is not None)
-        argv = (str(interpreter()), "-I", "-S", "-c", BOOT.format(module=place.program), str(descriptor), json.dumps(options))
+        options = place.describe_walls(
+            limits, cgroup=parents() is not None, proxied=place.reach is not None
+        )
+        argv = (
+            str(interpreter()),
+            "-I",
+            "-S",
+            "-c",
+            BOOT.format(module=place.program),
+            str(descriptor),
+            json.dumps(options),
+        )
         if place.env_writable:
             return replace(spec, argv=argv, rw=binds)
         return replace(spec, argv=argv, ro=(*spec.ro, *binds))
@@ -134,7 +161,9 @@ class LocalBox(Box):
         """It is bound, read-only and shared by all workspaces on the commit."""
         return f"{_HISTORY}/{HISTORY_NAME}" if self.place.history else ""
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
+    async def changes(
+        self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
+    ) -> Written:
         """Read them from the upper folder of the overlay."""
         survey = Survey(self.upper, base_files, caps, base=self.place.tree[-1])
         while (new := await asyncio.to_thread(survey.look)) is not None:
@@ -161,7 +190,11 @@ class LocalBox(Box):
             self._sandbox.note(text)
 
     def _count_memory_kills(self) -> int:
-        return self._sandbox.cgroup.count_memory_kills() if self._sandbox and self._sandbox.cgroup else 0
+        return (
+            self._sandbox.cgroup.count_memory_kills()
+            if self._sandbox and self._sandbox.cgroup
+            else 0
+        )
 
     async def _disk_is_full(self) -> bool:
         limit = self._limits.disk_bytes

@@ -37,22 +37,35 @@ _DYING, _DYING_PAUSE = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
 MakeBox = Callable[[BoxSetup, Path, Box | None], Box]
-"""Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another on whose files it works."""
+"""Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another
+on whose files it works.
+"""
 
 
 class BoxPool:
     """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
 
-    `shown` is read-only and at the same place in every sandbox. An async context manager with a task group inside: enter and leave it in the same task.
+    `shown` is read-only and at the same place in every sandbox. An async context manager with a
+    task group inside: enter and leave it in the same task.
     """
 
-    def __init__(self, settings: WorkspaceSections, shown: Sequence[tuple[Path, str]] = (), make: MakeBox | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkspaceSections,
+        shown: Sequence[tuple[Path, str]] = (),
+        make: MakeBox | None = None,
+    ) -> None:
         self._settings = settings
         self._shown = tuple(shown)
         self._make = make or self._on_this_machine
         self.layout = Layout(settings.data_dir)
         self._slots = (
-            None if make else Slots(lambda: slots_folder(settings.data_dir / "slots"), settings.sandbox.cores or cores() + 1)
+            None
+            if make
+            else Slots(
+                lambda: slots_folder(settings.data_dir / "slots"),
+                settings.sandbox.cores or cores() + 1,
+            )
         )
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
@@ -77,7 +90,13 @@ class BoxPool:
         # stdin ends with us.
         groups = sorted({str(folder) for folder in await asyncio.to_thread(cgroups.parents) or ()})
         self._reaper = await start_process(
-            *(sys.executable, "-I", "-S", orphans.__file__, f"{self._instance}-", str(self._folder), *groups),
+            sys.executable,
+            "-I",
+            "-S",
+            orphans.__file__,
+            f"{self._instance}-",
+            str(self._folder),
+            *groups,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us
@@ -113,14 +132,20 @@ class BoxPool:
 
     @asynccontextmanager
     async def box(self, prepared: Prepared) -> AsyncIterator[Box]:
-        """A fresh box on `prepared`, a spare one where there is one. Raises `SandboxUnavailable`."""
+        """A fresh box on `prepared`, a spare one where there is one. Raises
+        `SandboxUnavailable`.
+        """
         async with self.start(self._place(prepared)) as box:
             self._refill(box.place)
             yield box
 
     def _place(self, prepared: Prepared) -> BoxSetup:
         """What a workspace shows; bounds narrow the settings' limits, and never widen them."""
-        place, bounds, limits = self.layout.place(prepared.base, prepared.key), prepared.bounds, self._settings.sandbox
+        place, bounds, limits = (
+            self.layout.place(prepared.base, prepared.key),
+            prepared.bounds,
+            self._settings.sandbox,
+        )
         if bounds == Bounds():
             return place
         memory = min(bounds.memory_bytes or limits.memory_bytes, limits.memory_bytes)
@@ -132,8 +157,12 @@ class BoxPool:
         )
 
     @asynccontextmanager
-    async def start(self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None) -> AsyncIterator[Box]:
-        """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it works on, wherever that runs."""
+    async def start(
+        self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None
+    ) -> AsyncIterator[Box]:
+        """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it
+        works on, wherever that runs.
+        """
         box = await self.take(place, beside)
         try:
             yield box
@@ -141,8 +170,11 @@ class BoxPool:
             await box.close(keep=keep)
             self._open.discard(box)
 
-    async def take(self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] | None = None) -> Box:
-        """Return a box on `place` for the caller to `drop`. `whose`: by default that of the running code.
+    async def take(
+        self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] | None = None
+    ) -> Box:
+        """Return a box on `place` for the caller to `drop`. `whose`: by default that of the running
+        code.
 
         Raises `SandboxUnavailable`, `WorkspaceFailed`.
         """
@@ -175,7 +207,9 @@ class BoxPool:
         return False
 
     async def _await_coming(self, place: BoxSetup) -> Box | None:
-        """The spare that is just being started, if nobody waits for it yet: it is ready before a new one would be."""
+        """The spare that is just being started, if nobody waits for it yet: it is ready before a
+        new one would be.
+        """
         if place.key not in self._filling or place.key in self._waiting:
             return None
         coming = self._waiting[place.key] = asyncio.get_running_loop().create_future()
@@ -194,7 +228,9 @@ class BoxPool:
         box.slots = self._slots
         return box
 
-    async def _fresh(self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] = NOTHING) -> Box:
+    async def _fresh(
+        self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] = NOTHING
+    ) -> Box:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
@@ -204,7 +240,8 @@ class BoxPool:
             await box.start()
         except OSError as error:
             raise WorkspaceFailed(
-                f"a workspace cannot be made in {self._folder}: {error.strerror or error}; is the disk full?"
+                f"a workspace cannot be made in {self._folder}: {error.strerror or error}; is the "
+                "disk full?"
             ) from error
         return box
 
@@ -249,7 +286,9 @@ class BoxPool:
 
 
 async def _end_all(prefix: str) -> bool:
-    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them. What was killed may take a moment to die."""
+    """End the sandboxes whose name begins with `prefix`; whether nothing is left of them. What was
+    killed may take a moment to die.
+    """
     for _ in range(_DYING):
         if await asyncio.to_thread(lambda: orphans.end(prefix) == 0 and cgroups.sweep(prefix)):
             return True
@@ -260,8 +299,9 @@ async def _end_all(prefix: str) -> bool:
 async def sweep(layout: Layout) -> int:
     """Remove what killed processes left in the run folder; return how many there were.
 
-    Their sandboxes die with them, all but those that were just starting; here those end too, and folders and cgroups go.
-    Whoever is started again at once comes while they die, and may be the last who looks: so that is waited for.
+    Their sandboxes die with them, all but those that were just starting; here those end too, and
+    folders and cgroups go. Whoever is started again at once comes while they die, and may be the
+    last who looks: so that is waited for.
     """
     swept = 0
     for folder in layout.run.iterdir():
@@ -270,7 +310,9 @@ async def sweep(layout: Layout) -> int:
         except OSError:
             continue  # just being made, or just gone
         try:
-            if try_lock(descriptor) and await _end_all(f"{folder.name}-"):  # else whoever comes next tries again
+            if try_lock(descriptor) and await _end_all(
+                f"{folder.name}-"
+            ):  # else whoever comes next tries again
                 await remove_tree(folder)
                 swept += 1
         finally:

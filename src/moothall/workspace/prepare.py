@@ -1,6 +1,7 @@
 """Making a base ready to work on: checkout, set-up, and one run of its checks as it is.
 
-Each part is made once and kept: the checkout and the history for a commit, the environment for a lock file, the runs for both.
+Each part is made once and kept: the checkout and the history for a commit, the environment for a
+lock file, the runs for both.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ from moothall.workspace.toolchains import choose
 class Preparer:
     """Prepares bases with workspaces of this machine."""
 
-    def __init__(self, settings: WorkspaceSections, clones: Callable[[str], TrustedClone], workspaces: LocalWorkspaces) -> None:
+    def __init__(
+        self,
+        settings: WorkspaceSections,
+        clones: Callable[[str], TrustedClone],
+        workspaces: LocalWorkspaces,
+    ) -> None:
         self._settings = settings
         self._clones = clones
         self._workspaces = workspaces
@@ -47,7 +53,9 @@ class Preparer:
         self._environments = Environments(settings, workspaces.pool)
 
     async def prepare(self, base: Base, on_progress: Progress | None = None) -> Prepared:
-        """Return `base` prepared; what was done before is read. Raises `RepositoryError`, `SandboxUnavailable`."""
+        """Return `base` prepared; what was done before is read. Raises `RepositoryError`,
+        `SandboxUnavailable`.
+        """
         tell = on_progress or (lambda _: None)
         base = replace(base, image=self._settings.jobs.image_of(base.repository, base.origin))
         key = prepared_key(base)
@@ -66,12 +74,17 @@ class Preparer:
             notes = () if base.image else choose(base.profile.needs).notes
             prepared = Prepared(base, key, files, notes=notes)
             prepared = await self._run_checks(prepared, tell)
-            useless = {row.check for row in diagnose(prepared).faults}  # a program that is missing may be there next time
+            useless = {
+                row.check for row in diagnose(prepared).faults
+            }  # a program that is missing may be there next time
             if all(
-                (run.check not in useless and _says_something(run)) or self._hits_limit_again(prepared, run)
+                (run.check not in useless and _says_something(run))
+                or self._hits_limit_again(prepared, run)
                 for run in prepared.runs.values()
             ):
-                await asyncio.to_thread(_write_json, self._layout.prepared_file(key), codec.dump(prepared))
+                await asyncio.to_thread(
+                    _write_json, self._layout.prepared_file(key), codec.dump(prepared)
+                )
             return prepared
 
     def _read_known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
@@ -82,14 +95,19 @@ class Preparer:
         except (FileNotFoundError, ValueError, InvalidRequest):
             return None  # not there, or half written
         place = self._layout.place(base, key)
-        complete = all(path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ())))
+        complete = all(
+            path.is_dir() for path in (*place.tree, *((place.env,) if place.env else ()))
+        )
         stopped = [run for run in stored.runs.values() if not _says_something(run)]
         if not complete or (stopped and age > self._settings.workspace.stopped_seconds):
             return None
         if any(not self._hits_limit_again(replace(stored, base=base), run) for run in stopped):
             return None  # it may have more time now
         for run in stopped:
-            tell(f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet (workspace.stopped_seconds)")
+            tell(
+                f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet "
+                "(workspace.stopped_seconds)"
+            )
         if not stopped:
             os.utime(document)  # `prune` goes by when it was last used
         return replace(stored, base=base)
@@ -108,8 +126,12 @@ class Preparer:
         finally:
             await remove_tree(making)
 
-    async def _export_history(self, clone: TrustedClone, base: Base, key: str, tell: Progress) -> None:
-        """Make the git directory of the shells on `base`, unless it was made before. Workspaces work without one, too."""
+    async def _export_history(
+        self, clone: TrustedClone, base: Base, key: str, tell: Progress
+    ) -> None:
+        """Make the git directory of the shells on `base`, unless it was made before. Workspaces
+        work without one, too.
+        """
         final, settings = self._layout.history(key), self._settings.workspace
         if not settings.history_commits or await asyncio.to_thread(final.is_dir):
             return
@@ -131,12 +153,17 @@ class Preparer:
             tell(f"git shows no history in workspaces: {error.message}")
         else:
             if cut:
-                tell(f"git shows the newest {settings.history_commits} commits in workspaces (workspace.history_commits)")
+                tell(
+                    f"git shows the newest {settings.history_commits} commits in workspaces "
+                    "(workspace.history_commits)"
+                )
         finally:
             await remove_tree(making)
 
     async def _run_checks(self, prepared: Prepared, tell: Progress) -> Prepared:
-        """Run the checks on the untouched base, twice where that is cheap: what differs is flaky."""
+        """Run the checks on the untouched base, twice where that is cheap: what differs is
+        flaky.
+        """
         runs: dict[str, CheckRun] = {}
         flaky: set[str] = set()
         most = 1000 * self._settings.workspace.flaky_seconds
@@ -146,8 +173,12 @@ class Preparer:
             if hit_limit_under_load(run):
                 flaky |= {*stopped_cases(run)}
             if run.status == "success" and not run.findings and run.duration_ms < most:
-                tell(f"running {name} on the untouched base once more, for what differs from run to run")
-                # With the limits that follow from the first: what hangs is not waited for as long again.
+                tell(
+                    f"running {name} on the untouched base once more, for what differs from run "
+                    "to run"
+                )
+                # With the limits that follow from the first: what hangs is not waited for as long
+                # again.
                 again = await self._run_check(replace(prepared, runs={name: run}), name)
                 flaky |= differing_cases(run, again) | unmatched_cases(run, again)
         return replace(prepared, runs=runs, flaky=tuple(sorted(flaky)))

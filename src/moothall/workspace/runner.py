@@ -1,7 +1,9 @@
-"""Blocks of Python that a model wrote: run in boxes of their own, which hold nothing, with tools asked of the trusted side.
+"""Blocks of Python that a model wrote: run in boxes of their own, which hold nothing, with tools
+asked of the trusted side.
 
-The first tier is Monty, in a box without workspace, network or files: what a block is given are functions that ask here. What
-Monty says that it cannot run goes, before any of it ran, to CPython in a box of the workspace's kind (`Workspace.run_code`).
+The first tier is Monty, in a box without workspace, network or files: what a block is given are
+functions that ask here. What Monty says that it cannot run goes, before any of it ran, to CPython
+in a box of the workspace's kind (`Workspace.run_code`).
 """
 
 from __future__ import annotations
@@ -40,8 +42,17 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
     """Return what shows Monty inside. Raises `ConfigurationError` where it is not installed."""
     package, extensions = find_spec("pydantic_monty"), find_spec("typing_extensions")
     binary = shutil.which("monty", path=sysconfig.get_path("scripts")) or shutil.which("monty")
-    if package is None or package.origin is None or extensions is None or extensions.origin is None or binary is None:
-        raise ConfigurationError("Python blocks need pydantic-monty with its runtime: install it, or set runner.enabled to false")
+    if (
+        package is None
+        or package.origin is None
+        or extensions is None
+        or extensions.origin is None
+        or binary is None
+    ):
+        raise ConfigurationError(
+            "Python blocks need pydantic-monty with its runtime: install it, or set "
+            "runner.enabled to false"
+        )
     return (
         (Path(package.origin).resolve().parent, f"{MONTY}/pydantic_monty"),
         (Path(extensions.origin).resolve(), f"{MONTY}/typing_extensions.py"),
@@ -52,7 +63,8 @@ def monty_binds() -> tuple[tuple[Path, str], ...]:
 class LocalRunner:
     """Runs blocks of Python. Its boxes are the pool's, and end with it. Belongs to one event loop.
 
-    A box serves one tenant, one block at a time, and is thrown away after any block that did not end by itself.
+    A box serves one tenant, one block at a time, and is thrown away after any block that did not
+    end by itself.
     """
 
     def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
@@ -71,7 +83,8 @@ class LocalRunner:
         self._place = BoxSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
         self._idle: dict[str, list[Box]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
-        # Of each depth its own: a block holds its box while it waits for agents whose blocks want one.
+        # Of each depth its own: a block holds its box while it waits for agents whose blocks want
+        # one.
         self._full_slots: defaultdict[int, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(settings.runner.full_workers)
         )
@@ -85,8 +98,14 @@ class LocalRunner:
                 if not why:
                     return ran
                 if not (self._settings.full and block.full):
-                    other = ", or let it read files too (files.read), as CPython wants" if self._settings.full else ""
-                    return replace(ran, error=f"this Python cannot run it: {why}; write it without{other}")
+                    other = (
+                        ", or let it read files too (files.read), as CPython wants"
+                        if self._settings.full
+                        else ""
+                    )
+                    return replace(
+                        ran, error=f"this Python cannot run it: {why}; write it without{other}"
+                    )
                 log.info("a block goes to CPython", reason=why)
                 async with self._full_slots[block.depth]:
                     return replace(await workspace.run_code(block, ask), tier="python", why=why)
@@ -98,7 +117,11 @@ class LocalRunner:
     async def first(self, block: CodeBlock, ask: Ask) -> BlockRun:
         """Run a block in the first tier alone."""
         ran, why = await self._first(block, ask)
-        return replace(ran, error=f"this Python cannot run it: {why}; write it without") if why else ran
+        return (
+            replace(ran, error=f"this Python cannot run it: {why}; write it without")
+            if why
+            else ran
+        )
 
     async def _first(self, block: CodeBlock, ask: Ask) -> tuple[BlockRun, str]:
         """Let Monty run it; with why it cannot, where that is so."""
@@ -106,18 +129,24 @@ class LocalRunner:
         async def ask_without_slot(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             if name != AGENTS_RUN:
                 return await ask(name, arguments)
-            # Its agents run blocks too: whoever waits for them may not have the place that they need.
+            # Its agents run blocks too: whoever waits for them may not have the place that they
+            # need.
             slot.leave()
             result = await ask(name, arguments)
             await slot.take()
             return result
 
-        asking, slot = Answerer(ask_without_slot, most_asked(self._settings.tool_calls)), _Slot(self._slots)
+        asking, slot = (
+            Answerer(ask_without_slot, most_asked(self._settings.tool_calls)),
+            _Slot(self._slots),
+        )
         async with slot:
             try:
                 box = await self._take(block.tenant)
             except (SandboxUnavailable, WorkspaceFailed) as error:
-                return BlockRun(ToolStatus.ERROR, error=f"no Python can be started: {error.message}"), ""
+                return BlockRun(
+                    ToolStatus.ERROR, error=f"no Python can be started: {error.message}"
+                ), ""
             whole = False
             try:
                 answer = await self._ask(box, block, asking)
@@ -128,11 +157,16 @@ class LocalRunner:
                 if asking.endless:
                     return endless_run(), ""
                 log.warning("a runner was lost", reason=error.message)
-                return BlockRun(ToolStatus.ERROR, error="the interpreter was lost while it ran this; its tool calls stand"), ""
+                return BlockRun(
+                    ToolStatus.ERROR,
+                    error="the interpreter was lost while it ran this; its tool calls stand",
+                ), ""
             finally:
                 self._give_back(box, block.tenant, whole=whole)
         if answer.get("status") == "unsupported":
-            return BlockRun(ToolStatus.INVALID), cut(str(answer.get("why") or "it does not say why"))
+            return BlockRun(ToolStatus.INVALID), cut(
+                str(answer.get("why") or "it does not say why")
+            )
         return code_run(answer, self._settings.output_bytes), ""
 
     async def _ask(self, box: Box, block: CodeBlock, asking: Answerer) -> Answer:
@@ -165,7 +199,9 @@ class LocalRunner:
         if sum(map(len, self._idle.values())) >= self._settings.workers:
             other = next(boxes for boxes in self._idle.values() if boxes)
             self._pool.drop(other.pop())
-        return await self._pool.take(self._place, whose={"tenant": tenant})  # any block of it may come
+        return await self._pool.take(
+            self._place, whose={"tenant": tenant}
+        )  # any block of it may come
 
     def _give_back(self, box: Box, tenant: str, *, whole: bool) -> None:
         if whole and sum(map(len, self._idle.values())) < self._settings.workers:

@@ -1,8 +1,10 @@
-"""Environments that hosts on different disks share: what a set-up made, as an archive in a folder that all of them mount.
+"""Environments that hosts on different disks share: what a set-up made, as an archive in a folder
+that all of them mount.
 
-An archive is written by a host right after a set-up, before any model's code has run, and only hosts mount the folder: a workspace gets a copy. Its
-name says repository, and so tenant, lock files and commands, and all that a set-up gets from the host. What the set-up wrote is hostile all the same:
-it is unpacked as what comes from a workspace is.
+An archive is written by a host right after a set-up, before any model's code has run, and only
+hosts mount the folder: a workspace gets a copy. Its name says repository, and so tenant, lock files
+and commands, and all that a set-up gets from the host. What the set-up wrote is hostile all the
+same: it is unpacked as what comes from a workspace is.
 """
 
 from __future__ import annotations
@@ -42,7 +44,13 @@ class Archives:
     """Keeps environments in `workspace.environments`, and nothing where that is not set."""
 
     def __init__(self, settings: WorkspaceSections) -> None:
-        made_on = (settings.workspace.kind, settings.jobs.image, platform.machine(), sys.version, sys.prefix)
+        made_on = (
+            settings.workspace.kind,
+            settings.jobs.image,
+            platform.machine(),
+            sys.version,
+            sys.prefix,
+        )
         top = settings.workspace.environments
         self._folder = top / digest(*made_on)[:32] if top else None
         self._most = settings.workspace.environments_bytes
@@ -57,7 +65,9 @@ class Archives:
                 try:
                     await stack.enter_async_context(Layout(self._folder).lock(name))
                 except OSError as error:
-                    log.warning("environments cannot be shared", path=str(self._folder), reason=str(error))
+                    log.warning(
+                        "environments cannot be shared", path=str(self._folder), reason=str(error)
+                    )
             yield
 
     async def take(self, name: str, folder: Path, tell: Progress) -> bool:
@@ -67,7 +77,8 @@ class Archives:
         try:
             await asyncio.to_thread(self._take, path, folder)
         except (OSError, WorkspaceFailed) as error:
-            # One that is broken goes; what fails here alone, as a full disk, is no reason to take it from all.
+            # One that is broken goes; what fails here alone, as a full disk, is no reason to take
+            # it from all.
             if isinstance(error, WorkspaceFailed):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -87,7 +98,11 @@ class Archives:
             try:
                 await asyncio.to_thread(self._keep, self._folder / name, folder)
             except OSError as error:
-                log.warning("an environment could not be shared", path=str(self._folder / name), reason=str(error))
+                log.warning(
+                    "an environment could not be shared",
+                    path=str(self._folder / name),
+                    reason=str(error),
+                )
 
     def _keep(self, path: Path, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +117,9 @@ class Archives:
         self._make_room(path.parent.parent)
 
     def _make_room(self, top: Path) -> None:
-        """Remove what was not used for long, then what was not used for longest, until the rest may stay."""
+        """Remove what was not used for long, then what was not used for longest, until the rest may
+        stay.
+        """
         now, left = time.time(), self._most
         found = []
         for path in top.glob("*/*"):
@@ -111,6 +128,8 @@ class Archives:
                     found.append((path.stat().st_mtime, path.stat().st_size, path))
         for used, size, path in sorted(found, reverse=True):
             left -= size
-            if left < 0 or now - used > (_LEFT_SECONDS if path.name.startswith(".") else self._keep_seconds):
+            if left < 0 or now - used > (
+                _LEFT_SECONDS if path.name.startswith(".") else self._keep_seconds
+            ):
                 path.unlink(missing_ok=True)
                 left += size

@@ -60,14 +60,19 @@ def slots_folder(fallback: Path) -> Path:
             (shared / "slots").mkdir(mode=0o700, exist_ok=True)
             return shared / "slots"
     fallback.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _log.warning("slots are shared within this data directory only: the folder is not ours alone", folder=str(shared))
+    _log.warning(
+        "slots are shared within this data directory only: the folder is not ours alone",
+        folder=str(shared),
+    )
     return fallback
 
 
 def _is_private(folder: Path) -> bool:
     """Whether a folder is one of this user that nobody else can write to."""
     found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return (
+        stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    )
 
 
 @dataclass(order=True, slots=True)
@@ -126,7 +131,9 @@ class Slots:
                 while taken and alone and not self._lock_all(taken):  # noqa: ASYNC110 - it happens in another process
                     await asyncio.sleep(_POLL_SECONDS)
             except OSError as error:
-                _log.warning("a command does not run alone", folder=str(self._folder), reason=str(error))
+                _log.warning(
+                    "a command does not run alone", folder=str(self._folder), reason=str(error)
+                )
             except BaseException:
                 self.free(taken)
                 raise
@@ -165,7 +172,9 @@ class Slots:
             self._folder, self._told = self._find_folder(), 0.0
             return None
         except OSError as error:
-            _log.warning("a command runs without a slot", folder=str(self._folder), reason=str(error))
+            _log.warning(
+                "a command runs without a slot", folder=str(self._folder), reason=str(error)
+            )
             return {}
 
     def _try_take(self, since: float, *, alone: bool) -> dict[str, int] | None:
@@ -199,7 +208,9 @@ class Slots:
         """Lock the free slots and add them to `taken`. Return whether only slots of stopped
         processes are missing.
         """
-        names = {f"{_SLOT}{number}" for number in range(self.count)} | {path.name for path in self._folder.glob(f"{_SLOT}*")}
+        names = {f"{_SLOT}{number}" for number in range(self.count)} | {
+            path.name for path in self._folder.glob(f"{_SLOT}*")
+        }
         for name in names - taken.keys():
             if (descriptor := self._lock(name)) >= 0:
                 taken[name] = descriptor
@@ -207,7 +218,9 @@ class Slots:
 
     def _lock(self, name: str) -> int:
         """Lock a file and return its descriptor, -1 if another holds it."""
-        descriptor = os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         if not try_lock(descriptor):
             os.close(descriptor)
             return -1
@@ -234,7 +247,9 @@ class Slots:
         """Show that the holder of these locks is running."""
         for descriptor in self._held:
             os.utime(descriptor)
-        self._beating = asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat) if self._held else None
+        self._beating = (
+            asyncio.get_running_loop().call_later(_BEAT_SECONDS, self._beat) if self._held else None
+        )
 
     def _stands_still(self, name: str) -> bool:
         return self._age(self._folder / name) > _STILL_SECONDS

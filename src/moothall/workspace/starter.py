@@ -36,20 +36,34 @@ _PYTEST = (
 
 
 class Starter:
-    """Makes and copies it. One a process; processes that share a data directory share what is made."""
+    """Makes and copies it. One a process; processes that share a data directory share what is
+    made.
+    """
 
     def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
         self._settings = settings
         self._pool = pool
 
-    async def copy_to(self, env: Path, python: Toolchain, image: str, tell: Callable[[str], None]) -> None:
-        """Copy that of an image to `env`, whose parent exists. Raises `RepositoryError` where not even a venv can be made."""
+    async def copy_to(
+        self, env: Path, python: Toolchain, image: str, tell: Callable[[str], None]
+    ) -> None:
+        """Copy that of an image to `env`, whose parent exists. Raises `RepositoryError` where not
+        even a venv can be made.
+        """
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
-        source = await self._make("pytest", python, (venv, _PYTEST), tell, image=image, network=True) if network else None
-        source = source or await self._make("blank", python, (venv,), tell, image=image, network=False)
+        source = (
+            await self._make("pytest", python, (venv, _PYTEST), tell, image=image, network=True)
+            if network
+            else None
+        )
+        source = source or await self._make(
+            "blank", python, (venv,), tell, image=image, network=False
+        )
         if source is None:
-            raise RepositoryError(f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?")
+            raise RepositoryError(
+                f"a virtual environment cannot be made with {venv[0]}: is its venv module whole?"
+            )
         copying = await start_process("cp", "-a", "--reflink=auto", str(source), str(env))
         if await copying.wait():
             raise RepositoryError(f"the environment cannot be copied to {env}: is the disk full?")
@@ -67,7 +81,8 @@ class Starter:
     ) -> Path | None:
         """Return its folder; None where a command failed, which is tried again the next time."""
         layout = self._pool.layout
-        name = f"starter-{kind}-{digest(python.version, str(python.program), *((image,) if image else ()))[:16]}"
+        parts = [python.version, str(python.program), *([image] if image else [])]
+        name = f"starter-{kind}-{digest(*parts)[:16]}"
         async with layout.lock(f"env-{name}"):
             final = layout.environment(name)
             if final.is_dir():
@@ -78,7 +93,10 @@ class Starter:
                 folder.mkdir(parents=True)
                 own(folder, uid)
             try:
-                tell(f"making an environment of Python {python.version} with {kind}, once for all repositories")
+                tell(
+                    f"making an environment of Python {python.version} with {kind}, once for all "
+                    "repositories"
+                )
                 if not await self._run(making, python, commands, image=image, network=network):
                     return None
                 making.rename(final)
@@ -87,7 +105,13 @@ class Starter:
             return final / "env"
 
     async def _run(
-        self, making: Path, python: Toolchain, commands: tuple[tuple[str, ...], ...], *, image: str, network: bool
+        self,
+        making: Path,
+        python: Toolchain,
+        commands: tuple[tuple[str, ...], ...],
+        *,
+        image: str,
+        network: bool,
     ) -> bool:
         place = BoxSetup(
             key=making.name.lstrip("."),
@@ -101,7 +125,9 @@ class Starter:
         seconds = self._settings.workspace.setup_seconds
         async with self._pool.start(place) as box:
             for argv in commands:
-                answer = await box.request("setup", wall_seconds=seconds, argv=argv, env=box.variables())
+                answer = await box.request(
+                    "setup", wall_seconds=seconds, argv=argv, env=box.variables()
+                )
                 if answer.get("status") != "success" or answer.get("exit_code") != 0:
                     return False
             await box.take_back()

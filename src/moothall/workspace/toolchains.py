@@ -1,6 +1,7 @@
 """The interpreters and toolchains of this machine, and which of them a project gets.
 
-Shims (pyenv's, rustup's) are passed over: inside a sandbox they find neither their versions nor a network.
+Shims (pyenv's, rustup's) are passed over: inside a sandbox they find neither their versions nor a
+network.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from moothall.sandbox.bubblewrap import interpreter
 
-_TERM = re.compile(r"(>=|<=|>|<|=|\^|~)?\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?[-+\w.]*")
+_TERM = re.compile(
+    r"(>=|<=|>|<|=|\^|~)?\s*v?(\d+|[xX*])(?:\.(\d+|[xX*]))?(?:\.(\d+|[xX*]))?[-+\w.]*"
+)
 _Version = tuple[int, ...]
 
 
 def satisfies(version: _Version, text: str) -> bool:
-    """Whether a version of three numbers lies in a range; one that cannot be read holds every version."""
+    """Whether a version of three numbers lies in a range; one that cannot be read holds every
+    version.
+    """
     whole = (*version, 0, 0, 0)[:3]
     return not text.strip() or any(_holds(whole, part) for part in text.split("||"))
 
@@ -43,7 +48,9 @@ def _bounds(operator: str, *words: str) -> tuple[_Version, _Version]:
             break
         numbers.append(int(word))
     low, top = (*numbers, 0, 0, 0)[:3], (10**9, 0, 0)
-    after = (*numbers[:-1], numbers[-1] + 1, 0, 0, 0)[:3] if numbers else top  # the first that no longer begins so
+    after = (
+        (*numbers[:-1], numbers[-1] + 1, 0, 0, 0)[:3] if numbers else top
+    )  # the first that no longer begins so
     if operator == "^" and numbers:
         at = next((at for at, number in enumerate(numbers) if number), len(numbers) - 1)
         return low, (*numbers[:at], numbers[at] + 1, 0, 0)[:3]
@@ -74,7 +81,8 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a project gets: the Python of its environment, more folders to show (whose bin goes on PATH).
+    """What a project gets: the Python of its environment, more folders to show (whose bin goes on
+    PATH).
 
     `notes` say where it got other than it asked for, `missing` why it cannot be set up here.
     """
@@ -91,7 +99,9 @@ def own_python() -> Toolchain:
 
 
 def choose(needs: Mapping[str, str]) -> Chosen:
-    """Return what a profile's `needs` come to on this machine. The same for the same needs, while the process lives."""
+    """Return what a profile's `needs` come to on this machine. The same for the same needs, while
+    the process lives.
+    """
     return _choose(tuple(sorted(needs.items())))
 
 
@@ -110,17 +120,25 @@ def _choose(items: tuple[tuple[str, str], ...]) -> Chosen:
 
 
 def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
-    """Return the pinned one where it is there, else our own where it fits, else the newest that fits."""
+    """Return the pinned one where it is there, else our own where it fits, else the newest that
+    fits.
+    """
     own = own_python()
     try:
-        asked = SpecifierSet(spec.replace(" ", ","), prereleases=True) if spec.strip() else SpecifierSet()
+        asked = (
+            SpecifierSet(spec.replace(" ", ","), prereleases=True)
+            if spec.strip()
+            else SpecifierSet()
+        )
     except InvalidSpecifier:
         try:
             asked = SpecifierSet(re.sub(r"\s+", "", spec), prereleases=True)
         except InvalidSpecifier:
             return own, ""  # for pip to say
     if pin and not _is(own, pin):
-        pinned = next((found for found in pythons() if _is(found, pin) and found.version in asked), None)
+        pinned = next(
+            (found for found in pythons() if _is(found, pin) and found.version in asked), None
+        )
         if pinned:
             return pinned, ""
     if own.version in asked:
@@ -130,7 +148,8 @@ def _python(spec: str, pin: str) -> tuple[Toolchain, str]:
         return fitting, ""
     there = ", ".join(dict.fromkeys((own.version, *(found.version for found in pythons()))))
     return own, (
-        f"the repository needs Python {spec}, and this machine has {there}; install one that fits (pyenv install, "
+        f"the repository needs Python {spec}, and this machine has {there}; install one that fits "
+        "(pyenv install, "
         "uv python install, or the system's packages) and start again"
     )
 
@@ -175,7 +194,11 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
 def _probe(program: Path) -> Toolchain | None:
     try:
         answer = subprocess.run(  # noqa: S603 - a program of this machine, our own words
-            [str(program), "-I", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True
+            [str(program), "-I", "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -186,7 +209,12 @@ def _probe(program: Path) -> Toolchain | None:
 def _version_of(program: Path, *arguments: str) -> str:
     try:
         answer = subprocess.run(  # noqa: S603 - as above
-            [str(program), *arguments], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True, cwd="/"
+            [str(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+            cwd="/",
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -207,7 +235,9 @@ def _node(asked: str) -> Found:
     default = _tool(_on_path("node", "/usr/local/bin", "/usr/bin"), "--version")
     nvm = Path(os.environ.get("NVM_DIR") or Path.home() / ".nvm") / "versions/node"
     others = [
-        Toolchain(home.name.lstrip("v"), home / "bin/node", home) for home in _glob(nvm, "v*") if (home / "bin/node").exists()
+        Toolchain(home.name.lstrip("v"), home / "bin/node", home)
+        for home in _glob(nvm, "v*")
+        if (home / "bin/node").exists()
     ]
     others.sort(key=lambda one: one.numbers, reverse=True)
     fitting = [one for one in (default, *others) if one and satisfies(one.numbers, asked)]
@@ -218,14 +248,26 @@ def _node(asked: str) -> Found:
         return (
             None,
             "",
-            "the repository needs Node, and this machine has none; install it (apt-get install nodejs npm) and start again",
+            (
+                "the repository needs Node, and this machine has none; install it (apt-get install "
+                "nodejs npm) and start again"
+            ),
         )
-    return there, f"the repository asks for Node {asked}; going on with {there.version}, which is here", ""
+    return (
+        there,
+        f"the repository asks for Node {asked}; going on with {there.version}, which is here",
+        "",
+    )
 
 
 def _go(asked: str) -> Found:
     default = _tool(_on_path("go", "/usr/local/go/bin", "/usr/bin"), "env", "GOVERSION")
-    places = (Path.home() / "sdk", Path("/usr/local"), Path("/usr/lib"), Path.home() / "go/pkg/mod/golang.org")
+    places = (
+        Path.home() / "sdk",
+        Path("/usr/local"),
+        Path("/usr/lib"),
+        Path.home() / "go/pkg/mod/golang.org",
+    )
     homes = [
         home
         for place in places
@@ -233,11 +275,15 @@ def _go(asked: str) -> Found:
         if (home / "bin/go").exists()
     ]
     others = [
-        Toolchain(found[1], home / "bin/go", home) for home in homes if (found := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
+        Toolchain(found[1], home / "bin/go", home)
+        for home in homes
+        if (found := re.search(r"(\d+\.\d+(?:\.\d+)?)", home.name))
     ]
     least = tuple(int(number) for number in re.findall(r"\d+", asked)[:3])
     fitting = [
-        one for one in (default, *sorted(others, key=lambda one: one.numbers, reverse=True)) if one and one.numbers >= least
+        one
+        for one in (default, *sorted(others, key=lambda one: one.numbers, reverse=True))
+        if one and one.numbers >= least
     ]
     if fitting:
         return fitting[0], "", ""
@@ -248,30 +294,53 @@ def _go(asked: str) -> Found:
         (
             f"the repository needs Go {asked or ''}".rstrip()
             + f", and this machine has {there}; install it (golang's own archive below "
-            "/usr/local/go, or `go install golang.org/dl/goVERSION@latest` and its download) and start again"
+            "/usr/local/go, or `go install golang.org/dl/goVERSION@latest` and its download) and "
+            "start again"
         ),
     )
 
 
 def _rust(asked: str) -> Found:
     rustup = Path(os.environ.get("RUSTUP_HOME") or Path.home() / ".rustup")
-    homes = {home.name: home for home in _glob(rustup / "toolchains", "*") if (home / "bin/cargo").exists()}
+    homes = {
+        home.name: home
+        for home in _glob(rustup / "toolchains", "*")
+        if (home / "bin/cargo").exists()
+    }
     try:
-        default = str(tomllib.loads((rustup / "settings.toml").read_text(encoding="utf-8")).get("default_toolchain", ""))
+        default = str(
+            tomllib.loads((rustup / "settings.toml").read_text(encoding="utf-8")).get(
+                "default_toolchain", ""
+            )
+        )
     except (OSError, tomllib.TOMLDecodeError):
         default = ""
-    name = next((name for name in homes if asked and (name == asked or name.startswith(f"{asked}-"))), "")
+    name = next(
+        (name for name in homes if asked and (name == asked or name.startswith(f"{asked}-"))), ""
+    )
     note = f"the repository asks for Rust {asked}; going on with " if asked and not name else ""
-    name = name or (default if default in homes else next(iter(sorted(homes, key=lambda one: ("stable" not in one, one))), ""))
+    name = name or (
+        default
+        if default in homes
+        else next(iter(sorted(homes, key=lambda one: ("stable" not in one, one))), "")
+    )
     if name:
-        return Toolchain(name, homes[name] / "bin/cargo", homes[name]), note and f"{note}{name}, which is here", ""
+        return (
+            Toolchain(name, homes[name] / "bin/cargo", homes[name]),
+            note and f"{note}{name}, which is here",
+            "",
+        )
     system = _on_path("cargo", "/usr/bin") if not homes else None
     if system and system.is_relative_to("/usr"):
         return Toolchain("", system, Path("/usr")), note and f"{note}the system's own", ""
     return (
         None,
         "",
-        "the repository needs Rust, and this machine has none; install it (apt-get install cargo, or rustup) and start again",
+        (
+            "the repository needs Rust, and this machine has none; install it (apt-get install "
+            "cargo, "
+            "or rustup) and start again"
+        ),
     )
 
 

@@ -1,4 +1,6 @@
-"""The trusted side of WebAssembly tools: compiled once, kept by what they are, shown to sandboxes read-only."""
+"""The trusted side of WebAssembly tools: compiled once, kept by what they are, shown to sandboxes
+read-only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from moothall.telemetry import metrics
 from moothall.tools.wasm_tools import WasmTool, read_tools
 
 _INSIDE = "/opt/moothall-wasm"
-_BOOT = f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from moothall.inside.wasm import main; main()"
+_BOOT = (
+    f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from moothall.inside.wasm "
+    "import main; main()"
+)
 _COMPILE_SECONDS = 120.0
 
 
@@ -37,7 +42,10 @@ class Shelf:
         """What a sandbox is shown, and where."""
         if self._settings.wasm.folder is None:
             return ()
-        return ((_folder(self._settings.data_dir), f"{_INSIDE}/modules"), (_package(), f"{_INSIDE}/lib/wasmtime"))
+        return (
+            (_folder(self._settings.data_dir), f"{_INSIDE}/modules"),
+            (_package(), f"{_INSIDE}/lib/wasmtime"),
+        )
 
     async def fill(self) -> None:
         """Compile what is not compiled yet. Raises `ConfigurationError` that names the file."""
@@ -63,16 +71,24 @@ class Shelf:
         except OSError as error:
             raise ConfigurationError(f"{file}: {error.strerror}") from error
         if len(module) > most:
-            raise ConfigurationError(f"{file} has more than {most} bytes; wasm.module_bytes says how large a module may be")
+            raise ConfigurationError(
+                f"{file} has more than {most} bytes; wasm.module_bytes says how large a module "
+                "may be"
+            )
         with Path(find_spec("moothall.inside.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
             how = hashlib.sha256(ours.read()).hexdigest()
         made_with = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {how}"
         return hashlib.sha256(made_with.encode() + b"\0" + module).hexdigest()
 
     def command(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> tuple[str, ...]:
-        """Return the command that runs a tool inside. Raises `WorkspaceFailed` for one that is not there."""
+        """Return the command that runs a tool inside. Raises `WorkspaceFailed` for one that is not
+        there.
+        """
         if tool not in self._modules:
-            raise WorkspaceFailed(f"there is no module for {tool} here: it came to the folder after this process began")
+            raise WorkspaceFailed(
+                f"there is no module for {tool} here: it came to the folder after this process "
+                "began"
+            )
         limits = self._settings.wasm
         known = self._tools[tool].spec
         order = {
@@ -84,7 +100,8 @@ class Shelf:
             "memory_bytes": limits.memory_bytes,
             "table_elements": limits.table_elements,
             "instances": limits.instances,
-            "output_bytes": self._settings.sandbox.output_bytes // 3,  # JSON may make three of one, and an answer must not be cut
+            "output_bytes": self._settings.sandbox.output_bytes
+            // 3,  # JSON may make three of one, and an answer must not be cut
             "file_bytes": self._settings.workspace.max_file_bytes,
         }
         return ("python3", "-I", "-S", "-c", _BOOT, "run", json.dumps(order))
@@ -99,10 +116,20 @@ def answer_of(tool: str, ended: dict[str, Any]) -> dict[str, Any]:
         told = json.loads(str(ended.get("output")).rpartition("\n")[2])
         status, limit = str(told["status"]), str(told.get("limit") or "")
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {**ended, "status": "error", "output": {}, "error": "the module's host gave no answer: it was ended"}
+        return {
+            **ended,
+            "status": "error",
+            "output": {},
+            "error": "the module's host gave no answer: it was ended",
+        }
     if limit:
         metrics.WASM_LIMITS.add(tool, limit if limit in _LIMITS else "other")
-    return {**ended, "status": status, "error": str(told.get("error") or ""), "output": told.get("output") or {}}
+    return {
+        **ended,
+        "status": status,
+        "error": str(told.get("error") or ""),
+        "output": told.get("output") or {},
+    }
 
 
 _LIMITS = frozenset({"fuel", "epoch", "memory", "table", "instance", "output"})
@@ -115,7 +142,9 @@ def _folder(data_dir: Path) -> Path:
 def _package() -> Path:
     found = find_spec("wasmtime")
     if found is None or found.origin is None:
-        raise ConfigurationError("wasm.folder is set, and wasmtime is not installed: pip install 'moothall[wasm]'")
+        raise ConfigurationError(
+            "wasm.folder is set, and wasmtime is not installed: pip install 'moothall[wasm]'"
+        )
     return Path(found.origin).parent
 
 
@@ -124,13 +153,18 @@ async def _compile(source: Path, target: Path) -> None:
     making = target.with_name(f".{target.name}.{os.getpid()}")
     command = (sys.executable, "-m", "moothall.inside.wasm", "compile", str(source), str(making))
     process = await start_process(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(_COMPILE_SECONDS):
             _, said = await process.communicate()
     except TimeoutError as error:
-        raise ConfigurationError(f"{source} was not compiled within {_COMPILE_SECONDS:g} s") from error
+        raise ConfigurationError(
+            f"{source} was not compiled within {_COMPILE_SECONDS:g} s"
+        ) from error
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,4 +1,6 @@
-"""What the tests in a cluster share: its API, the namespaces of deploy/k8s, and its overlay `dev` where it is installed."""
+"""What the tests in a cluster share: its API, the namespaces of deploy/k8s, and its overlay `dev`
+where it is installed.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 
 
 class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of them. xdist's own groups have no effect with
-    pytest 9.2.
+    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of
+    them. xdist's own groups have no effect with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -52,7 +54,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedC
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let nobody's test meet a node that another one's took away. Whoever comes later waits behind whoever waits for the nodes."""
+    """Let nobody's test meet a node that another one's took away. Whoever comes later waits behind
+    whoever waits for the nodes.
+    """
     alone, locks = item.get_closest_marker("alone"), Home.of_user().root
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / "queue.lock").open("w") as queue, (locks / "nodes.lock").open("w") as held:
@@ -80,7 +84,10 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
     if "ODD" not in str(body) or not isinstance(said, str):
         return said
     asked = json.loads(said)
-    first, last = ({"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}} for name in (ODD, NEWLINE))
+    first, last = (
+        {"tool": "files.append", "args": {"path": name, "content": "$(id)\n'\"\n"}}
+        for name in (ODD, NEWLINE)
+    )
     asked["actions"] = [first, *asked["actions"], last]  # what is refused ends a turn
     return json.dumps(asked)
 
@@ -88,29 +95,50 @@ def odd_or_by_task(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fa
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def reachable() -> AsyncIterator[ScriptedModel]:
     """A model server that the pods reach."""
-    async with scripted_model(scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]) as server:
+    async with scripted_model(
+        scripted(odd_or_by_task), host=os.environ["CLUSTER_ADDRESS"]
+    ) as server:
         yield server
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def installed(reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Path]]:
-    """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which it yields by their name."""
+async def installed(
+    reachable: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, Path]]:
+    """The overlay `dev` in the cluster, as docs/operating.md says it, with keys of its own, which
+    it yields by their name.
+    """
     folder = tmp_path_factory.mktemp("overlay")
     keys = make(folder / "keys")
     secrets = {"nats-accounts": ("accounts.conf",), "moothall-bus": tuple(keys)}
     for name, files in secrets.items():
         given = [f"--from-file={keys[file]}" for file in files]
-        said = await ask("-n", "moothall", "create", "secret", "generic", name, *given, "--dry-run=client", "-o", "yaml")
+        said = await ask(
+            "-n",
+            "moothall",
+            "create",
+            "secret",
+            "generic",
+            name,
+            *given,
+            "--dry-run=client",
+            "-o",
+            "yaml",
+        )
         await ask("apply", "-f", "-", given=said)
     dev = os.path.relpath(DEPLOY / "overlays/dev", folder)
-    (folder / "kustomization.yaml").write_text(OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8")
+    (folder / "kustomization.yaml").write_text(
+        OVERLAY.format(dev=dev, model=reachable.base_url), encoding="utf-8"
+    )
     try:
         await ask("apply", "-k", str(folder))
         for what in ("statefulset/nats", "deployment/moothall"):
             try:
                 await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s")
             except AssertionError as error:
-                seen = await ask("-n", "moothall", "describe", "pods") + await ask("-n", "moothall", "logs", what, check=False)
+                seen = await ask("-n", "moothall", "describe", "pods") + await ask(
+                    "-n", "moothall", "logs", what, check=False
+                )
                 pytest.fail(f"{error}\n{seen[-6000:]}")
         yield keys
     finally:

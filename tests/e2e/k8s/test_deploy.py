@@ -1,4 +1,6 @@
-"""deploy/k8s as it is installed: its overlay `dev` runs, a council inside it ends proven, and what it may do is what it says."""
+"""deploy/k8s as it is installed: its overlay `dev` runs, a council inside it ends proven, and what
+it may do is what it says.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ for name, text in files.items():
 who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
 for words in (("init", "-q", "-b", "main"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
     subprocess.run(("git", "-C", repo, *words), check=True)
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 async def inside(*command: str, check: bool = True) -> str:
@@ -46,7 +48,9 @@ async def inside(*command: str, check: bool = True) -> str:
 async def deliberate(name: str, task: str) -> dict[str, Any]:
     """A council inside the cluster on a fresh sample repository."""
     await inside("python", "-c", SAMPLE, f"/data/{name}")
-    said = await inside("moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task)
+    said = await inside(
+        "moothall", "deliberate", "--repo", f"/data/{name}", "--agents", "3", "--json", task
+    )
     found: dict[str, Any] = json.loads(said[said.index("{") : said.rindex("}") + 1])
     return found
 
@@ -60,8 +64,12 @@ async def defined() -> None:
         pytest.skip(str(missing))
     for definition in definitions:
         await ask("apply", "--server-side", "-f", str(definition))
-        async with asyncio.timeout(60):  # one that is just made has no conditions yet, at which `kubectl wait` gives up
-            while "condition met" not in await ask("wait", "--for=condition=Established", "-f", str(definition), check=False):
+        async with asyncio.timeout(
+            60
+        ):  # one that is just made has no conditions yet, at which `kubectl wait` gives up
+            while "condition met" not in await ask(
+                "wait", "--for=condition=Established", "-f", str(definition), check=False
+            ):
                 await asyncio.sleep(0.5)
 
 
@@ -93,7 +101,9 @@ async def test_the_cluster_accepts_the_chart(overlay: str, defined: None) -> Non
         "-f",
         f"{chart}/ci/{overlay}-values.yaml",
     ]
-    made = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+    made = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=True
+    )
     said = await ask("apply", "--dry-run=server", "-f", "-", given=made.stdout)
     assert "would violate PodSecurity" not in said
     assert "(server dry run)" in said
@@ -105,17 +115,26 @@ async def test_a_council_inside_ends_proven_and_leaves_no_job(installed: dict[st
     assert len(result["results"]) == 3
     shown = await inside("git", "-C", "/data/first", "show", "--format=", result["branch"])
     assert "def hello_world():" in shown
-    await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
+    await ask(
+        "-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s"
+    )
 
 
-async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(installed: dict[str, Path]) -> None:
+async def test_the_doctor_inside_asks_the_cluster_and_finds_nothing_amiss(
+    installed: dict[str, Path],
+) -> None:
     said = await inside("moothall", "doctor", "--json")  # fails where it does not exit with 0
-    parts = {one["part"]: one["detail"] for one in json.loads(said[said.index("[") : said.rindex("]") + 1])}
+    parts = {
+        one["part"]: one["detail"]
+        for one in json.loads(said[said.index("[") : said.rindex("]") + 1])
+    }
     assert parts["cluster quota"].startswith("pods ")
     assert parts["workspace job"].startswith("ready after ")
     assert parts["python blocks"].startswith("pydantic-monty")
     assert not [part for part in parts if part.startswith("sandbox")]
-    await ask("-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s")
+    await ask(
+        "-n", "moothall-workspaces", "wait", "--for=delete", "jobs,pods", "--all", "--timeout=30s"
+    )
 
 
 async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Path]) -> None:
@@ -141,5 +160,14 @@ async def test_a_bus_server_that_is_killed_is_not_missed(installed: dict[str, Pa
 async def test_the_service_account_may_make_jobs_of_workspaces_and_nothing_else(
     verb: str, what: str, namespace: str, answer: str
 ) -> None:
-    said = await ask("auth", "can-i", verb, what, "-n", namespace, "--as=system:serviceaccount:moothall:moothall", check=False)
+    said = await ask(
+        "auth",
+        "can-i",
+        verb,
+        what,
+        "-n",
+        namespace,
+        "--as=system:serviceaccount:moothall:moothall",
+        check=False,
+    )
     assert said.split()[-1] == answer, said

@@ -1,4 +1,6 @@
-"""Jobs and the hosts that made them: what is kept ready, and what a host that is killed leaves. Needs what `test_jobs` does."""
+"""Jobs and the hosts that made them: what is kept ready, and what a host that is killed leaves.
+Needs what `test_jobs` does.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,18 @@ async def main():
             await asyncio.sleep(600)
 
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 async def hosting(folder: Path, url: str, **jobs: Any) -> asyncio.subprocess.Process:
     """A host in a process of its own, with a workspace open once it says so."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOST, str(folder), url, json.dumps(jobs)),
+        sys.executable,
+        "-c",
+        HOST,
+        str(folder),
+        url,
+        json.dumps(jobs),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -66,7 +73,10 @@ async def test_a_host_that_is_killed_leaves_no_job(
 
 
 NEVER: dict[str, dict[str, Any]] = {
-    "images that are not there": {"image": "registry.local/nothing:1", "link_image": "registry.local/nothing:1"},
+    "images that are not there": {
+        "image": "registry.local/nothing:1",
+        "link_image": "registry.local/nothing:1",
+    },
     "no node": {"node_selector": {"pool": "none"}},
 }
 
@@ -124,12 +134,17 @@ async def test_a_spare_is_used_is_replaced_where_it_was_killed_and_is_gone_at_th
                 async with asyncio.timeout(90):
                     while not (
                         pods := await asyncio.to_thread(
-                            client.CoreV1Api(api).list_namespaced_pod, WORKSPACES, label_selector=f"job-name={killed}"
+                            client.CoreV1Api(api).list_namespaced_pod,
+                            WORKSPACES,
+                            label_selector=f"job-name={killed}",
                         )
                     ).items:
                         await asyncio.sleep(0.2)
                 await asyncio.to_thread(
-                    client.CoreV1Api(api).delete_namespaced_pod, named(pods.items[0]), WORKSPACES, grace_period_seconds=0
+                    client.CoreV1Api(api).delete_namespaced_pod,
+                    named(pods.items[0]),
+                    WORKSPACES,
+                    grace_period_seconds=0,
                 )
         await asyncio.sleep(3)  # until the host has heard of it
         with telemetry.bound(task_id="warm", seat="third"):

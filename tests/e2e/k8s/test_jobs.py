@@ -1,5 +1,5 @@
-"""Workspaces in a real cluster, `scripts/test-k8s` says which: KUBECONFIG, MOOTHALL_JOBS__IMAGE, MOOTHALL_JOBS__LINK_IMAGE, and
-CLUSTER_ADDRESS, an address of this machine that its pods reach.
+"""Workspaces in a real cluster, `scripts/test-k8s` says which: KUBECONFIG, MOOTHALL_JOBS__IMAGE,
+MOOTHALL_JOBS__LINK_IMAGE, and CLUSTER_ADDRESS, an address of this machine that its pods reach.
 """
 
 from __future__ import annotations
@@ -82,16 +82,22 @@ async def watch_jobs(api: client.ApiClient, seen: dict[str, dict[str, str]]) -> 
 
 
 async def call(workspace: Any, tool: str, **arguments: Any) -> Any:
-    return await workspace.call(ToolCall("r1", tool, arguments, datetime.now(UTC) + timedelta(seconds=60)))
+    return await workspace.call(
+        ToolCall("r1", tool, arguments, datetime.now(UTC) + timedelta(seconds=60))
+    )
 
 
-async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
+    tmp_path: Path, bus: str, api: client.ApiClient
+) -> None:
     settings = configured(tmp_path, bus)
     async with open_hands(settings) as hands:
         base = await prepared(hands, settings, tmp_path)
         assert base.runs["tests"].cases[f"{TESTS}::test_hello_world"] == "failed"
         async with hands.workspaces.open(base, "one") as workspace:
-            assert (await call(workspace, "files.append", path=UTILS, content=SOLUTION)).status is ToolStatus.SUCCESS
+            assert (
+                await call(workspace, "files.append", path=UTILS, content=SOLUTION)
+            ).status is ToolStatus.SUCCESS
             assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
             patch = await workspace.patch("Add hello_world()")
         assert patch.paths == (UTILS,)
@@ -106,11 +112,19 @@ async def hands(tmp_path: Path, bus: str) -> AsyncIterator[Hands]:
         yield hands
 
 
-async def bare(folder: Path, bus: str, hands: Hands, files: Mapping[str, str], **checks: str) -> Prepared:
-    """A repository with checks that need no set-up, and no environment that would have to be brought."""
+async def bare(
+    folder: Path, bus: str, hands: Hands, files: Mapping[str, str], **checks: str
+) -> Prepared:
+    """A repository with checks that need no set-up, and no environment that would have to be
+    brought.
+    """
     repo = await asyncio.to_thread(make_repo, folder / "repo", files)
-    base = await hands.repositories.resolve(await register(configured(folder, bus), str(repo.path), "HEAD"))
-    profile = Profile(checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()})
+    base = await hands.repositories.resolve(
+        await register(configured(folder, bus), str(repo.path), "HEAD")
+    )
+    profile = Profile(
+        checks={name: ("/usr/bin/python3", "-c", code) for name, code in checks.items()}
+    )
     return await hands.repositories.prepare(replace(base, profile=profile), print)
 
 
@@ -120,7 +134,13 @@ ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id
 async def test_values_full_of_quotes_and_newlines_are_what_they_are(
     tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
 ) -> None:
-    base = await bare(tmp_path, bus, hands, dict.fromkeys(ODD, "$(id) \"'\n"), see="import os; print(sorted(os.listdir()))")
+    base = await bare(
+        tmp_path,
+        bus,
+        hands,
+        dict.fromkeys(ODD, "$(id) \"'\n"),
+        see="import os; print(sorted(os.listdir()))",
+    )
     assert base.runs["see"].output.strip().splitlines()[-1] == repr(sorted(ODD))
     async with hands.workspaces.open(base, "one") as workspace:
         for name in ODD[:2]:
@@ -129,12 +149,16 @@ async def test_values_full_of_quotes_and_newlines_are_what_they_are(
         assert [change.path for change in await workspace.changes()] == sorted(ODD[:2])
 
 
-async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(tmp_path: Path, bus: str, hands: Hands) -> None:
+async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
+    tmp_path: Path, bus: str, hands: Hands
+) -> None:
     look = (
         "import os, pathlib\n"
-        "print('TOKEN', pathlib.Path('/var/run/secrets').exists(), 'BUS', 'nats' in open('/proc/1/environ').read() if os.access('/proc/1/environ', 4) else False)\n"
+        "print('TOKEN', pathlib.Path('/var/run/secrets').exists(), 'BUS', 'nats' in "
+        "open('/proc/1/environ').read() if os.access('/proc/1/environ', 4) else False)\n"
         "for place in ('/', '/opt/moothall', '/env', '/etc', '/opt/config'):\n"
-        "    try:\n        open(place + '/x', 'w'); print('WROTE', place)\n    except OSError: pass\n"
+        "    try:\n        open(place + '/x', 'w'); print('WROTE', place)\n    except OSError: "
+        "pass\n"
         "print('UID', os.getuid(), 'LINK', os.path.exists('/link/link.sock'))"
     )
     base = await bare(tmp_path, bus, hands, SAMPLE, look=look)
@@ -144,14 +168,28 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(tmp_pa
     assert "UID 1000 LINK False" in said
 
 
-async def test_memory_and_disk_that_are_used_up_are_said(tmp_path: Path, bus: str, hands: Hands) -> None:
-    fill = "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    time.sleep(0.005)"
-    base = await bare(tmp_path, bus, hands, SAMPLE, memory="x = bytearray(5_000_000_000); print(len(x))", disk=fill)
+async def test_memory_and_disk_that_are_used_up_are_said(
+    tmp_path: Path, bus: str, hands: Hands
+) -> None:
+    fill = (
+        "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
+        "time.sleep(0.005)"
+    )
+    base = await bare(
+        tmp_path,
+        bus,
+        hands,
+        SAMPLE,
+        memory="x = bytearray(5_000_000_000); print(len(x))",
+        disk=fill,
+    )
     assert base.runs["memory"].status == ToolStatus.MEMORY, base.runs["memory"]
     assert base.runs["disk"].status == ToolStatus.DISK, base.runs["disk"]
 
 
-async def test_blocks_of_python_run_in_the_pod_on_its_files(tmp_path: Path, bus: str, hands: Hands) -> None:
+async def test_blocks_of_python_run_in_the_pod_on_its_files(
+    tmp_path: Path, bus: str, hands: Hands
+) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         result: ToolResult = await call(workspace, tool, **arguments)
         return result
@@ -162,34 +200,52 @@ async def test_blocks_of_python_run_in_the_pod_on_its_files(tmp_path: Path, bus:
         until = datetime.now(UTC) + timedelta(seconds=60)
         first = await hands.run_code(CodeBlock("1 + 1", {}, until, "local"), workspace, ask)
         assert (first.status, first.value, first.tier) == (ToolStatus.SUCCESS, 2, "monty")
-        code = "import pathlib\npathlib.Path('made.txt').write_text('by a block')\nprint(files.read(path='made.txt'))"
-        full = await workspace.run_code(CodeBlock(code, {"files.read": ("path",)}, until, "local"), ask)
+        code = (
+            "import pathlib\npathlib.Path('made.txt').write_text('by a block')\n"
+            "print(files.read(path='made.txt'))"
+        )
+        full = await workspace.run_code(
+            CodeBlock(code, {"files.read": ("path",)}, until, "local"), ask
+        )
         assert full.status is ToolStatus.SUCCESS
         assert "by a block" in full.printed
         assert [change.path for change in await workspace.changes()] == ["made.txt"]
 
 
-async def test_an_image_that_is_not_there_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:
+async def test_an_image_that_is_not_there_is_said(
+    tmp_path: Path, bus: str, api: client.ApiClient
+) -> None:
     async with open_hands(configured(tmp_path, bus, image="registry.local/nothing:1")) as hands:
-        with pytest.raises(SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"):
+        with pytest.raises(
+            SandboxUnavailable, match=r"'registry.local/nothing:1' of (hands|code) cannot be pulled"
+        ):
             await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
     assert await jobs_left(api) == []
 
 
-async def test_a_quota_that_is_used_up_is_said(tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient) -> None:
+async def test_a_quota_that_is_used_up_is_said(
+    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+) -> None:
     core = client.CoreV1Api(api)
-    quota = client.V1ResourceQuota(metadata=client.V1ObjectMeta(name="none"), spec=client.V1ResourceQuotaSpec(hard={"pods": "0"}))
+    quota = client.V1ResourceQuota(
+        metadata=client.V1ObjectMeta(name="none"),
+        spec=client.V1ResourceQuotaSpec(hard={"pods": "0"}),
+    )
     await asyncio.to_thread(core.create_namespaced_resource_quota, WORKSPACES, quota)
     try:
         await asyncio.sleep(2)  # until the quota is counted
-        with pytest.raises(SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"):
+        with pytest.raises(
+            SandboxUnavailable, match=r"the cluster refuses its pod: .*exceeded quota: none"
+        ):
             await bare(tmp_path, bus, hands, SAMPLE, see="print(1)")
     finally:
         await asyncio.to_thread(core.delete_namespaced_resource_quota, "none", WORKSPACES)
     assert await jobs_left(api) == []
 
 
-async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient) -> None:
+async def test_a_pod_that_is_killed_in_the_middle_is_said(
+    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+) -> None:
     core = client.CoreV1Api(api)
     base = await bare(tmp_path, bus, hands, SAMPLE)
     base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "60")})))
@@ -198,7 +254,9 @@ async def test_a_pod_that_is_killed_in_the_middle_is_said(tmp_path: Path, bus: s
         await asyncio.sleep(1)
         pods = await asyncio.to_thread(core.list_namespaced_pod, WORKSPACES)
         for one in pods.items:
-            await asyncio.to_thread(core.delete_namespaced_pod, named(one), WORKSPACES, grace_period_seconds=0)
+            await asyncio.to_thread(
+                core.delete_namespaced_pod, named(one), WORKSPACES, grace_period_seconds=0
+            )
         with pytest.raises(WorkspaceFailed, match=r"deleted|ended with|executor is gone"):
             await checking
     assert await jobs_left(api) == []
@@ -220,18 +278,37 @@ async def test_a_council_of_three_in_three_jobs_finds_the_winner_that_it_finds_h
     for name, extra in (("here", {}), ("jobs", in_jobs)):
         repo = tmp_path / name / "repo"
         await make_sample_repository(repo)
-        command = Command(tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra})
-        asked = ("deliberate", "--repo", str(repo), "--agents", "3", "--json", "Add hello_world() function to src/utils.py")
+        command = Command(
+            tmp_path / name / "data", model.base_url, {"MOOTHALL_RAY__MODE": "process", **extra}
+        )
+        asked = (
+            "deliberate",
+            "--repo",
+            str(repo),
+            "--agents",
+            "3",
+            "--json",
+            "Add hello_world() function to src/utils.py",
+        )
         async with beside(watch_jobs(api, seen), "jobs"):
-            done = await command(*asked, seconds=900)  # about ten pods, one after the other's set-up: minutes on a busy machine
+            done = await command(
+                *asked, seconds=900
+            )  # about ten pods, one after the other's set-up: minutes on a busy machine
         assert done.code == 0, done.err
         assert done.document["proven"] is True
         assert len(done.document["results"]) == 3
         assert bool(seen) == (name == "jobs")
-        diffs.append((git(repo, "show", done.document["branch"], "--format="), done.document["results"][0]["checks"]))
+        diffs.append(
+            (
+                git(repo, "show", done.document["branch"], "--format="),
+                done.document["results"][0]["checks"],
+            )
+        )
     assert diffs[0] == diffs[1]
     tasks = {labels["moothall/task"] for labels in seen.values() if "moothall/task" in labels}
     assert len(tasks) == 1, seen
-    seats = {labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels}
+    seats = {
+        labels["moothall/seat"]: job for job, labels in seen.items() if "moothall/seat" in labels
+    }
     assert len(seats) == 3, f"each of three seats in a Job of its own: {seen}"
     assert await jobs_left(api) == []

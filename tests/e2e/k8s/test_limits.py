@@ -1,5 +1,5 @@
-"""What ends a pod from outside, for real: the container's memory that several processes use together, its disk that the node counts, and a pod
-that pod security refuses. Each is said in words.
+"""What ends a pod from outside, for real: the container's memory that several processes use
+together, its disk that the node counts, and a pod that pod security refuses. Each is said in words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from support.repos import SAMPLE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-# Each below sandbox.memory_bytes (600 MB), so that no limit of one process ends it; together above the container's.
+# Each below sandbox.memory_bytes (600 MB), so that no limit of one process ends it; together above
+# the container's.
 TOGETHER = """
 import os, sys, time
 children = []
@@ -37,7 +38,10 @@ print(ended)
 sys.exit(any(ended))
 """
 # Above what the pod may have, below sandbox.disk_bytes, so that the node's count comes first.
-FILL = "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\ntime.sleep(150)"
+FILL = (
+    "import time\nfor n in range(800):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n"
+    "time.sleep(150)"
+)
 
 
 async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
@@ -45,13 +49,19 @@ async def test_processes_that_together_use_more_memory_than_the_container_has_ar
     bus: str,  # noqa: F811 - the fixture
     hands: Hands,  # noqa: F811 - the fixture
 ) -> None:
-    checks = {name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))}
+    checks = {
+        name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))
+    }
     base = await bare(tmp_path, bus, hands, SAMPLE, **checks)
     assert base.runs["one"].status == ToolStatus.SUCCESS, "one of them alone is within all limits"
     assert base.runs["three"].status == ToolStatus.MEMORY, base.runs["three"]
 
 
-async def test_a_pod_that_is_evicted_for_its_disk_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
+async def test_a_pod_that_is_evicted_for_its_disk_is_said(
+    tmp_path: Path,
+    bus: str,  # noqa: F811
+    api: client.ApiClient,
+) -> None:
     small = configured(tmp_path, bus, disk_bytes=200_000_000)
     async with open_hands(small) as hands:  # noqa: F811 - not the fixture
         with pytest.raises(MoothallError, match=r"its pod was ended: Evicted: .* exceeds "):
@@ -59,7 +69,11 @@ async def test_a_pod_that_is_evicted_for_its_disk_is_said(tmp_path: Path, bus: s
     assert await jobs_left(api) == []
 
 
-async def test_a_pod_that_pod_security_refuses_is_said(tmp_path: Path, bus: str, api: client.ApiClient) -> None:  # noqa: F811 - the fixture
+async def test_a_pod_that_pod_security_refuses_is_said(
+    tmp_path: Path,
+    bus: str,  # noqa: F811
+    api: client.ApiClient,
+) -> None:
     settings = configured(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
         made: dict[str, Any] = job("refused", cluster.labels, BoxSetup("refused", ()), settings, {})

@@ -1,5 +1,6 @@
-"""The other NetworkPolicies of deploy/k8s, of hosts on Ray, Neo4j, vLLM and what connects outwards, held by the enforcer of tests in a namespace of
-their own. Pods with the labels of the real ones stand in for them. Everything is tried before anybody holds the cluster to them too.
+"""The other NetworkPolicies of deploy/k8s, of hosts on Ray, Neo4j, vLLM and what connects outwards,
+held by the enforcer of tests in a namespace of their own. Pods with the labels of the real ones
+stand in for them. Everything is tried before anybody holds the cluster to them too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
-        not nodes(Home.of_user()), reason="the enforcer holds the nodes of scripts/cluster; this cluster has its own"
+        not nodes(Home.of_user()),
+        reason="the enforcer holds the nodes of scripts/cluster; this cluster has its own",
     ),
 ]
 
@@ -61,10 +63,20 @@ TRIED = {
 
 
 def policies() -> list[dict[str, object]]:
-    """Those of prod's namespace and of the component egress, which allows the API server of this cluster."""
+    """Those of prod's namespace and of the component egress, which allows the API server of this
+    cluster.
+    """
     made = manifests.objects(manifests.kustomized(DEPLOY / "overlays/prod"))
-    found = [one for (kind, space, _), one in made.items() if (kind, space) == ("NetworkPolicy", "moothall")]
-    egress = (DEPLOY / "components/egress/network.yaml").read_text(encoding="utf-8").replace("192.0.2.1/32", f"{FIRST}/32")
+    found = [
+        one
+        for (kind, space, _), one in made.items()
+        if (kind, space) == ("NetworkPolicy", "moothall")
+    ]
+    egress = (
+        (DEPLOY / "components/egress/network.yaml")
+        .read_text(encoding="utf-8")
+        .replace("192.0.2.1/32", f"{FIRST}/32")
+    )
     found += yaml.safe_load_all(egress)
     for one in found:
         one["metadata"]["namespace"] = SPACE
@@ -77,7 +89,12 @@ async def where() -> AsyncIterator[dict[str, str]]:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": labels}}
     await ask("apply", "-f", "-", given=json.dumps(space))
-    await ask("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": policies()}))
+    await ask(
+        "apply",
+        "-f",
+        "-",
+        given=json.dumps({"apiVersion": "v1", "kind": "List", "items": policies()}),
+    )
     pods = [
         probe("head", SPACE, RAY, 6379),
         probe("ray-host", SPACE, RAY),
@@ -105,8 +122,14 @@ async def test_hosts_neo4j_vllm_and_what_goes_outwards_are_held_to_what_their_po
     where: dict[str, str], api: client.ApiClient
 ) -> None:
     free = await through(where)
-    assert [what for what, got in free.items() if not got] == [], "nobody holds the cluster to them yet"
+    assert [what for what, got in free.items() if not got] == [], (
+        "nobody holds the cluster to them yet"
+    )
     with enforced(api, Home.of_user(), SPACE):
         await asyncio.sleep(1)
-        assert await through(where) == {what: expected for what, (_, _, _, expected) in TRIED.items()}
-        assert await reaches("services", SPACE, "kubernetes.default", 443), "by its name, which is asked for first"
+        assert await through(where) == {
+            what: expected for what, (_, _, _, expected) in TRIED.items()
+        }
+        assert await reaches("services", SPACE, "kubernetes.default", 443), (
+            "by its name, which is asked for first"
+        )

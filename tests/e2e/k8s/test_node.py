@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
-        len(nodes(Home.of_user())) != 2, reason="it kills the second of two nodes of scripts/cluster up --nodes 2"
+        len(nodes(Home.of_user())) != 2,
+        reason="it kills the second of two nodes of scripts/cluster up --nodes 2",
     ),
 ]
 
@@ -39,7 +40,9 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
     there = configured(tmp_path / "there", bus, node_selector={"kubernetes.io/hostname": "node2"})
     async with open_hands(there) as hands, open_hands(configured(tmp_path / "any", bus)) as others:
         base = await bare(tmp_path / "there", bus, hands, SAMPLE, tests="print('ran')")
-        base = replace(base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")})))
+        base = replace(
+            base, base=replace(base.base, profile=Profile(checks={"wait": ("sleep", "200")}))
+        )
         try:
             async with hands.workspaces.open(base, "one") as workspace:
                 checking = asyncio.create_task(workspace.check("wait"))
@@ -48,12 +51,18 @@ async def test_a_node_that_is_lost_is_said_and_another_one_takes_over(
                 with pytest.raises(WorkspaceFailed) as said:
                     async with asyncio.timeout(120):
                         await checking
-            assert re.search(r"pod of moothall-.*: nothing was heard of the other end|lost|deleted", said.value.message)
+            assert re.search(
+                r"pod of moothall-.*: nothing was heard of the other end|lost|deleted",
+                said.value.message,
+            )
             await ask("wait", "--for=condition=Ready=Unknown", "node/node2", "--timeout=90s")
             again = await bare(tmp_path / "any", bus, others, SAMPLE, tests="print('ran')")
             assert again.runs["tests"].output.strip().endswith("ran")
         finally:
             await bring_back()
     assert await jobs_left(api, seconds=60) == []
-    for what in ("statefulset/nats", "deployment/moothall"):  # of the overlay, where tests before this one installed it
+    for what in (
+        "statefulset/nats",
+        "deployment/moothall",
+    ):  # of the overlay, where tests before this one installed it
         await ask("-n", "moothall", "rollout", "status", what, "--timeout=180s", check=False)

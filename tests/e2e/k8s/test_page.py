@@ -19,10 +19,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_its_scale_is_none_and_one_again(installed: dict[str, Path]) -> None:
-    down, up = (page.lines(f"kubectl -n moothall scale deployment/moothall --replicas={count}")[0] for count in (0, 1))
+    down, up = (
+        page.lines(f"kubectl -n moothall scale deployment/moothall --replicas={count}")[0]
+        for count in (0, 1)
+    )
     await page.run(down)
     async with asyncio.timeout(120):
-        while "NAME" in await ask("-n", "moothall", "get", "pods", "-l", "app.kubernetes.io/name=moothall"):
+        while "NAME" in await ask(
+            "-n", "moothall", "get", "pods", "-l", "app.kubernetes.io/name=moothall"
+        ):
             await asyncio.sleep(0.5)
     await page.run(up)
     await ask("-n", "moothall", "rollout", "status", "deployment/moothall", "--timeout=180s")
@@ -38,9 +43,13 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
     try:
         async with asyncio.timeout(30):
             while set(doors) != {"50055", "8080"}:
-                if found := re.match(rb"Forwarding from (127\.0\.0\.1:\d+) -> (\d+)", await process.stdout.readline()):
+                if found := re.match(
+                    rb"Forwarding from (127\.0\.0\.1:\d+) -> (\d+)", await process.stdout.readline()
+                ):
                     doors[found[2].decode()] = found[1].decode()
-        answered = await asyncio.to_thread(urllib.request.urlopen, f"http://{doors['8080']}/ready", timeout=30)
+        answered = await asyncio.to_thread(
+            urllib.request.urlopen, f"http://{doors['8080']}/ready", timeout=30
+        )
         assert answered.status == 200
         async with grpc.aio.insecure_channel(doors["50055"]) as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
@@ -50,7 +59,9 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
 
 
 async def test_doctor_and_fleet_say_what_works_there(installed: dict[str, Path]) -> None:
-    (said,) = re.findall(r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT)
+    (said,) = re.findall(
+        r"`(kubectl -n moothall exec deploy/moothall -- moothall doctor)`", page.TEXT
+    )
     text = await ask(*said.split()[1:], check=False)
     for what in ("bus", "fleet", "model"):
         assert re.search(rf"^ok +{what} ", text, re.MULTILINE), text

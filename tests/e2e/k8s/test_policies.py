@@ -1,5 +1,6 @@
-"""NetworkPolicies of deploy/k8s, held by the enforcer of tests: what a workspace's pod tries is refused, and the same from a pod that no
-policy holds gets through, without which "refused" would prove nothing.
+"""NetworkPolicies of deploy/k8s, held by the enforcer of tests: what a workspace's pod tries is
+refused, and the same from a pod that no policy holds gets through, without which "refused" would
+prove nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +24,21 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(
-        not nodes(Home.of_user()), reason="the enforcer holds the nodes of scripts/cluster; this cluster has its own"
+        not nodes(Home.of_user()),
+        reason="the enforcer holds the nodes of scripts/cluster; this cluster has its own",
     ),
 ]
 
 HELD = ("moothall", "moothall-workspaces")
 """Namespaces that are held to their policies."""
-OF_NODES = ("the API server", "the API server by its service", "the kubelet", "the metadata address")
-# With the credentials that it is given, hears some subjects and says something on another; prints what came of it.
+OF_NODES = (
+    "the API server",
+    "the API server by its service",
+    "the kubelet",
+    "the metadata address",
+)
+# With the credentials that it is given, hears some subjects and says something on another; prints
+# what came of it.
 SAY = """
 import asyncio, sys
 from nats.aio.client import Client, RawCredentials
@@ -47,14 +55,24 @@ async def main():
     await asyncio.sleep(1)
     await client.close()
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
-    """A pod among the workspaces, another workspace, which answers, one that no policy knows, and one of the house's; by name, their namespace."""
-    where = {"held": "moothall-workspaces", "other": "moothall-workspaces", "free": "default", "house": "moothall"}
-    pods = [probe(name, namespace, {}, *((8000,) if name == "other" else ())) for name, namespace in where.items()]
+    """A pod among the workspaces, another workspace, which answers, one that no policy knows, and
+    one of the house's; by name, their namespace.
+    """
+    where = {
+        "held": "moothall-workspaces",
+        "other": "moothall-workspaces",
+        "free": "default",
+        "house": "moothall",
+    }
+    pods = [
+        probe(name, namespace, {}, *((8000,) if name == "other" else ()))
+        for name, namespace in where.items()
+    ]
     async with standing(*pods):
         yield where
 
@@ -85,12 +103,29 @@ async def test_a_workspace_reaches_the_bus_and_nothing_else(
             through = await reaches("held", probes["held"], host, port)
             assert through == (what == "the bus"), what
         for what in OF_NODES:
-            assert await reaches("free", probes["free"], *listeners[what]), f"{what}: refused to everybody"
+            assert await reaches("free", probes["free"], *listeners[what]), (
+                f"{what}: refused to everybody"
+            )
 
 
 async def says(pod: str, namespace: str, credentials: str, said: str, *heard: str) -> str:
-    """Publish from a pod; return what the server said of that, and which messages came on the subjects that it heard."""
-    return await ask("-n", namespace, "exec", "-i", pod, "--", "python", "-c", SAY, said, *heard, given=credentials)
+    """Publish from a pod; return what the server said of that, and which messages came on the
+    subjects that it heard.
+    """
+    return await ask(
+        "-n",
+        namespace,
+        "exec",
+        "-i",
+        pod,
+        "--",
+        "python",
+        "-c",
+        SAY,
+        said,
+        *heard,
+        given=credentials,
+    )
 
 
 async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
@@ -108,9 +143,17 @@ async def test_a_workspace_says_and_hears_nothing_on_another_ones_subjects(
             ("workspace.link.one-out", one, "held", False),
         ):
             said = await says(pod, probes[pod], credentials, subject)
-            assert ("permissions violation for publish" in said.lower()) == refused, (subject, pod, said)
+            assert ("permissions violation for publish" in said.lower()) == refused, (
+                subject,
+                pod,
+                said,
+            )
         said = await says("held", probes["held"], one, "-", "workspace.link.two-in")
         assert "permissions violation for subscription" in said.lower(), said
-        assert not await reaches("free", probes["free"], "nats.moothall", 4222), "with whatever credentials"
-        said = await says("house", probes["house"], services, "workspace.link.two-out", "workspace.link.*")
+        assert not await reaches("free", probes["free"], "nats.moothall", 4222), (
+            "with whatever credentials"
+        )
+        said = await says(
+            "house", probes["house"], services, "workspace.link.two-out", "workspace.link.*"
+        )
         assert "heard workspace.link.two-out" in said, "what is accepted arrives"

@@ -1,4 +1,6 @@
-"""A task, a branch and a file's name full of quotes, `$()` and newlines, through a council whose seats work in Jobs."""
+"""A task, a branch and a file's name full of quotes, `$()` and newlines, through a council whose
+seats work in Jobs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from k8s.test_deploy import SAMPLE, inside
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-TASK = 'ODD: add hello_world() function to src/utils.py\n--; it\'s "quoted" $(touch /data/pwned) `touch /data/pwned` $HOME %s \\n {x}'
+TASK = (
+    'ODD: add hello_world() function to src/utils.py\n--; it\'s "quoted" $(touch /data/pwned) '
+    "`touch /data/pwned` $HOME %s \\n {x}"
+)
 BRANCH = 'it\'s-"$(touch${IFS}pwned)";x&y|`z`'
 BEFORE = "was here: $(id)\n"
 ON_BRANCH = """
@@ -30,30 +35,70 @@ async def git(*words: str) -> str:
     return await inside("git", "-C", "/data/odd", *words)
 
 
-async def test_values_full_of_quotes_and_newlines_change_nothing(installed: dict[str, Path]) -> None:
+async def test_values_full_of_quotes_and_newlines_change_nothing(
+    installed: dict[str, Path],
+) -> None:
     await inside("python", "-c", SAMPLE, "/data/odd")
     await inside("python", "-c", ON_BRANCH, "/data/odd", BRANCH, ODD, BEFORE)
-    asked = ("deliberate", "--repo", "/data/odd", "--ref", BRANCH, "--agents", "3", "--task-id", "odd", "--json", "--", TASK)
+    asked = (
+        "deliberate",
+        "--repo",
+        "/data/odd",
+        "--ref",
+        BRANCH,
+        "--agents",
+        "3",
+        "--task-id",
+        "odd",
+        "--json",
+        "--",
+        TASK,
+    )
     said = await inside("moothall", *asked)
     result = json.loads(said[said.index("{") : said.rindex("}") + 1])
     assert result["proven"] is True
     tip = f"refs/heads/{BRANCH}"
-    assert (await git("rev-parse", f"{result['branch']}~1")) == (await git("rev-parse", tip)), "it is made on that branch"
+    assert (await git("rev-parse", f"{result['branch']}~1")) == (await git("rev-parse", tip)), (
+        "it is made on that branch"
+    )
     changed = await git("diff", "--name-only", "-z", tip, result["branch"])
     assert set(changed.strip("\0").split("\0")) == {ODD, "src/utils.py"}
     assert await git("show", f"{result['branch']}:{ODD}") == BEFORE + "$(id)\n'\"\n"
     listed = json.loads(await inside("moothall", "list", "--json"))
     (told,) = [one["description"] for one in listed["tasks"] if one["task_id"] == "odd"]
     assert told == TASK
-    events = [json.loads(line) for line in (await inside("moothall", "log", "tail", "--task", "odd", "--json")).splitlines()]
+    events = [
+        json.loads(line)
+        for line in (
+            await inside("moothall", "log", "tail", "--task", "odd", "--json")
+        ).splitlines()
+    ]
     turns = [one["data"]["operations"] for one in events if one["type"] == "moothall.seat.turn"]
     ends = [[operation["status"] for operation in each] for each in turns]
-    assert ends == [["success", "success", "blocked"]] * 3, "a name of two lines is the one that no tool takes"
-    assert await inside("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", "nothing was run that is a value"
+    assert ends == [["success", "success", "blocked"]] * 3, (
+        "a name of two lines is the one that no tool takes"
+    )
+    assert await inside("find", "/data", "/tmp", "-name", "pwned*", check=False) == "", (
+        "nothing was run that is a value"
+    )
 
 
-async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(installed: dict[str, Path]) -> None:
+async def test_a_repository_with_a_name_of_two_lines_is_refused_in_words(
+    installed: dict[str, Path],
+) -> None:
     await inside("python", "-c", SAMPLE, "/data/lines")
     await inside("python", "-c", ON_BRANCH, "/data/lines", "lines", NEWLINE, BEFORE)
-    asked = ("deliberate", "--repo", "/data/lines", "--ref", "lines", "--agents", "3", "--json", "Add hello_world()")
-    assert "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]" in await inside("moothall", *asked, check=False)
+    asked = (
+        "deliberate",
+        "--repo",
+        "/data/lines",
+        "--ref",
+        "lines",
+        "--agents",
+        "3",
+        "--json",
+        "Add hello_world()",
+    )
+    assert "'a\\nb.txt': a name holds a control character [REPOSITORY_UNUSABLE]" in await inside(
+        "moothall", *asked, check=False
+    )

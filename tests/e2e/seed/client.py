@@ -1,4 +1,5 @@
-"""A client of the first days: generated from `orchestrator.proto` beside it, knowing nothing of this program.
+"""A client of the first days: generated from `orchestrator.proto` beside it, knowing nothing of
+this program.
 
     python client.py HOST:PORT TOKEN FOLDER
 
@@ -19,16 +20,25 @@ from grpc_tools import protoc
 
 def main(address: str, token: str, folder: str) -> None:
     here = Path(__file__).parent
-    arguments = [f"-I{here}", f"--python_out={folder}", f"--grpc_python_out={folder}", "orchestrator.proto"]
+    arguments = [
+        f"-I{here}",
+        f"--python_out={folder}",
+        f"--grpc_python_out={folder}",
+        "orchestrator.proto",
+    ]
     if protoc.main(["protoc", *arguments]) != 0:
         raise SystemExit("protoc failed")
     sys.path.insert(0, folder)
     messages: Any = importlib.import_module("orchestrator_pb2")
     services: Any = importlib.import_module("orchestrator_pb2_grpc")
-    request = messages.DeliberateRequest(task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2)
+    request = messages.DeliberateRequest(
+        task_description="Write a HAIKU", role="DEV", rounds=1, num_agents=2
+    )
     with grpc.insecure_channel(address) as channel:
         stub = services.OrchestratorServiceStub(channel)
-        answer = stub.Deliberate(request, metadata=(("authorization", f"Bearer {token}"),), timeout=120)
+        answer = stub.Deliberate(
+            request, metadata=(("authorization", f"Bearer {token}"),), timeout=120
+        )
     sys.stdout.write(MessageToJson(answer, preserving_proto_field_name=True))
 
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OUTSIDE, PORT, PID, MARK, SITE = "@OUTSIDE@", "@PORT@", "@PID@", "@MARK@", "@SITE@"
-"""Stand in arguments for what a test run knows: a file beside the workspace, a port where someone listens on this
-machine, a process of the same user outside, a file name that must appear nowhere outside, a site that tools may call.
+"""Stand in arguments for what a test run knows: a file beside the workspace, a port where someone
+listens on this
+machine, a process of the same user outside, a file name that must appear nowhere outside, a site
+that tools may call.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """`statuses`: those that it may end with. `shows`: a pattern in the result that tells that it was really tried.
+    """`statuses`: those that it may end with. `shows`: a pattern in the result that tells that it
+    was really tried.
     `plants`: files of the workspace made before; `first`: a shell command run before.
     """
 
@@ -27,12 +30,16 @@ class Attempt:
     first: str = ""
 
 
-def python(name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)) -> Attempt:
+def python(
+    name: str, code: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+) -> Attempt:
     """An attempt in Python, by `code.python`."""
     return Attempt(name, "code.python", {"code": code}, statuses, shows)
 
 
-def shell(name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)) -> Attempt:
+def shell(
+    name: str, command: str, shows: str = "", *, statuses: tuple[str, ...] = ("success",)
+) -> Attempt:
     """An attempt in bash, by `code.shell`."""
     return Attempt(name, "code.shell", {"command": command}, statuses, shows)
 

@@ -6,7 +6,8 @@ from corpus.attempt import Attempt, python
 
 _REFUSED = ("blocked", "invalid", "error")
 _OUT = (
-    "at most 500|leads out|leaves the workspace|absolute|does not exist|control character|no path|\\.git|not a|not valid|inside"
+    "at most 500|leads out|leaves the workspace|absolute|does not exist|control character|no "
+    "path|\\.git|not a|not valid|inside"
 )
 
 
@@ -15,7 +16,14 @@ def _read(name: str, path: str, shows: str = _OUT, first: str = "") -> Attempt:
 
 
 def _write(name: str, path: str, shows: str = _OUT, first: str = "") -> Attempt:
-    return Attempt(f"write-{name}", "files.write", {"path": path, "content": "escaped"}, _REFUSED, shows, first=first)
+    return Attempt(
+        f"write-{name}",
+        "files.write",
+        {"path": path, "content": "escaped"},
+        _REFUSED,
+        shows,
+        first=first,
+    )
 
 
 ATTEMPTS = (
@@ -47,7 +55,11 @@ ATTEMPTS = (
     _write("through-nothing", "none/../../@MARK@"),
     _read("link-absolute", "link", first="ln -s @OUTSIDE@ link"),
     _read("link-up", "link", first="ln -s ../../../../@OUTSIDE@ link"),
-    _read("link-of-link", "a/x/canary.txt", first="mkdir a; ln -s ../b a/x; ln -s /workspace/../outside b"),
+    _read(
+        "link-of-link",
+        "a/x/canary.txt",
+        first="mkdir a; ln -s ../b a/x; ln -s /workspace/../outside b",
+    ),
     _read("link-to-a-sibling-prefix", "link/secret", first="ln -s ../workspace-of-another link"),
     _read("link-to-proc", "link", first="ln -s /proc/self/environ link"),
     _read("magic-link", "link/cwd", first="ln -s /proc/self link"),
@@ -64,8 +76,17 @@ ATTEMPTS = (
         first="python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('sock')\"",
     ),
     Attempt("list-up", "files.list", {"path": "..", "glob": "**"}, _REFUSED, _OUT),
-    Attempt("list-glob-up", "files.list", {"path": ".", "glob": "../**"}, (*_REFUSED, "success"), ""),
-    Attempt("list-through-a-link", "files.list", {"path": "link", "glob": "**"}, _REFUSED, _OUT, first="ln -s / link"),
+    Attempt(
+        "list-glob-up", "files.list", {"path": ".", "glob": "../**"}, (*_REFUSED, "success"), ""
+    ),
+    Attempt(
+        "list-through-a-link",
+        "files.list",
+        {"path": "link", "glob": "**"},
+        _REFUSED,
+        _OUT,
+        first="ln -s / link",
+    ),
     Attempt(
         "list-all-with-links",
         "files.list",
@@ -91,12 +112,23 @@ ATTEMPTS = (
         first="ln -s / link; ln -s /proc proc",
     ),
     Attempt(
-        "search-regex-bomb", "files.search", {"pattern": "(a+)+$"}, ("timeout", "cpu"), "", plants={"a.txt": "a" * 60 + "b\n"}
+        "search-regex-bomb",
+        "files.search",
+        {"pattern": "(a+)+$"},
+        ("timeout", "cpu"),
+        "",
+        plants={"a.txt": "a" * 60 + "b\n"},
     ),
     Attempt(
-        "search-regex-too-large", "files.search", {"pattern": "(?:a{1000}){1000}{1000}"}, (*_REFUSED, "success", "memory"), ""
+        "search-regex-too-large",
+        "files.search",
+        {"pattern": "(?:a{1000}){1000}{1000}"},
+        (*_REFUSED, "success", "memory"),
+        "",
     ),
-    Attempt("search-a-pipe", "files.search", {"pattern": "x"}, ("success",), "", first="mkfifo pipe"),
+    Attempt(
+        "search-a-pipe", "files.search", {"pattern": "x"}, ("success",), "", first="mkfifo pipe"
+    ),
     Attempt("delete-up", "files.delete", {"path": "../@MARK@"}, _REFUSED, _OUT),
     Attempt(
         "delete-through-a-link",
@@ -107,13 +139,31 @@ ATTEMPTS = (
         first="ln -s $(dirname @OUTSIDE@) link",
     ),
     Attempt("delete-the-workspace", "files.delete", {"path": "."}, _REFUSED, "folder|names"),
-    Attempt("diff-with-outside", "files.diff", {"path": "README.md", "other": "@OUTSIDE@"}, _REFUSED, _OUT),
     Attempt(
-        "diff-through-a-link", "files.diff", {"path": "README.md", "other": "link"}, _REFUSED, _OUT, first="ln -s @OUTSIDE@ link"
+        "diff-with-outside",
+        "files.diff",
+        {"path": "README.md", "other": "@OUTSIDE@"},
+        _REFUSED,
+        _OUT,
+    ),
+    Attempt(
+        "diff-through-a-link",
+        "files.diff",
+        {"path": "README.md", "other": "link"},
+        _REFUSED,
+        _OUT,
+        first="ln -s @OUTSIDE@ link",
     ),
     Attempt("info-of-outside", "files.info", {"path": "../outside"}, _REFUSED, _OUT),
     Attempt("make-folder-outside", "files.mkdir", {"path": "../@MARK@"}, _REFUSED, _OUT),
-    Attempt("make-folder-through-a-link", "files.mkdir", {"path": "link/@MARK@"}, _REFUSED, _OUT, first="ln -s /tmp link"),
+    Attempt(
+        "make-folder-through-a-link",
+        "files.mkdir",
+        {"path": "link/@MARK@"},
+        _REFUSED,
+        _OUT,
+        first="ln -s /tmp link",
+    ),
     Attempt(
         "edit-through-a-link",
         "files.edit",
@@ -131,11 +181,17 @@ ATTEMPTS = (
         first="ln -s @OUTSIDE@ link.py",
     ),
     Attempt(
-        "append-through-a-link", "files.append", {"path": "link", "content": "x"}, _REFUSED, _OUT, first="ln -s @OUTSIDE@ link"
+        "append-through-a-link",
+        "files.append",
+        {"path": "link", "content": "x"},
+        _REFUSED,
+        _OUT,
+        first="ln -s @OUTSIDE@ link",
     ),
     python(
         "names-that-no-one-can-read",
-        "import os\nfor n in (b'\\xff\\xfe', b'a\\nb', 'e\\u0301'.encode(), '\\u00e9'.encode(), b'-rf', b'--output=x', b' ', b'a' * 255): open(n, 'w').close()\nprint('MADE')",
+        "import os\nfor n in (b'\\xff\\xfe', b'a\\nb', 'e\\u0301'.encode(), '\\u00e9'.encode(), "
+        "b'-rf', b'--output=x', b' ', b'a' * 255): open(n, 'w').close()\nprint('MADE')",
         "MADE",
     ),
     Attempt(
@@ -146,7 +202,25 @@ ATTEMPTS = (
         "README",
         first="touch $'\\xff\\xfe' $'a\\nb' -- -rf",
     ),
-    Attempt("deep-arguments", "files.write", {"path": "a", "content": [[[[["x"]]]]]}, ("invalid",), "string"),
-    Attempt("a-huge-number", "files.read", {"path": "README.md", "start": 10**400}, ("invalid",), "start"),
-    Attempt("a-tool-of-another-name", "files.read\n../../x", {"path": "README.md"}, ("invalid",), "there is no tool"),
+    Attempt(
+        "deep-arguments",
+        "files.write",
+        {"path": "a", "content": [[[[["x"]]]]]},
+        ("invalid",),
+        "string",
+    ),
+    Attempt(
+        "a-huge-number",
+        "files.read",
+        {"path": "README.md", "start": 10**400},
+        ("invalid",),
+        "start",
+    ),
+    Attempt(
+        "a-tool-of-another-name",
+        "files.read\n../../x",
+        {"path": "README.md"},
+        ("invalid",),
+        "there is no tool",
+    ),
 )

@@ -1,4 +1,6 @@
-"""Programs that tools start: their options, their configuration in the tree, what runs before anything is tested."""
+"""Programs that tools start: their options, their configuration in the tree, what runs before
+anything is tested.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,29 @@ from corpus.attempt import MARK, OUTSIDE, Attempt, shell
 
 _NO = ("invalid", "blocked", "error")
 _RAN = ("success",)
-_SLOW = ("success", "error", "cpu", "timeout", "processes")  # three starts of npm take seconds of a busy machine
+_SLOW = (
+    "success",
+    "error",
+    "cpu",
+    "timeout",
+    "processes",
+)  # three starts of npm take seconds of a busy machine
 _OUT = f"open('{OUTSIDE}').read()"
 _WRITES = f"open('/etc/{MARK}', 'w')"
 _REPORT = "/tmp/moothall-report.xml"
-_GREEN = '<testsuites><testsuite><testcase classname="tests.test_app" name="test_two" file="tests/test_app.py"/></testsuite></testsuites>'
+_GREEN = (
+    '<testsuites><testsuite><testcase classname="tests.test_app" name="test_two" '
+    'file="tests/test_app.py"/></testsuite></testsuites>'
+)
 
 
-def _pytest(name: str, plants: dict[str, str], shows: str = "", statuses: tuple[str, ...] = _RAN, **arguments: object) -> Attempt:
+def _pytest(
+    name: str,
+    plants: dict[str, str],
+    shows: str = "",
+    statuses: tuple[str, ...] = _RAN,
+    **arguments: object,
+) -> Attempt:
     return Attempt(f"pytest-{name}", "tests.pytest", arguments, statuses, shows, plants=plants)
 
 
@@ -29,13 +46,25 @@ _BOMB = (
 )
 
 ATTEMPTS = (
-    _pytest("conftest-reads", {"conftest.py": f"print({_OUT})"}, "No such file.*" + _NOT_PASSED + "|" + _NOT_PASSED),
+    _pytest(
+        "conftest-reads",
+        {"conftest.py": f"print({_OUT})"},
+        "No such file.*" + _NOT_PASSED + "|" + _NOT_PASSED,
+    ),
     _pytest("conftest-writes", {"conftest.py": _WRITES}, _NOT_PASSED),
     _pytest("conftest-exits", {"conftest.py": "import os\nos._exit(0)"}, _NOT_PASSED),
-    _pytest("conftest-stops-the-session", {"conftest.py": "import pytest\npytest.exit('done', returncode=0)"}, _NOT_PASSED),
+    _pytest(
+        "conftest-stops-the-session",
+        {"conftest.py": "import pytest\npytest.exit('done', returncode=0)"},
+        _NOT_PASSED,
+    ),
     _pytest(
         "conftest-forks-away",
-        {"conftest.py": "import os\nif os.fork(): os._exit(0)\nos.setsid()\nimport time\ntime.sleep(60)"},
+        {
+            "conftest.py": (
+                "import os\nif os.fork(): os._exit(0)\nos.setsid()\nimport time\ntime.sleep(60)"
+            )
+        },
         _NOT_PASSED,
     ),
     _pytest("module-exits", {"src/app.py": "import os\nos._exit(0)"}, _NOT_PASSED),
@@ -49,26 +78,44 @@ ATTEMPTS = (
     ),
     _pytest(
         "configuration-with-options",
-        {"pytest.ini": f"[pytest]\naddopts = --basetemp=/etc/{MARK} --junitxml=/etc/{MARK} -p evil --rootdir=/ --confcutdir=/\n"},
+        {
+            "pytest.ini": (
+                f"[pytest]\naddopts = --basetemp=/etc/{MARK} --junitxml=/etc/{MARK} -p evil "
+                "--rootdir=/ --confcutdir=/\n"
+            )
+        },
         "",
     ),
     _pytest(
         "configuration-with-a-cache-outside",
-        {"pytest.ini": f"[pytest]\ncache_dir = /etc/{MARK}\nlog_file = /etc/{MARK}\npythonpath = /\n"},
+        {
+            "pytest.ini": (
+                f"[pytest]\ncache_dir = /etc/{MARK}\nlog_file = /etc/{MARK}\npythonpath = /\n"
+            )
+        },
         "",
     ),
     _pytest("no-tests", {"pytest.ini": "[pytest]\naddopts = --collect-only\n"}, _NOT_PASSED),
     _pytest("all-deselected", {"pytest.ini": "[pytest]\naddopts = -k nothing\n"}, _NOT_PASSED),
     _pytest(
-        "all-skipped", {"conftest.py": "import pytest\n@pytest.fixture(autouse=True)\ndef no(): pytest.skip('x')"}, _NOT_PASSED
-    ),
-    _pytest(
-        "network",
-        {"tests/test_net.py": "import socket\ndef test_net():\n    socket.create_connection(('127.0.0.1', @PORT@), 1)"},
+        "all-skipped",
+        {"conftest.py": "import pytest\n@pytest.fixture(autouse=True)\ndef no(): pytest.skip('x')"},
         _NOT_PASSED,
     ),
     _pytest(
-        "report-then-exit", {"src/app.py": f"import os\nopen('{_REPORT}', 'w').write('''{_GREEN}''')\nos._exit(1)"}, _NOT_PASSED
+        "network",
+        {
+            "tests/test_net.py": (
+                "import socket\ndef test_net():\n    socket.create_connection(('127.0.0.1', "
+                "@PORT@), 1)"
+            )
+        },
+        _NOT_PASSED,
+    ),
+    _pytest(
+        "report-then-exit",
+        {"src/app.py": f"import os\nopen('{_REPORT}', 'w').write('''{_GREEN}''')\nos._exit(1)"},
+        _NOT_PASSED,
     ),
     _pytest(
         "report-of-an-entity-bomb",
@@ -78,24 +125,46 @@ ATTEMPTS = (
     _pytest(
         "report-without-end",
         {
-            "conftest.py": f"import os\nf = open('{_REPORT}', 'w')\nf.write('<testsuites>' + ''.join('<testcase name=\"x%d\"/>' % n for n in range(900000)))\nos._exit(1)"
+            "conftest.py": (
+                f"import os\nf = open('{_REPORT}', 'w')\nf.write('<testsuites>' + "
+                "''.join('<testcase name=\"x%d\"/>' % n for n in range(900000)))\nos._exit(1)"
+            )
         },
         _NOT_PASSED,
     ),
-    _pytest("report-that-is-a-pipe", {"conftest.py": f"import os\nos.mkfifo('{_REPORT}')\nos._exit(0)"}, _NOT_PASSED),
     _pytest(
-        "report-that-is-a-link", {"conftest.py": f"import os\nos.symlink('/dev/zero', '{_REPORT}')\nos._exit(0)"}, _NOT_PASSED
+        "report-that-is-a-pipe",
+        {"conftest.py": f"import os\nos.mkfifo('{_REPORT}')\nos._exit(0)"},
+        _NOT_PASSED,
     ),
-    _pytest("report-that-is-a-folder", {"conftest.py": f"import os\nos.makedirs('{_REPORT}/x')\nos._exit(0)"}, _NOT_PASSED),
-    _first("report-made-before", f"echo '{_GREEN}' > {_REPORT}; echo 'import os; os._exit(0)' > conftest.py", _NOT_PASSED),
+    _pytest(
+        "report-that-is-a-link",
+        {"conftest.py": f"import os\nos.symlink('/dev/zero', '{_REPORT}')\nos._exit(0)"},
+        _NOT_PASSED,
+    ),
+    _pytest(
+        "report-that-is-a-folder",
+        {"conftest.py": f"import os\nos.makedirs('{_REPORT}/x')\nos._exit(0)"},
+        _NOT_PASSED,
+    ),
+    _first(
+        "report-made-before",
+        f"echo '{_GREEN}' > {_REPORT}; echo 'import os; os._exit(0)' > conftest.py",
+        _NOT_PASSED,
+    ),
     _first(
         "report-that-is-a-deep-folder",
-        f"mkdir -p {_REPORT}; cd {_REPORT}; python3 -c \"import os\nfor n in range(3000): os.mkdir('d'); os.chdir('d')\"",
+        f'mkdir -p {_REPORT}; cd {_REPORT}; python3 -c "import os\nfor n in range(3000): '
+        "os.mkdir('d'); os.chdir('d')\"",
         '"verdict": "passed"',
     ),
     _pytest(
         "report-of-millions-of-elements",
-        {"conftest.py": f"import os\nopen('{_REPORT}', 'w').write('<t>' + '<a/>' * 7000000)\nos._exit(0)"},
+        {
+            "conftest.py": (
+                f"import os\nopen('{_REPORT}', 'w').write('<t>' + '<a/>' * 7000000)\nos._exit(0)"
+            )
+        },
         _NOT_PASSED,
     ),
     _pytest(
@@ -105,21 +174,31 @@ ATTEMPTS = (
     ),
     _pytest(
         "report-of-one-word",
-        {"conftest.py": f"import os\nopen('{_REPORT}', 'w').write('<a x=\"' + 'y' * 29000000)\nos._exit(0)"},
+        {
+            "conftest.py": (
+                f"import os\nopen('{_REPORT}', 'w').write('<a x=\"' + 'y' * 29000000)\nos._exit(0)"
+            )
+        },
         _NOT_PASSED,
     ),
     _first("report-blocked-before", f"mkdir -p {_REPORT}/x", '"verdict": "passed"'),
     _first(
         "report-by-a-daemon",
-        f"echo 'import os; os._exit(0)' > conftest.py; (setsid bash -c 'sleep 1; echo \"{_GREEN}\" > {_REPORT}' >/dev/null 2>&1 &) ; true",
+        "echo 'import os; os._exit(0)' > conftest.py; (setsid bash -c 'sleep 1; echo "
+        f'"{_GREEN}" > {_REPORT}\' >/dev/null 2>&1 &) ; true',
         _NOT_PASSED,
     ),
     _first(
         "python-in-the-way",
-        "printf '#!/bin/sh\\nexit 0\\n' > python3; cp python3 pytest; cp python3 env; chmod +x python3 pytest env",
+        "printf '#!/bin/sh\\nexit 0\\n' > python3; cp python3 pytest; cp python3 env; chmod +x "
+        "python3 pytest env",
         '"verdict": "passed"',
     ),
-    _first("modules-in-the-way", "for m in pytest _pytest json os pluggy; do echo 'raise SystemExit(0)' > $m.py; done", ""),
+    _first(
+        "modules-in-the-way",
+        "for m in pytest _pytest json os pluggy; do echo 'raise SystemExit(0)' > $m.py; done",
+        "",
+    ),
     *(
         Attempt(f"pytest-path-{n}", "tests.pytest", {"paths": [path]}, statuses, shows)
         for n, (path, statuses, shows) in enumerate(
@@ -151,7 +230,17 @@ ATTEMPTS = (
     *(
         Attempt(f"make-target-{n}", "tests.make", {"target": target}, _NO, "target")
         for n, target in enumerate(
-            ("SHELL=/workspace/x", "--eval=$(shell id)", "-f@OUTSIDE@", "-C/", "x;id", "a b", "../x\n", "$(shell id)"), 1
+            (
+                "SHELL=/workspace/x",
+                "--eval=$(shell id)",
+                "-f@OUTSIDE@",
+                "-C/",
+                "x;id",
+                "a b",
+                "../x\n",
+                "$(shell id)",
+            ),
+            1,
         )
     ),
     Attempt(
@@ -160,7 +249,12 @@ ATTEMPTS = (
         {"target": "test"},
         _RAN,
         "No such file|cannot",
-        plants={"Makefile": "include @OUTSIDE@\nX := $(shell cat @OUTSIDE@; touch /etc/@MARK@)\ntest:\n\tcat @OUTSIDE@\n"},
+        plants={
+            "Makefile": (
+                "include @OUTSIDE@\nX := $(shell cat @OUTSIDE@; touch /etc/@MARK@)\ntest:\n\tcat "
+                "@OUTSIDE@\n"
+            )
+        },
     ),
     Attempt(
         "make-without-end",
@@ -177,7 +271,10 @@ ATTEMPTS = (
         _RAN,
         "No such file",
         plants={
-            "package.json": '{"name": "x", "scripts": {"pretest": "cat @OUTSIDE@; touch /etc/@MARK@", "test": "true", "posttest": "cat @OUTSIDE@"}}'
+            "package.json": (
+                '{"name": "x", "scripts": {"pretest": "cat @OUTSIDE@; touch /etc/@MARK@", "test": '
+                '"true", "posttest": "cat @OUTSIDE@"}}'
+            )
         },
     ),
     Attempt(
@@ -187,7 +284,10 @@ ATTEMPTS = (
         _SLOW,
         "",
         plants={
-            ".npmrc": "script-shell=/workspace/evil.sh\nnode-options=--require=/workspace/evil.js\nuserconfig=@OUTSIDE@\nregistry=http://127.0.0.1:@PORT@/\ncache=/etc/@MARK@\n",
+            ".npmrc": (
+                "script-shell=/workspace/evil.sh\nnode-options=--require=/workspace/evil.js\n"
+                "userconfig=@OUTSIDE@\nregistry=http://127.0.0.1:@PORT@/\ncache=/etc/@MARK@\n"
+            ),
             "evil.js": "require('fs').writeFileSync('/etc/@MARK@', 'x')",
         },
     ),
@@ -198,7 +298,11 @@ ATTEMPTS = (
         _SLOW,
         "",
         plants={
-            "package.json": '{"name": "x", "scripts": {"test": "npm install --registry=http://127.0.0.1:@PORT@/ left-pad; npx --yes --registry=http://127.0.0.1:@PORT@/ x"}}'
+            "package.json": (
+                '{"name": "x", "scripts": {"test": "npm install '
+                "--registry=http://127.0.0.1:@PORT@/ left-pad; npx --yes "
+                '--registry=http://127.0.0.1:@PORT@/ x"}}'
+            )
         },
     ),
     Attempt(
@@ -209,7 +313,10 @@ ATTEMPTS = (
         "",
         plants={
             "go.mod": "module x\n\ngo 1.99\n\ntoolchain go1.99.9\n",
-            "x_test.go": 'package x\n\nimport (\n\t"os"\n\t"testing"\n)\n\nfunc TestX(t *testing.T) {\n\tos.WriteFile("/etc/@MARK@", nil, 0o644)\n}\n',
+            "x_test.go": (
+                'package x\n\nimport (\n\t"os"\n\t"testing"\n)\n\nfunc TestX(t *testing.T) {\n'
+                '\tos.WriteFile("/etc/@MARK@", nil, 0o644)\n}\n'
+            ),
         },
     ),
     Attempt(
@@ -221,7 +328,10 @@ ATTEMPTS = (
         plants={
             "go.mod": "module x\n",
             "go.env": "GOFLAGS=-toolexec=/workspace/evil.sh\nGOPROXY=http://127.0.0.1:@PORT@\n",
-            "x.go": 'package x\n\n// #cgo LDFLAGS: -Wl,-rpath,/etc/@MARK@ -fplugin=/workspace/evil.so\nimport "C"\n',
+            "x.go": (
+                "package x\n\n// #cgo LDFLAGS: -Wl,-rpath,/etc/@MARK@ "
+                '-fplugin=/workspace/evil.so\nimport "C"\n'
+            ),
         },
     ),
     Attempt(
@@ -252,12 +362,21 @@ ATTEMPTS = (
             1,
         )
     ),
-    Attempt("node-reads", "code.node", {"code": "require('fs').readFileSync('@OUTSIDE@', 'utf8')"}, _RAN, "ENOENT"),
+    Attempt(
+        "node-reads",
+        "code.node",
+        {"code": "require('fs').readFileSync('@OUTSIDE@', 'utf8')"},
+        _RAN,
+        "ENOENT",
+    ),
     Attempt(
         "node-binding",
         "code.node",
         {
-            "code": "process.binding('spawn_sync'); require('child_process').execSync('cat @OUTSIDE@; touch /etc/@MARK@').toString()"
+            "code": (
+                "process.binding('spawn_sync'); require('child_process').execSync('cat @OUTSIDE@; "
+                "touch /etc/@MARK@').toString()"
+            )
         },
         _RAN,
         "No such file|Command failed",
@@ -266,7 +385,10 @@ ATTEMPTS = (
         "node-constructor",
         "code.node",
         {
-            "code": "this.constructor.constructor('return process')().mainModule; globalThis.constructor.constructor('return process.env')()"
+            "code": (
+                "this.constructor.constructor('return process')().mainModule; "
+                "globalThis.constructor.constructor('return process.env')()"
+            )
         },
         _RAN,
         "PATH",
@@ -275,35 +397,51 @@ ATTEMPTS = (
         "node-inspector",
         "code.node",
         {
-            "code": "require('inspector').open(0, '0.0.0.0'); require('net').connect(@PORT@, '127.0.0.1').on('error', e => console.log('HELD', e.code))"
+            "code": (
+                "require('inspector').open(0, '0.0.0.0'); require('net').connect(@PORT@, "
+                "'127.0.0.1').on('error', e => console.log('HELD', e.code))"
+            )
         },
         _RAN,
         "HELD",
     ),
     Attempt(
-        "node-memory", "code.node", {"code": "const a = []; while (true) a.push(Buffer.alloc(4000000, 1))"}, ("memory", "cpu")
+        "node-memory",
+        "code.node",
+        {"code": "const a = []; while (true) a.push(Buffer.alloc(4000000, 1))"},
+        ("memory", "cpu"),
     ),
     Attempt(
         "node-signals",
         "code.node",
-        {"code": "for (const p of [1, 2, -1]) try { process.kill(p, 'SIGKILL') } catch (e) { console.log('HELD', p, e.code) }"},
+        {
+            "code": (
+                "for (const p of [1, 2, -1]) try { process.kill(p, 'SIGKILL') } catch (e) { "
+                "console.log('HELD', p, e.code) }"
+            )
+        },
         _RAN,
         "HELD 2 EPERM.*HELD -1 EPERM",
     ),
     shell("code-like-an-option", "-c id", "command not found|No such file|invalid option"),
     shell(
         "bash-environment",
-        "export BASH_ENV=@OUTSIDE@ LD_PRELOAD=/workspace/x.so PYTHONSTARTUP=@OUTSIDE@; bash -c true; python3 -c 'print(1)'; echo END",
+        "export BASH_ENV=@OUTSIDE@ LD_PRELOAD=/workspace/x.so PYTHONSTARTUP=@OUTSIDE@; bash -c "
+        "true; python3 -c 'print(1)'; echo END",
         "END",
     ),
     shell(
         "network-of-all-kinds",
-        "for h in 127.0.0.1 ::1 0.0.0.0 169.254.169.254 10.0.0.1; do (exec 3<>/dev/tcp/$h/@PORT@) 2>&1 | head -c 100; done; ip a 2>/dev/null; cat /etc/resolv.conf /etc/hosts 2>&1 | head -2; cat /proc/net/tcp | wc -l; echo END",
+        "for h in 127.0.0.1 ::1 0.0.0.0 169.254.169.254 10.0.0.1; do (exec 3<>/dev/tcp/$h/@PORT@) "
+        "2>&1 | head -c 100; done; ip a 2>/dev/null; cat /etc/resolv.conf /etc/hosts 2>&1 | head "
+        "-2; cat /proc/net/tcp | wc -l; echo END",
         "END",
     ),
     shell(
         "package-managers",
-        "python3 -m pip install --index-url http://127.0.0.1:@PORT@/simple x 2>&1 | tail -1; curl -s http://127.0.0.1:@PORT@/ 2>&1; git ls-remote git://127.0.0.1:@PORT@/x 2>&1 | tail -1; echo END",
+        "python3 -m pip install --index-url http://127.0.0.1:@PORT@/simple x 2>&1 | tail -1; curl "
+        "-s http://127.0.0.1:@PORT@/ 2>&1; git ls-remote git://127.0.0.1:@PORT@/x 2>&1 | tail -1; "
+        "echo END",
         "END",
     ),
 )

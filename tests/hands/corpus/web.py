@@ -1,11 +1,16 @@
-"""Addresses that are ours written so that they look like nobody's, redirects to them, and answers that are too much."""
+"""Addresses that are ours written so that they look like nobody's, redirects to them, and answers
+that are too much.
+"""
 
 from __future__ import annotations
 
 from corpus.attempt import PORT, SITE, Attempt
 
 _NO = ("blocked", "invalid", "error")
-_WORDS = "not a public address|not called|no URL|not a URL|not an http|cannot be reached|at least 8|a{300}|redirects|user or password|URL"
+_WORDS = (
+    "not a public address|not called|no URL|not a URL|not an http|cannot be reached|at least "
+    "8|a{300}|redirects|user or password|URL"
+)
 
 _SPELLINGS = (
     f"http://127.0.0.1:{PORT}/",
@@ -69,7 +74,10 @@ _TARGETS = (
 )
 
 ATTEMPTS = (
-    *(Attempt(f"fetch-{n}", "web.fetch", {"url": url}, _NO, _WORDS) for n, url in enumerate(_SPELLINGS, 1)),
+    *(
+        Attempt(f"fetch-{n}", "web.fetch", {"url": url}, _NO, _WORDS)
+        for n, url in enumerate(_SPELLINGS, 1)
+    ),
     *(
         Attempt(
             f"redirect-{n}",
@@ -96,14 +104,54 @@ ATTEMPTS = (
             1,
         )
     ),
-    Attempt("bomb-gzip", "web.fetch", {"url": f"http://{SITE}/bomb/gzip"}, ("success",), '"truncated": true'),
-    Attempt("bomb-deflate", "web.fetch", {"url": f"http://{SITE}/bomb/deflate"}, ("success",), '"truncated": true'),
-    Attempt("bomb-in-a-bomb", "web.fetch", {"url": f"http://{SITE}/bomb/twice"}, ("success", "error"), ""),
-    Attempt("bomb-downloaded", "http.download", {"url": f"http://{SITE}/bomb/gzip", "path": "x"}, ("error",), "more than"),
-    Attempt("page-without-end", "web.fetch", {"url": f"http://{SITE}/endless"}, ("success",), '"truncated": true'),
-    Attempt("page-that-drips", "web.fetch", {"url": f"http://{SITE}/drip"}, ("timeout",), "no whole answer"),
-    Attempt("page-of-deep-tags", "web.fetch", {"url": f"http://{SITE}/deep/html"}, ("success",), ""),
-    Attempt("page-of-deep-json", "web.fetch", {"url": f"http://{SITE}/deep/json"}, ("success",), ""),
+    Attempt(
+        "bomb-gzip",
+        "web.fetch",
+        {"url": f"http://{SITE}/bomb/gzip"},
+        ("success",),
+        '"truncated": true',
+    ),
+    Attempt(
+        "bomb-deflate",
+        "web.fetch",
+        {"url": f"http://{SITE}/bomb/deflate"},
+        ("success",),
+        '"truncated": true',
+    ),
+    Attempt(
+        "bomb-in-a-bomb",
+        "web.fetch",
+        {"url": f"http://{SITE}/bomb/twice"},
+        ("success", "error"),
+        "",
+    ),
+    Attempt(
+        "bomb-downloaded",
+        "http.download",
+        {"url": f"http://{SITE}/bomb/gzip", "path": "x"},
+        ("error",),
+        "more than",
+    ),
+    Attempt(
+        "page-without-end",
+        "web.fetch",
+        {"url": f"http://{SITE}/endless"},
+        ("success",),
+        '"truncated": true',
+    ),
+    Attempt(
+        "page-that-drips",
+        "web.fetch",
+        {"url": f"http://{SITE}/drip"},
+        ("timeout",),
+        "no whole answer",
+    ),
+    Attempt(
+        "page-of-deep-tags", "web.fetch", {"url": f"http://{SITE}/deep/html"}, ("success",), ""
+    ),
+    Attempt(
+        "page-of-deep-json", "web.fetch", {"url": f"http://{SITE}/deep/json"}, ("success",), ""
+    ),
     Attempt(
         "download-through-a-link",
         "http.download",
@@ -112,7 +160,13 @@ ATTEMPTS = (
         "leads out",
         first="ln -s /tmp link",
     ),
-    Attempt("download-up", "http.download", {"url": f"http://{SITE}/page", "path": "../x"}, _NO, "leaves"),
+    Attempt(
+        "download-up",
+        "http.download",
+        {"url": f"http://{SITE}/page", "path": "../x"},
+        _NO,
+        "leaves",
+    ),
     Attempt(
         "upload-of-a-link",
         "http.upload",
@@ -129,7 +183,13 @@ ATTEMPTS = (
         "leads out",
         first="ln -s /proc/self/environ link",
     ),
-    Attempt("headers-that-split", "http.get", {"url": f"http://{SITE}/page", "headers": {"X": "a\r\nHost: evil"}}, _NO, ""),
+    Attempt(
+        "headers-that-split",
+        "http.get",
+        {"url": f"http://{SITE}/page", "headers": {"X": "a\r\nHost: evil"}},
+        _NO,
+        "",
+    ),
     Attempt(
         "headers-of-the-hop",
         "http.get",
@@ -137,5 +197,11 @@ ATTEMPTS = (
         ("success", *_NO),
         "",
     ),
-    Attempt("search-engine-named-by-the-caller", "web.search", {"query": "x", "engines": ["http://127.0.0.1:@PORT@"]}, _NO, ""),
+    Attempt(
+        "search-engine-named-by-the-caller",
+        "web.search",
+        {"query": "x", "engines": ["http://127.0.0.1:@PORT@"]},
+        _NO,
+        "",
+    ),
 )

@@ -1,4 +1,6 @@
-"""The family `clock`: what its tool is, its settings, what runs it, what it lacks, and how one sees that it works."""
+"""The family `clock`: what its tool is, its settings, what runs it, what it lacks, and how one sees
+that it works.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,12 @@ class ClockFamily(Family[Clock]):
         del settings
         return [
             ToolSpec(
-                name="clock.now", summary="say what time it is", arguments=Now, output=Time, danger=Danger.READ, caps=Caps(5)
+                name="clock.now",
+                summary="say what time it is",
+                arguments=Now,
+                output=Time,
+                danger=Danger.READ,
+                caps=Caps(5),
             )
         ]
 

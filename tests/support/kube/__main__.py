@@ -27,7 +27,9 @@ def say(text: str) -> None:
 
 def up(home: Home, count: int) -> None:
     """Bring up a cluster of that many nodes, or what is missing of one. Raises `Missing`."""
-    if home.run.exists() and not nodes(home):  # its etcd and images are only as far as they were written
+    if home.run.exists() and not nodes(
+        home
+    ):  # its etcd and images are only as far as they were written
         say("a machine went down with its cluster: what is left of that is taken away")
         _forget(home)
     programs.install(say)
@@ -45,7 +47,11 @@ def up(home: Home, count: int) -> None:
     for node in members:
         wait(90, f"{node.name} registers", lambda name=node.name: _ready(home, name))  # type: ignore[misc]  # bound at once
         say(f"{node.name} is ready")
-    names = (Path(__file__).parent / "coredns.yaml").read_text(encoding="utf-8").replace("VERSION", COREDNS.removeprefix("v"))
+    names = (
+        (Path(__file__).parent / "coredns.yaml")
+        .read_text(encoding="utf-8")
+        .replace("VERSION", COREDNS.removeprefix("v"))
+    )
     kubectl(home, "apply", "-f", "-", given=names)
     kubectl(home, "-n", "kube-system", "rollout", "status", "deploy/coredns", "--timeout=120s")
     say("names are served; it is up")
@@ -53,16 +59,31 @@ def up(home: Home, count: int) -> None:
 
 def _make_keys(home: Home, count: int) -> None:
     keys.authority(home.keys)
-    service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
-    keys.certificate(home.keys, "apiserver", "kube-apiserver", others=(*service, "10.96.0.1", FIRST, "127.0.0.1"))
-    keys.certificate(home.keys, "apiserver-kubelet", "kube-apiserver-kubelet-client", "system:masters")
+    service = (
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    )
+    keys.certificate(
+        home.keys, "apiserver", "kube-apiserver", others=(*service, "10.96.0.1", FIRST, "127.0.0.1")
+    )
+    keys.certificate(
+        home.keys, "apiserver-kubelet", "kube-apiserver-kubelet-client", "system:masters"
+    )
     keys.certificate(home.keys, "front-proxy", "front-proxy")
     keys.certificate(home.keys, "admin", "admin", "system:masters")
     for name in _CONTROLLERS:
         keys.certificate(home.keys, name, f"system:{name}")
     for number in range(1, count + 1):
         node = Node(home, number)
-        keys.certificate(home.keys, node.name, f"system:node:{node.name}", "system:nodes", (node.name, node.address))
+        keys.certificate(
+            home.keys,
+            node.name,
+            f"system:node:{node.name}",
+            "system:nodes",
+            (node.name, node.address),
+        )
         keys.kubeconfig(home.keys, node.name, API)
     for name in ("admin", *_CONTROLLERS):
         keys.kubeconfig(home.keys, name, API)
@@ -104,7 +125,8 @@ def _control(node: Node) -> None:
         f"--service-account-issuer={issuer}",
         f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key",
-        # What adds to the API, as the metrics server does, knows by these that it is asked by this server.
+        # What adds to the API, as the metrics server does, knows by these that it is asked by this
+        # server.
         f"--proxy-client-cert-file={folder}/front-proxy.crt",
         f"--proxy-client-key-file={folder}/front-proxy.key",
         f"--requestheader-client-ca-file={folder}/ca.crt",
@@ -116,7 +138,11 @@ def _control(node: Node) -> None:
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
     )
-    wait(120, "the API server answers", lambda: kubectl(home, "get", "--raw", "/readyz", check=False).strip() == "ok")
+    wait(
+        120,
+        "the API server answers",
+        lambda: kubectl(home, "get", "--raw", "/readyz", check=False).strip() == "ok",
+    )
     for name, more in (
         (
             "kube-controller-manager",
@@ -133,12 +159,25 @@ def _control(node: Node) -> None:
         ("kube-scheduler", ()),
     ):
         config = f"{folder}/{name}.kubeconfig"
-        who = (f"--kubeconfig={config}", f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}")
-        node.spawn(name, str(home.bin / name), *who, "--bind-address=127.0.0.1", "--leader-elect=false", *more)
+        who = (
+            f"--kubeconfig={config}",
+            f"--authentication-kubeconfig={config}",
+            f"--authorization-kubeconfig={config}",
+        )
+        node.spawn(
+            name,
+            str(home.bin / name),
+            *who,
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+            *more,
+        )
 
 
 def kubectl(home: Home, *arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Run kubectl as the administrator, return what it printed. Raises `Missing` where it fails and `check` is set."""
+    """Run kubectl as the administrator, return what it printed. Raises `Missing` where it fails and
+    `check` is set.
+    """
     command = [str(home.bin / "kubectl"), f"--kubeconfig={home.admin}", *arguments]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if check and done.returncode:
@@ -158,7 +197,9 @@ def down(home: Home) -> None:
     for command in (("ip", "route", "del", SERVICES), ("ip", "link", "del", BRIDGE)):
         shell(*command, check=False)
     time.sleep(1)
-    for folder in sorted(Path("/sys/fs/cgroup").glob("*/mhk/**/"), key=lambda path: -len(path.parts)):
+    for folder in sorted(
+        Path("/sys/fs/cgroup").glob("*/mhk/**/"), key=lambda path: -len(path.parts)
+    ):
         with suppress(OSError):
             folder.rmdir()
     _forget(home)
@@ -166,13 +207,21 @@ def down(home: Home) -> None:
 
 
 def _forget(home: Home) -> None:
-    """Take the files of a cluster away: out of the way at once, off the disk behind us, since layers of images are many files."""
+    """Take the files of a cluster away: out of the way at once, off the disk behind us, since
+    layers of images are many files.
+    """
     for folder in (home.run, home.keys):
         with suppress(FileNotFoundError):
             folder.rename(home.root / f"gone-{os.getpid()}-{folder.name}")
     if gone := sorted(home.root.glob("gone-*")):
         null = subprocess.DEVNULL
-        subprocess.Popen(["nice", "rm", "-rf", *map(str, gone)], start_new_session=True, stdin=null, stdout=null, stderr=null)
+        subprocess.Popen(
+            ["nice", "rm", "-rf", *map(str, gone)],
+            start_new_session=True,
+            stdin=null,
+            stdout=null,
+            stderr=null,
+        )
 
 
 def main() -> None:
@@ -196,7 +245,8 @@ def main() -> None:
                 Node(home, asked.node).kill()
             case "env":
                 sys.stdout.write(
-                    f"export KUBECONFIG={home.admin} CLUSTER_ADDRESS={HOST} IMAGES={home.images} PATH={home.bin}:$PATH\n"
+                    f"export KUBECONFIG={home.admin} CLUSTER_ADDRESS={HOST} IMAGES={home.images} "
+                    f"PATH={home.bin}:$PATH\n"
                 )
             case _:
                 if not nodes(home):

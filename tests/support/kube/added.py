@@ -1,4 +1,6 @@
-"""What others bring into a cluster, for the throw-away one: built from its Go module, installed with the manifests that lie in it."""
+"""What others bring into a cluster, for the throw-away one: built from its Go module, installed
+with the manifests that lie in it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from support.kube.programs import Home, Say, build_go
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A Go program with its manifests. `name` is its folder in go/, `program` its path in the image; `image` is how its manifests call
-    that; `parts` are folders of its module with a kustomization each; `patches` go over them.
+    """A Go program with its manifests. `name` is its folder in go/, `program` its path in the
+    image; `image` is how its manifests call that; `parts` are folders of its module with a
+    kustomization each; `patches` go over them.
     """
 
     name: str
@@ -32,13 +35,17 @@ class Added:
     patches: tuple[Mapping[str, Any], ...] = ()
 
     def make(self, home: Home, say: Say) -> None:
-        """Build the program (minutes, once) and its image's archive, unless they are there. Raises `programs.Missing`."""
+        """Build the program (minutes, once) and its image's archive, unless they are there. Raises
+        `programs.Missing`.
+        """
         built = home.bin / f"{self.name}-v{self.version}"
         build_go(built, self.name, "", say, package=self.package)
         out = home.images / f"{self.name}-{self.version}.tar"
         if not out.exists():
             files = archive.layer({self.program: built.read_bytes()})
-            archive.write(out, self._tag, [files], {"Entrypoint": [self.program], "User": "65532:65532"})
+            archive.write(
+                out, self._tag, [files], {"Entrypoint": [self.program], "User": "65532:65532"}
+            )
 
     @property
     def _tag(self) -> str:
@@ -62,8 +69,16 @@ class Added:
             "kind": "Kustomization",
             "namespace": self.space,
             "resources": ["space.yaml", *names],
-            "images": [{"name": self.image, "newName": self._tag.rpartition(":")[0], "newTag": self.version}],
-            "patches": [{"target": {"kind": "Deployment"}, "patch": json.dumps(self.patches)}] if self.patches else [],
+            "images": [
+                {
+                    "name": self.image,
+                    "newName": self._tag.rpartition(":")[0],
+                    "newTag": self.version,
+                }
+            ],
+            "patches": [{"target": {"kind": "Deployment"}, "patch": json.dumps(self.patches)}]
+            if self.patches
+            else [],
         }
         (folder / "kustomization.yaml").write_text(json.dumps(whole), encoding="utf-8")
         return str(folder)
@@ -90,7 +105,8 @@ METRICS = Added(
     image="gcr.io/k8s-staging-metrics-server/metrics-server",
     parts=("manifests/base",),
     space="kube-system",
-    # The kubelets' certificates are the cluster's own, whose authority every namespace has in a ConfigMap.
+    # The kubelets' certificates are the cluster's own, whose authority every namespace has in a
+    # ConfigMap.
     patches=(
         {
             "op": "add",

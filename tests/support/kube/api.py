@@ -1,4 +1,6 @@
-"""As much of an API server as workspaces ask for, over HTTP, so that the real client is what asks. It runs no pods."""
+"""As much of an API server as workspaces ask for, over HTTP, so that the real client is what asks.
+It runs no pods.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +42,36 @@ class KubeApi:
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
         if path.endswith("/selfsubjectaccessreviews"):
             asked = body["spec"]["resourceAttributes"]
-            return 201, {**body, "status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied}}
+            return 201, {
+                **body,
+                "status": {"allowed": (asked["verb"], asked["resource"]) not in self.denied},
+            }
         _, space, after = path.partition("/namespaces/")
         place, _, rest = after.partition("/")
         resource, _, name = rest.partition("/")
         verb = {"GET": "list", "POST": "create", "DELETE": "delete", "PATCH": "patch"}[method]
         if (verb, resource) in self.denied:
-            return _failure(403, f"{resource} is forbidden: User cannot {verb} resource {resource!r}")
+            return _failure(
+                403, f"{resource} is forbidden: User cannot {verb} resource {resource!r}"
+            )
         if not space or place != SPACE:
             return _failure(404, f"namespaces {place!r} not found")
         if resource == "jobs":
             return self._jobs(verb, name, query, body)
-        return 200, {"items": self.quotas if resource == "resourcequotas" else [], "metadata": {"resourceVersion": "1"}}
+        return 200, {
+            "items": self.quotas if resource == "resourcequotas" else [],
+            "metadata": {"resourceVersion": "1"},
+        }
 
     def _jobs(self, verb: str, name: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
         if verb == "list":
-            wanted = [tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one]
+            wanted = [
+                tuple(one.split("=")) for one in query.get("labelSelector", "").split(",") if one
+            ]
             found = [
-                job for job in self.jobs.values() if all(job["metadata"]["labels"].get(key) == value for key, value in wanted)
+                job
+                for job in self.jobs.values()
+                if all(job["metadata"]["labels"].get(key) == value for key, value in wanted)
             ]
             return 200, {"items": found, "metadata": {"resourceVersion": "1"}}
         if verb == "create":

@@ -1,4 +1,6 @@
-"""Image archives without a builder: a file or two in an image of their own, and a base made of Debian's packages."""
+"""Image archives without a builder: a file or two in an image of their own, and a base made of
+Debian's packages.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,35 @@ NEEDED = ("pause", "coredns")
 """What a bare cluster runs; the rest is imported once it is wanted."""
 _SUITE = "bookworm"
 _BASE_PACKAGES = "ca-certificates,git,python3,python3-venv,procps"
-_MANIFEST, _LAYER = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
+_MANIFEST, _LAYER = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+)
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def make(home: Home, say: Say) -> None:
-    """Make the archives that a bare cluster needs, where they are not there: pause, CoreDNS and the base of our images."""
+    """Make the archives that a bare cluster needs, where they are not there: pause, CoreDNS and the
+    base of our images.
+    """
     home.images.mkdir(parents=True, exist_ok=True)
     ours = {
         "pause": ("registry.local/pause:1", home.bin / "pause", "65535:65535"),
-        "coredns": (f"registry.local/coredns:{COREDNS.removeprefix('v')}", home.bin / f"coredns-{COREDNS}", "0:0"),
+        "coredns": (
+            f"registry.local/coredns:{COREDNS.removeprefix('v')}",
+            home.bin / f"coredns-{COREDNS}",
+            "0:0",
+        ),
     }
     for name, (tag, program, user) in ours.items():
         archive = home.images / f"{name}.tar"
         if not archive.exists():
-            write(archive, tag, [layer({f"/{name}": program.read_bytes()})], {"Entrypoint": [f"/{name}"], "User": user})
+            write(
+                archive,
+                tag,
+                [layer({f"/{name}": program.read_bytes()})],
+                {"Entrypoint": [f"/{name}"], "User": user},
+            )
     base = home.images / "debian.tar"
     if not base.exists():
         say("making the base of our images out of Debian's packages")
@@ -46,7 +62,9 @@ def make(home: Home, say: Say) -> None:
 
 
 def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
-    """Write an OCI archive of layers, each a tar, under a tag; `config` is what its containers get (Entrypoint, User, …)."""
+    """Write an OCI archive of layers, each a tar, under a tag; `config` is what its containers get
+    (Entrypoint, User, …).
+    """
     packed = [gzip.compress(each, compresslevel=1, mtime=0) for each in layers]
     image = {
         "architecture": "amd64",
@@ -60,11 +78,27 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
     blobs = [*packed, _json(image)]
     *parts, about = ({"digest": _digest(blob), "size": len(blob)} for blob in blobs)
     named = [{"mediaType": _LAYER, **part} for part in parts]
-    manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": {"mediaType": _CONFIG, **about}, "layers": named}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST,
+        "config": {"mediaType": _CONFIG, **about},
+        "layers": named,
+    }
     blobs.append(_json(manifest))
-    names = {"io.containerd.image.name": tag, "org.opencontainers.image.ref.name": tag.rsplit(":", 1)[-1]}
-    entry = {"mediaType": _MANIFEST, "digest": _digest(blobs[-1]), "size": len(blobs[-1]), "annotations": names}
-    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": _json({"schemaVersion": 2, "manifests": [entry]})}
+    names = {
+        "io.containerd.image.name": tag,
+        "org.opencontainers.image.ref.name": tag.rsplit(":", 1)[-1],
+    }
+    entry = {
+        "mediaType": _MANIFEST,
+        "digest": _digest(blobs[-1]),
+        "size": len(blobs[-1]),
+        "annotations": names,
+    }
+    files = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": _json({"schemaVersion": 2, "manifests": [entry]}),
+    }
     files |= {f"blobs/{_digest(blob).replace(':', '/')}": blob for blob in blobs}
     draft = out.with_suffix(".draft")
     with tarfile.open(draft, "w") as archive:
@@ -76,17 +110,30 @@ def write(out: Path, tag: str, layers: Sequence[bytes], config: Mapping[str, Any
 
 
 def debian(packages: str) -> bytes:
-    """Return a layer of Debian with these packages, divided by commas, and what they need. Raises `Missing`."""
-    sources: Sequence[Path] = [Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")]
+    """Return a layer of Debian with these packages, divided by commas, and what they need. Raises
+    `Missing`.
+    """
+    sources: Sequence[Path] = [
+        Path("/etc/apt/sources.list.d/debian.sources"),
+        Path("/etc/apt/sources.list"),
+    ]
     said = next((one for one in sources if one.exists()), None)
     if said is None:
-        raise Missing("no sources of Debian's packages in /etc/apt, of which the base image would be made")
+        raise Missing(
+            "no sources of Debian's packages in /etc/apt, of which the base image would be made"
+        )
     command = ["nice", "mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
     command += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
-    command += ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]
-    # An image that is half made is made anew: nothing has to be on the disk before the end, here or in what is built on it.
+    command += [
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+    ]
+    # An image that is half made is made anew: nothing has to be on the disk before the end, here or
+    # in what is built on it.
     command += ["--dpkgopt=force-unsafe-io", _SUITE, "-", str(said)]
-    command.append('--essential-hook=mkdir -p "$1/usr/share/man/man1"')  # without it Java's packages cannot be set up
+    command.append(
+        '--essential-hook=mkdir -p "$1/usr/share/man/man1"'
+    )  # without it Java's packages cannot be set up
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise Missing(f"mmdebstrap made no base: {done.stderr.decode(errors='replace')[-1200:]}")

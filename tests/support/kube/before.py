@@ -1,4 +1,6 @@
-"""Images of an older commit, as `registry.local/NAME:before`: what a house is upgraded from. Built once by that commit's own script."""
+"""Images of an older commit, as `registry.local/NAME:before`: what a house is upgraded from. Built
+once by that commit's own script.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from support.kube.node import nodes
 from support.kube.programs import Home, Missing, Say
 
 COMMIT = "981759e58358"
-"""The release before; as long as there is none, a commit of about eighty before this was written."""
+"""The release before; as long as there is none, a commit of about eighty before this was written.
+"""
 TAG = "before"
 _ROOT = Path(__file__).parents[3]
 _BUILD_SECONDS = 2400
@@ -32,9 +35,14 @@ def give(home: Home, say: Say) -> None:
 
 
 def _build(home: Home, folder: Path) -> None:
-    tree = subprocess.run(("git", "-C", str(_ROOT), "archive", COMMIT), capture_output=True, check=False)
+    tree = subprocess.run(
+        ("git", "-C", str(_ROOT), "archive", COMMIT), capture_output=True, check=False
+    )
     if tree.returncode:
-        raise Missing(f"{COMMIT} is not in this clone: {tree.stderr.decode().strip()}; `git fetch --unshallow` brings it")
+        raise Missing(
+            f"{COMMIT} is not in this clone: {tree.stderr.decode().strip()}; `git fetch "
+            "--unshallow` brings it"
+        )
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(fileobj=io.BytesIO(tree.stdout)) as files:
             files.extractall(place, filter="data")
@@ -48,6 +56,8 @@ def _build(home: Home, folder: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_BUILD_SECONDS, check=False
+    )
     if done.returncode:
         raise Missing(f"{' '.join(command)}: {(done.stdout + done.stderr).strip()[-1500:]}")

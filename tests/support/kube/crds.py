@@ -1,4 +1,6 @@
-"""The definitions of what is not Kubernetes' own in deploy/: KubeRay's, the Prometheus operator's and of snapshots, out of their Go modules."""
+"""The definitions of what is not Kubernetes' own in deploy/: KubeRay's, the Prometheus operator's
+and of snapshots, out of their Go modules.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def files() -> list[Path]:
 
 @functools.cache
 def schema(kind: str) -> dict[str, Any] | None:
-    """Return the JSON schema of a kind, in which what is not named is refused; None: the kind is Kubernetes' own. Raises `gobuilt.Missing`."""
+    """Return the JSON schema of a kind, in which what is not named is refused; None: the kind is
+    Kubernetes' own. Raises `gobuilt.Missing`.
+    """
     if kind not in _FILES:
         return None
     path, version, name = _FILES[kind]
@@ -44,17 +48,23 @@ def schema(kind: str) -> dict[str, Any] | None:
 
 
 def _strict(said: Any) -> Any:
-    """As the API server reads it: an object has the properties that are named, and a number or text may be either where it says so."""
+    """As the API server reads it: an object has the properties that are named, and a number or text
+    may be either where it says so.
+    """
     if isinstance(said, list):
         return [_strict(each) for each in said]
     if not isinstance(said, dict):
         return said
-    found = {key: _strict(value) for key, value in said.items() if key not in {"format", "properties"}}
+    found = {
+        key: _strict(value) for key, value in said.items() if key not in {"format", "properties"}
+    }
     if "properties" in said:  # whose keys are names
         found["properties"] = {name: _strict(value) for name, value in said["properties"].items()}
     if said.get("x-kubernetes-int-or-string"):
         found.pop("type", None)
-    open_to_more = said.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in said
+    open_to_more = (
+        said.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in said
+    )
     if "properties" in said and not open_to_more:
         found["additionalProperties"] = False
     return found

@@ -7,9 +7,16 @@ import subprocess
 
 
 def kubectl(*arguments: str, given: str | None = None, check: bool = True) -> str:
-    """Return what it printed, errors too. Raises `AssertionError` with that where it fails and `check` is set."""
+    """Return what it printed, errors too. Raises `AssertionError` with that where it fails and
+    `check` is set.
+    """
     done = subprocess.run(
-        ["kubectl", *arguments], input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        ["kubectl", *arguments],
+        input=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if check and done.returncode:
         raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stdout}")

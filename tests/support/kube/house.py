@@ -1,6 +1,8 @@
-"""A house by role in the throw-away cluster, as the chart installs it: api, collector, tools and hosts on three bus servers and a Neo4j.
+"""A house by role in the throw-away cluster, as the chart installs it: api, collector, tools and
+hosts on three bus servers and a Neo4j.
 
-Its volumes are folders of this machine, which every node sees: a stand-in for a class that many nodes mount, and named so.
+Its volumes are folders of this machine, which every node sees: a stand-in for a class that many
+nodes mount, and named so.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ WORKSPACES = f"{SPACE}-workspaces"
 TOKEN, PASSWORD = "token-of-the-house-in-the-cluster", "password-of-its-graph"
 CLASS = "folders-of-this-machine"
 _CHART = Path(__file__).parents[3] / "deploy/helm/moothall"
-CLAIMS = {"moothall-shared": 1000, "data-nats-0": 1000, "data-nats-1": 1000, "data-nats-2": 1000, "data-neo4j-0": 7474}
+CLAIMS = {
+    "moothall-shared": 1000,
+    "data-nats-0": 1000,
+    "data-nats-1": 1000,
+    "data-nats-2": 1000,
+    "data-neo4j-0": 7474,
+}
 _RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 OURS = "registry.local/moothall:dev"
 _SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
@@ -43,7 +51,9 @@ class Folders:
         return self.root / "moothall-shared"
 
     def make(self) -> None:
-        """Make them empty, each its user's: a volume of this kind gets no owner from the cluster."""
+        """Make them empty, each its user's: a volume of this kind gets no owner from the
+        cluster.
+        """
         shutil.rmtree(self.root, ignore_errors=True)
         for name, owner in CLAIMS.items():
             (self.root / name).mkdir(parents=True)
@@ -72,8 +82,13 @@ class Folders:
 def places(folders: Folders) -> str:
     """Return the namespace and its volumes, for `kubectl apply`."""
     made: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": _RESTRICTED}},
-        # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its first try for five minutes.
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": SPACE, "labels": _RESTRICTED},
+        },
+        # The scheduler binds: it leaves a pod whose claim is bound by others in the moment of its
+        # first try for five minutes.
         {
             "apiVersion": "storage.k8s.io/v1",
             "kind": "StorageClass",
@@ -87,14 +102,19 @@ def places(folders: Folders) -> str:
 
 
 def secrets(home: Home, folder: Path) -> str:
-    """Return the Secrets that have to be there before the chart, for `kubectl apply`. `folder` gets keys."""
+    """Return the Secrets that have to be there before the chart, for `kubectl apply`. `folder` gets
+    keys.
+    """
     bus = make(folder / "bus")
     certificate(home, SPACE)
     values = {
         "nats-accounts": {"accounts.conf": bus["accounts.conf"].read_text(encoding="utf-8")},
         "moothall-bus": {name: path.read_text(encoding="utf-8") for name, path in bus.items()},
         "moothall": {"MOOTHALL_GRPC__TOKEN": TOKEN, "MOOTHALL_GRAPH__PASSWORD": PASSWORD},
-        "moothall-tls": {f"tls.{end}": (home.keys / f"{SPACE}.{end}").read_text(encoding="utf-8") for end in ("crt", "key")},
+        "moothall-tls": {
+            f"tls.{end}": (home.keys / f"{SPACE}.{end}").read_text(encoding="utf-8")
+            for end in ("crt", "key")
+        },
         "neo4j": {"NEO4J_AUTH": f"neo4j/{PASSWORD}"},
     }
     kinds = {"moothall-tls": "kubernetes.io/tls"}
@@ -111,8 +131,15 @@ def secrets(home: Home, folder: Path) -> str:
 
 
 def certificate(home: Home, name: str) -> None:
-    """Make NAME.crt and NAME.key for the house's doors among the cluster's keys, unless they are there."""
-    keys.certificate(home.keys, name, "moothall", others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")))
+    """Make NAME.crt and NAME.key for the house's doors among the cluster's keys, unless they are
+    there.
+    """
+    keys.certificate(
+        home.keys,
+        name,
+        "moothall",
+        others=tuple(f"{one}.{SPACE}" for one in ("moothall", "moothall-tools")),
+    )
 
 
 def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
@@ -120,7 +147,9 @@ def _listed(objects: Iterable[Mapping[str, Any]]) -> str:
 
 
 def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
-    """Return the chart's values: all roles, small; with `ray`, hosts on a RayCluster. `settings` are further ones, by variable."""
+    """Return the chart's values: all roles, small; with `ray`, hosts on a RayCluster. `settings`
+    are further ones, by variable.
+    """
     volume = {"size": "1Gi", "className": CLASS}
     return {
         "images": {
@@ -133,7 +162,12 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
         "roles": {"enabled": True},
         "services": {"resources": _SMALL, "storage": volume},
         "nats": {"storage": volume},
-        "neo4j": {"enabled": True, "heap": "512m", "resources": {**_SMALL, "limits": {"memory": "3Gi"}}, "storage": volume},
+        "neo4j": {
+            "enabled": True,
+            "heap": "512m",
+            "resources": {**_SMALL, "limits": {"memory": "3Gi"}},
+            "storage": volume,
+        },
         "hosts": {
             "enabled": ray,
             "resources": {
@@ -154,11 +188,26 @@ def values(model: str, *, ray: bool = False, **settings: str) -> dict[str, Any]:
 
 
 def install(home: Home, said: Mapping[str, Any]) -> str:
-    """Install the chart with these values, or upgrade to them, as docs/operating.md says; return what Helm printed. Raises `Missing`."""
+    """Install the chart with these values, or upgrade to them, as docs/operating.md says; return
+    what Helm printed. Raises `Missing`.
+    """
     helm = gobuilt.program("helm")
-    command = [str(helm), f"--kubeconfig={home.admin}", "upgrade", "--install", "moothall", str(_CHART), f"--namespace={SPACE}"]
+    command = [
+        str(helm),
+        f"--kubeconfig={home.admin}",
+        "upgrade",
+        "--install",
+        "moothall",
+        str(_CHART),
+        f"--namespace={SPACE}",
+    ]
     done = subprocess.run(
-        [*command, "--values=-"], input=json.dumps(said), capture_output=True, text=True, timeout=300, check=False
+        [*command, "--values=-"],
+        input=json.dumps(said),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     if done.returncode:
         raise gobuilt.Missing(f"helm upgrade --install: {done.stderr.strip()[-1500:]}")
@@ -167,5 +216,11 @@ def install(home: Home, said: Mapping[str, Any]) -> str:
 
 def uninstall(home: Home) -> None:
     """Take the release away; claims, which the chart keeps, go with the namespace."""
-    command = [str(gobuilt.program("helm")), f"--kubeconfig={home.admin}", "uninstall", "moothall", f"--namespace={SPACE}"]
+    command = [
+        str(gobuilt.program("helm")),
+        f"--kubeconfig={home.admin}",
+        "uninstall",
+        "moothall",
+        f"--namespace={SPACE}",
+    ]
     subprocess.run(command, capture_output=True, check=False, timeout=120)

@@ -11,14 +11,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 365
 
 
 def authority(folder: Path) -> None:
-    """Make the cluster's authority and the key that signs tokens of service accounts, unless they are there."""
+    """Make the cluster's authority and the key that signs tokens of service accounts, unless they
+    are there.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / "ca.crt").exists():
         key = ec.generate_private_key(ec.SECP256R1())
@@ -30,8 +37,12 @@ def authority(folder: Path) -> None:
         _write(folder / "sa.key", rsa.generate_private_key(65537, 2048))
 
 
-def certificate(folder: Path, file: str, name: str, group: str = "", others: tuple[str, ...] = ()) -> None:
-    """Write FILE.crt and FILE.key for a name in a group, good for the other names and addresses too, unless they are there."""
+def certificate(
+    folder: Path, file: str, name: str, group: str = "", others: tuple[str, ...] = ()
+) -> None:
+    """Write FILE.crt and FILE.key for a name in a group, good for the other names and addresses
+    too, unless they are there.
+    """
     if (folder / f"{file}.crt").exists():
         return
     issuer = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -42,7 +53,9 @@ def certificate(folder: Path, file: str, name: str, group: str = "", others: tup
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     draft = draft.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
     if others:
-        draft = draft.add_extension(x509.SubjectAlternativeName([_other(one) for one in others]), critical=False)
+        draft = draft.add_extension(
+            x509.SubjectAlternativeName([_other(one) for one in others]), critical=False
+        )
     _write(folder / f"{file}.key", key)
     (folder / f"{file}.crt").write_bytes(draft.sign(signer, SHA256()).public_bytes(Encoding.PEM))
 
@@ -54,9 +67,20 @@ def kubeconfig(folder: Path, file: str, server: str) -> None:
         "kind": "Config",
         "current-context": "throw-away",
         "contexts": [{"name": "throw-away", "context": {"cluster": "throw-away", "user": file}}],
-        "clusters": [{"name": "throw-away", "cluster": {"server": server, "certificate-authority": str(folder / "ca.crt")}}],
+        "clusters": [
+            {
+                "name": "throw-away",
+                "cluster": {"server": server, "certificate-authority": str(folder / "ca.crt")},
+            }
+        ],
         "users": [
-            {"name": file, "user": {"client-certificate": str(folder / f"{file}.crt"), "client-key": str(folder / f"{file}.key")}}
+            {
+                "name": file,
+                "user": {
+                    "client-certificate": str(folder / f"{file}.crt"),
+                    "client-key": str(folder / f"{file}.key"),
+                },
+            }
         ],
     }
     (folder / f"{file}.kubeconfig").write_text(json.dumps(said), encoding="utf-8")
@@ -88,4 +112,6 @@ def _other(said: str) -> x509.GeneralName:
 
 def _write(path: Path, key: CertificateIssuerPrivateKeyTypes) -> None:
     path.touch(mode=0o600)
-    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+    path.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    )

@@ -1,5 +1,5 @@
-"""Killing what runs in pods from outside, as a kernel does it: the nodes of the throw-away cluster are namespaces of this machine, so their processes are here.
-A node that was killed is brought back.
+"""Killing what runs in pods from outside, as a kernel does it: the nodes of the throw-away cluster
+are namespaces of this machine, so their processes are here. A node that was killed is brought back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import psutil
 
 def containers(pod: Any, name: str = "") -> Iterator[str]:
     """Yield the ids of a pod's containers that were started, or of the one of that name."""
-    for each in (*(pod.status.container_statuses or ()), *(pod.status.init_container_statuses or ())):
+    for each in (
+        *(pod.status.container_statuses or ()),
+        *(pod.status.init_container_statuses or ()),
+    ):
         if each.container_id and name in {"", each.name}:
             yield each.container_id.rpartition("/")[2]
 
@@ -34,7 +37,9 @@ def processes(container: str) -> list[psutil.Process]:
 
 
 def kill(pod: Any, name: str = "") -> int:
-    """Kill with -9 all that runs in a pod, or in its container of that name; return how many processes that were."""
+    """Kill with -9 all that runs in a pod, or in its container of that name; return how many
+    processes that were.
+    """
     hit = 0
     for container in containers(pod, name):
         for process in processes(container):
@@ -47,5 +52,7 @@ def kill(pod: Any, name: str = "") -> int:
 async def bring_back() -> None:
     """Bring up what is missing of two nodes. Raises `AssertionError`."""
     up = (sys.executable, "-m", "support.kube", "up", "--nodes", "2")
-    process = await asyncio.create_subprocess_exec(*up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = await asyncio.create_subprocess_exec(
+        *up, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     assert await process.wait() == 0, "scripts/cluster up failed; it said why"

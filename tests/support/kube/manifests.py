@@ -17,20 +17,30 @@ Objects = dict[tuple[str, str, str], dict[str, Any]]
 
 
 def kustomized(overlay: Path) -> str:
-    """Return what `kubectl apply -k` sends. Skips where neither kubectl nor kustomize is to be had."""
+    """Return what `kubectl apply -k` sends. Skips where neither kubectl nor kustomize is to be
+    had.
+    """
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize"]
     else:
         try:
             command = [str(gobuilt.program("kustomize")), "build"]
         except gobuilt.Missing as missing:
-            pytest.skip(f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` says more")
-    return subprocess.run([*command, str(overlay)], capture_output=True, text=True, check=True).stdout
+            pytest.skip(
+                f"{missing}; `PYTHONPATH=tests .venv/bin/python -m support.gobuilt kustomize` "
+                "says more"
+            )
+    return subprocess.run(
+        [*command, str(overlay)], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def objects(text: str) -> Objects:
     """Return what a text holds. Raises `AssertionError` where one is there twice."""
     said = [each for each in yaml.safe_load_all(text) if each]
-    found = {(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in said}
+    found = {
+        (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
+        for each in said
+    }
     assert len(found) == len(said), "an object is there twice"
     return found

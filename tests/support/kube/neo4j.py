@@ -1,4 +1,6 @@
-"""An image of Neo4j for the throw-away cluster: a Java runtime of Debian's packages, and the server's jars."""
+"""An image of Neo4j for the throw-away cluster: a Java runtime of Debian's packages, and the
+server's jars.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ if [ ! -e /data/dbms/auth.ini ] && [ ! -e /data/databases/system ]; then
 fi
 exec java "-Xmx${NEO4J_server_memory_heap_max__size:-512m}" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 OPENS \\
     -Dio.netty.tryReflectionSetAccessible=true -cp '/jars/*' org.neo4j.server.CommunityEntryPoint "--home-dir=$NEO4J_HOME" "--config-dir=$NEO4J_CONF"
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 def make(home: Home, say: Say) -> None:
@@ -46,4 +48,9 @@ def make(home: Home, say: Say) -> None:
     files = {f"/jars/{path.name}": path.read_bytes() for path in sorted(jars.glob("*.jar"))}
     files["/entry"] = _ENTRY.replace("OPENS", opens).encode()
     layers = [archive.debian(_PACKAGES), archive.layer(files)]
-    archive.write(out, IMAGE, layers, {"Entrypoint": ["/entry"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "User": _USER})
+    archive.write(
+        out,
+        IMAGE,
+        layers,
+        {"Entrypoint": ["/entry"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"], "User": _USER},
+    )

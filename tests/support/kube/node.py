@@ -21,13 +21,19 @@ PODS, SERVICES, NAMES = "10.244.0.0/16", "10.96.0.0/16", "10.96.0.10"
 BRIDGE = "mhk0"
 _POLL_SECONDS = 0.2
 _MACHINE_WIDE = (
-    *("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"),
-    *("kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"),
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
 )
 
 
 def shell(*command: str, check: bool = True) -> str:
-    """Run a command, return what it printed. Raises `Missing` with its words where it fails and `check` is set."""
+    """Run a command, return what it printed. Raises `Missing` with its words where it fails and
+    `check` is set.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise Missing(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-600:]}")
@@ -84,7 +90,9 @@ class Node:
         return None
 
     def inside(self, *command: str) -> list[str]:
-        """Return the command line that runs a command in it. Raises `Missing` when it does not run."""
+        """Return the command line that runs a command in it. Raises `Missing` when it does not
+        run.
+        """
         pid = self.anchor()
         if pid is None:
             raise Missing(f"{self.name} does not run")
@@ -96,7 +104,17 @@ class Node:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
-        namespaces = ("--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
+        namespaces = (
+            "--mount",
+            "--net",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--propagation",
+            "private",
+        )
         outer = subprocess.Popen(
             ["unshare", *namespaces, "tini", "-s", "--", "sleep", "infinity"],
             start_new_session=True,
@@ -115,11 +133,15 @@ class Node:
         self._connect(pid)
 
     def _cover(self) -> None:
-        """Put plain files over the switches that kubelet sets and that would hold for the whole machine, also after it."""
+        """Put plain files over the switches that kubelet sets and that would hold for the whole
+        machine, also after it.
+        """
         for switch in _MACHINE_WIDE:
             cover = self.folder / "sys" / switch.replace("/", ".")
             cover.parent.mkdir(exist_ok=True)
-            cover.write_text(Path("/proc/sys", switch).read_text(encoding="utf-8"), encoding="utf-8")
+            cover.write_text(
+                Path("/proc/sys", switch).read_text(encoding="utf-8"), encoding="utf-8"
+            )
             shell(*self.inside("mount", "--bind", str(cover), f"/proc/sys/{switch}"))
 
     def _connect(self, pid: int) -> None:
@@ -128,7 +150,9 @@ class Node:
             shell("ip", "addr", "add", f"{HOST}/24", "dev", BRIDGE)
             shell("ip", "link", "set", BRIDGE, "up")
         outside = f"mhk-n{self.number}"
-        shell("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+        shell(
+            "ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", str(pid)
+        )
         shell("ip", "link", "set", outside, "master", BRIDGE, "up")
         for line in (
             f"hostname {self.name}",
@@ -157,7 +181,11 @@ class Node:
         self.home.logs.mkdir(parents=True, exist_ok=True)
         with (self.home.logs / f"{self.name}-{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                self.inside(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.inside(*command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         kept.write_text(str(process.pid), encoding="utf-8")
 
@@ -169,10 +197,21 @@ class Node:
         _make_cgroups(self.name)
         self.spawn("containerd", "containerd", "-c", str(self.folder / "containerd.toml"))
         answered = [*self.inside("ctr", "-a", str(self.socket), "version")]
-        wait(60, f"containerd of {self.name}", lambda: subprocess.run(answered, capture_output=True, check=False).returncode == 0)
+        wait(
+            60,
+            f"containerd of {self.name}",
+            lambda: subprocess.run(answered, capture_output=True, check=False).returncode == 0,
+        )
         binaries, keys = self.home.bin, self.home.keys
-        kubelet: tuple[str, ...] = (f"--config={self.folder}/kubelet.yaml", f"--kubeconfig={keys}/{self.name}.kubeconfig")
-        kubelet += (f"--root-dir={self.folder}/kubelet", f"--node-ip={self.address}", f"--hostname-override={self.name}")
+        kubelet: tuple[str, ...] = (
+            f"--config={self.folder}/kubelet.yaml",
+            f"--kubeconfig={keys}/{self.name}.kubeconfig",
+        )
+        kubelet += (
+            f"--root-dir={self.folder}/kubelet",
+            f"--node-ip={self.address}",
+            f"--hostname-override={self.name}",
+        )
         self.spawn("kubelet", str(binaries / "kubelet"), *kubelet)
         proxy: tuple[str, ...] = (
             f"--kubeconfig={keys}/kube-proxy.kubeconfig",
@@ -184,7 +223,9 @@ class Node:
         self.spawn("proxy", str(binaries / "kube-proxy"), *proxy)
 
     def give_images(self, say: Say, names: Sequence[str] = (), folder: Path | None = None) -> None:
-        """Import the archives of a folder, the home's, that it does not have yet: of these names, else all but the base, of which others are made."""
+        """Import the archives of a folder, the home's, that it does not have yet: of these names,
+        else all but the base, of which others are made.
+        """
         for archive in sorted((folder or self.home.images).glob("*.tar")):
             if archive.stem not in names if names else archive.stem == "base":
                 continue
@@ -240,21 +281,30 @@ class Node:
             "failSwapOn": False,
             "oomScoreAdj": 0,
             "featureGates": {
-                "KubeletInUserNamespace": True,  # a machine that is a container itself may not set all it wants
+                # a machine that is a container itself may not set all it wants
+                "KubeletInUserNamespace": True,
                 "KubeletCrashLoopBackOffMax": True,
             },
-            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},  # what tests kill once more is not one that fails by itself
+            "crashLoopBackOff": {
+                "maxContainerRestartPeriod": "2s"
+            },  # what tests kill once more is not one that fails by itself
             "podLogsDir": f"{folder}/podlogs",
             "volumePluginDir": f"{folder}/plugins",
             "nodeStatusUpdateFrequency": "5s",
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
-            "evictionHard": {"memory.available": "200Mi", "nodefs.available": "2%", "imagefs.available": "2%"},
+            "evictionHard": {
+                "memory.available": "200Mi",
+                "nodefs.available": "2%",
+                "imagefs.available": "2%",
+            },
             "kubeReserved": {"cpu": "50m", "memory": "200Mi"},
         }
         return {
             folder / "containerd.toml": _CONTAINERD.format(folder=folder, socket=self.socket),
-            folder / "cni/10-bridge.conflist": json.dumps({"cniVersion": "1.0.0", "name": "mhk", "plugins": [bridge, ports]}),
+            folder / "cni/10-bridge.conflist": json.dumps(
+                {"cniVersion": "1.0.0", "name": "mhk", "plugins": [bridge, ports]}
+            ),
             folder / "resolv.conf": "nameserver 127.0.0.1\n",
             folder / "kubelet.yaml": yaml.safe_dump(kubelet),
         }
@@ -262,14 +312,21 @@ class Node:
 
 def nodes(home: Home) -> list[Node]:
     """Return those that run, by number."""
-    found = (Node(home, int(path.parent.name.removeprefix("node"))) for path in home.run.glob("node*/pid"))
+    found = (
+        Node(home, int(path.parent.name.removeprefix("node")))
+        for path in home.run.glob("node*/pid")
+    )
     return sorted((one for one in found if one.anchor() is not None), key=lambda one: one.number)
 
 
 def _make_cgroups(name: str) -> None:
-    """Make its control groups, with a weight that keeps a cluster from counting as one process beside the others'."""
+    """Make its control groups, with a weight that keeps a cluster from counting as one process
+    beside the others'.
+    """
     root = Path("/sys/fs/cgroup")
-    for controller in [one for one in root.iterdir() if one.is_dir()] if (root / "cpu").exists() else [root]:
+    for controller in (
+        [one for one in root.iterdir() if one.is_dir()] if (root / "cpu").exists() else [root]
+    ):
         with suppress(OSError):
             (controller / "mhk" / name).mkdir(parents=True, exist_ok=True)
     for group in ("mhk", f"mhk/{name}"):

@@ -1,4 +1,6 @@
-"""docs/operating.md as it is run: lines out of the page, with a house's own names in the place of the page's."""
+"""docs/operating.md as it is run: lines out of the page, with a house's own names in the place of
+the page's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def lines(part: str) -> list[str]:
-    """Return the commands of the page that stand on lines of their own and hold this text, in its order. Raises `AssertionError`: none."""
+    """Return the commands of the page that stand on lines of their own and hold this text, in its
+    order. Raises `AssertionError`: none.
+    """
     found = [line for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE) if part in line]
     assert found, f"docs/operating.md has no command with {part!r} any more"
     return found
@@ -28,15 +32,25 @@ def line(part: str) -> str:
 
 
 def by_role(command: str, space: str) -> str:
-    """Return a command as a house by role in a namespace has it: `where this page says deployment/moothall, say the four`."""
+    """Return a command as a house by role in a namespace has it: `where this page says
+    deployment/moothall, say the four`.
+    """
     four = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)
-    return re.sub(r"deployment/moothall(?![\w-])", four, command.replace("-n moothall ", f"-n {space} "))
+    return re.sub(
+        r"deployment/moothall(?![\w-])", four, command.replace("-n moothall ", f"-n {space} ")
+    )
 
 
 async def run(command: str, where: Path = ROOT) -> str:
-    """Run a command as a person would, in a folder; return what it printed. Raises `AssertionError` with that where it fails."""
+    """Run a command as a person would, in a folder; return what it printed. Raises `AssertionError`
+    with that where it fails.
+    """
     process = await asyncio.create_subprocess_exec(
-        *("bash", "-eo", "pipefail", "-c", command),
+        "bash",
+        "-eo",
+        "pipefail",
+        "-c",
+        command,
         cwd=where,
         env=os.environ,
         stdout=asyncio.subprocess.PIPE,

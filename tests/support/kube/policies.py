@@ -1,7 +1,9 @@
-"""A NetworkPolicy enforcer for tests: what the API server holds becomes one nftables table in each node's network.
+"""A NetworkPolicy enforcer for tests: what the API server holds becomes one nftables table in each
+node's network.
 
-No engine that clusters run is to be had from the registries; this one is small, polls, and knows pod and namespace selectors, IP blocks,
-protocols and ports by number. The node itself always reaches its pods, for its probes.
+No engine that clusters run is to be had from the registries; this one is small, polls, and knows
+pod and namespace selectors, IP blocks, protocols and ports by number. The node itself always
+reaches its pods, for its probes.
 """
 
 from __future__ import annotations
@@ -20,14 +22,19 @@ from support.kube.programs import Home
 _POLL_SECONDS = 0.5
 
 
-def rules(pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]], policies: Sequence[Any]) -> str:
-    """Return the table, as `nft -f` reads it. `pods` have an address each; `namespaces`: their labels by name."""
+def rules(
+    pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]], policies: Sequence[Any]
+) -> str:
+    """Return the table, as `nft -f` reads it. `pods` have an address each; `namespaces`: their
+    labels by name.
+    """
     chains, ways = [], []
     for number, pod in enumerate(pods):
         of_it = [
             one
             for one in policies
-            if one.metadata.namespace == pod.metadata.namespace and _selects(one.spec.pod_selector, pod.metadata.labels or {})
+            if one.metadata.namespace == pod.metadata.namespace
+            and _selects(one.spec.pod_selector, pod.metadata.labels or {})
         ]
         for way, kind, side in (("in", "Ingress", "daddr"), ("out", "Egress", "saddr")):
             held = [one for one in of_it if kind in (one.spec.policy_types or ["Ingress"])]
@@ -35,14 +42,21 @@ def rules(pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]], poli
                 continue
             name = f"{way}{number}"
             lines = sorted({line for one in held for line in _allowed(one, way, pods, namespaces)})
-            chains.append(f"chain {name} {{\n" + "".join(f"{line} return\n" for line in lines) + "counter reject\n}\n")
+            chains.append(
+                f"chain {name} {{\n"
+                + "".join(f"{line} return\n" for line in lines)
+                + "counter reject\n}\n"
+            )
             ways.append((way, f"ip {side} {pod.status.pod_ip} jump {name}\n"))
     outward = "".join(line for way, line in ways if way == "out")
     forward = outward + "".join(line for way, line in ways if way == "in")
     head = "policy accept;\nct state established,related accept\n"
     hooks = f"chain forward {{ type filter hook forward priority -5; {head}{forward}}}\n"
     hooks += f"chain input {{ type filter hook input priority -5; {head}{outward}}}\n"
-    return f"table ip moothall-policies\ndelete table ip moothall-policies\ntable ip moothall-policies {{\n{''.join(chains)}{hooks}}}\n"
+    return (
+        "table ip moothall-policies\ndelete table ip moothall-policies\ntable ip "
+        f"moothall-policies {{\n{''.join(chains)}{hooks}}}\n"
+    )
 
 
 def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
@@ -59,24 +73,38 @@ def _selects(selector: Any, labels: Mapping[str, str]) -> bool:
     return all(held[one.operator](one) for one in selector.match_expressions or [])
 
 
-def _allowed(policy: Any, way: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def _allowed(
+    policy: Any, way: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
     """Yield what a policy lets through, as the conditions of a rule."""
     for rule in (policy.spec.ingress if way == "in" else policy.spec.egress) or []:
         peers = rule._from if way == "in" else rule.to
         side = "saddr" if way == "in" else "daddr"
-        hosts = [_hosts(one, policy.metadata.namespace, side, pods, namespaces) for one in peers] if peers else [""]
+        hosts = (
+            [_hosts(one, policy.metadata.namespace, side, pods, namespaces) for one in peers]
+            if peers
+            else [""]
+        )
         ports = [_port(one) for one in rule.ports] if rule.ports else [""]
         yield from (f"{host} {port}" for host in hosts if host is not None for port in ports)
 
 
-def _hosts(peer: Any, namespace: str, side: str, pods: Sequence[Any], namespaces: Mapping[str, Mapping[str, str]]) -> str | None:
+def _hosts(
+    peer: Any,
+    namespace: str,
+    side: str,
+    pods: Sequence[Any],
+    namespaces: Mapping[str, Mapping[str, str]],
+) -> str | None:
     """Return the condition of a peer, None where nobody is meant."""
     if peer.ip_block:
         but = ", ".join(peer.ip_block._except or [])
         return (f"ip {side} != {{ {but} }} " if but else "") + f"ip {side} {peer.ip_block.cidr}"
     where = {namespace}
     if peer.namespace_selector is not None:
-        where = {name for name, labels in namespaces.items() if _selects(peer.namespace_selector, labels)}
+        where = {
+            name for name, labels in namespaces.items() if _selects(peer.namespace_selector, labels)
+        }
     meant = [
         one.status.pod_ip
         for one in pods
@@ -95,7 +123,9 @@ def _port(port: Any) -> str:
 
 @contextmanager
 def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
-    """Hold these namespaces to their policies until the context ends, and leave others to whoever works there. What fails within is raised at the end."""
+    """Hold these namespaces to their policies until the context ends, and leave others to whoever
+    works there. What fails within is raised at the end.
+    """
     over, first, failed = threading.Event(), threading.Event(), list[Exception]()
 
     def hold() -> None:
@@ -117,7 +147,11 @@ def enforced(api: client.ApiClient, home: Home, *spaces: str) -> Iterator[None]:
         over.set()
         thread.join()
         for node in nodes(home):
-            subprocess.run(node.inside("nft", "delete", "table", "ip", "moothall-policies"), capture_output=True, check=False)
+            subprocess.run(
+                node.inside("nft", "delete", "table", "ip", "moothall-policies"),
+                capture_output=True,
+                check=False,
+            )
     if failed:
         raise failed[0]
 
@@ -127,12 +161,24 @@ def _apply(api: client.ApiClient, home: Home, spaces: Collection[str], last: str
     pods = [
         one
         for one in core.list_pod_for_all_namespaces().items
-        if one.status.pod_ip and not one.spec.host_network and one.status.phase in {"Pending", "Running"}
+        if one.status.pod_ip
+        and not one.spec.host_network
+        and one.status.phase in {"Pending", "Running"}
     ]
-    namespaces = {one.metadata.name: one.metadata.labels or {} for one in core.list_namespace().items}
+    namespaces = {
+        one.metadata.name: one.metadata.labels or {} for one in core.list_namespace().items
+    }
     policies: Any = client.NetworkingV1Api(api).list_network_policy_for_all_namespaces()
-    table = rules(pods, namespaces, [one for one in policies.items if one.metadata.namespace in spaces])
+    table = rules(
+        pods, namespaces, [one for one in policies.items if one.metadata.namespace in spaces]
+    )
     if table != last:
         for node in nodes(home):
-            subprocess.run(node.inside("nft", "-f", "-"), input=table, text=True, capture_output=True, check=True)
+            subprocess.run(
+                node.inside("nft", "-f", "-"),
+                input=table,
+                text=True,
+                capture_output=True,
+                check=True,
+            )
     return table

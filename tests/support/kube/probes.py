@@ -20,12 +20,19 @@ servers = [socket.create_server((sys.argv[1], int(port))) for port in sys.argv[2
 while True:
     for one in select.select(servers, [], [])[0]: one.accept()
 """
-_TRY = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 4); print('through')"
+_TRY = (
+    "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 4); "
+    "print('through')"
+)
 
 
-def probe(name: str, namespace: str, labels: Mapping[str, str] | None = None, *serves: int) -> dict[str, Any]:
+def probe(
+    name: str, namespace: str, labels: Mapping[str, str] | None = None, *serves: int
+) -> dict[str, Any]:
     """Return a pod that keeps to pod security `restricted`, and answers on these ports."""
-    program = ["python", "-c", _LISTEN, "0.0.0.0", *map(str, serves)] if serves else ["sleep", "900"]  # noqa: S104 - in a pod
+    program = (
+        ["python", "-c", _LISTEN, "0.0.0.0", *map(str, serves)] if serves else ["sleep", "900"]  # noqa: S104 - in a pod
+    )
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -45,8 +52,13 @@ def probe(name: str, namespace: str, labels: Mapping[str, str] | None = None, *s
                     "name": "probe",
                     "image": "registry.local/moothall:dev",
                     "command": program,
-                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-                    "resources": {"requests": {"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "10Mi"}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "resources": {
+                        "requests": {"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "10Mi"}
+                    },
                 }
             ],
         },
@@ -56,11 +68,15 @@ def probe(name: str, namespace: str, labels: Mapping[str, str] | None = None, *s
 @asynccontextmanager
 async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
     """Have pods run until the context ends."""
-    await ask("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
+    await ask(
+        "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+    )
     where = [(one["metadata"]["name"], one["metadata"]["namespace"]) for one in pods]
     try:
         for name, namespace in where:
-            await ask("-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s")
+            await ask(
+                "-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=90s"
+            )
         yield
     finally:
         for name, namespace in where:
@@ -69,24 +85,34 @@ async def standing(*pods: Mapping[str, Any]) -> AsyncIterator[None]:
 
 async def address(name: str, namespace: str) -> str:
     """Return a pod's."""
-    return (await ask("-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.podIP}")).strip()
+    return (
+        await ask("-n", namespace, "get", "pod", name, "-o", "jsonpath={.status.podIP}")
+    ).strip()
 
 
 async def reaches(name: str, namespace: str, host: str, port: int) -> bool:
     """Say whether a pod gets a connection."""
-    said = await ask("-n", namespace, "exec", name, "--", "python", "-c", _TRY, host, str(port), check=False)
+    said = await ask(
+        "-n", namespace, "exec", name, "--", "python", "-c", _TRY, host, str(port), check=False
+    )
     return "through" in said
 
 
 @asynccontextmanager
 async def listening(where: str, *ports: int) -> AsyncIterator[None]:
-    """Have each node answer at an address that is not its own until the context ends, as a cloud's metadata service or a public server would."""
+    """Have each node answer at an address that is not its own until the context ends, as a cloud's
+    metadata service or a public server would.
+    """
     async with AsyncExitStack() as stack:
         for node in nodes(Home.of_user()):
             await _run(*node.inside("ip", "addr", "replace", f"{where}/32", "dev", "lo"))
-            stack.push_async_callback(_run, *node.inside("ip", "addr", "del", f"{where}/32", "dev", "lo"))
+            stack.push_async_callback(
+                _run, *node.inside("ip", "addr", "del", f"{where}/32", "dev", "lo")
+            )
             program = (sys.executable, "-c", _LISTEN, where, *map(str, ports))
-            server = await asyncio.create_subprocess_exec("nsenter", "-t", str(node.anchor()), "-n", "--", *program)
+            server = await asyncio.create_subprocess_exec(
+                "nsenter", "-t", str(node.anchor()), "-n", "--", *program
+            )
             stack.push_async_callback(server.wait)
             stack.callback(server.terminate)
         yield

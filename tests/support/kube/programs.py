@@ -1,4 +1,6 @@
-"""The programs of a cluster: Debian's packages, and two binaries that Go builds once into the user's cache."""
+"""The programs of a cluster: Debian's packages, and two binaries that Go builds once into the
+user's cache.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ import platformdirs
 
 from moothall.config import environment
 
-KUBERNETES, COREDNS = "v1.34.4", "v1.13.1"  # with all that they need in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
-_PARTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+KUBERNETES, COREDNS = (
+    "v1.34.4",
+    "v1.13.1",
+)  # with all that they need in go/*/go.mod and go.sum; etcd 3.6.4 is in hyperkube
+_PARTS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+)
 _PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -34,7 +47,7 @@ _PAUSE = """#include <signal.h>
 static void end(int signal) { _exit(0); }
 static void reap(int signal) { while (waitpid(-1, 0, WNOHANG) > 0); }
 int main(void) { signal(SIGTERM, end); signal(SIGINT, end); signal(SIGCHLD, reap); for (;;) pause(); }
-"""
+"""  # noqa: E501 - a line of embedded text
 
 Say = Callable[[str], None]
 
@@ -45,7 +58,9 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a cluster keeps what it needs: binaries and images for the next time, the rest while it runs."""
+    """Where a cluster keeps what it needs: binaries and images for the next time, the rest while it
+    runs.
+    """
 
     root: Path
 
@@ -88,12 +103,18 @@ class Home:
 def install(say: Say) -> None:
     """Install the packages that are missing. Raises `Missing`."""
     if os.geteuid() != 0:
-        raise Missing("a cluster of namespaces needs root; run it as root, or name a cluster of your own in KUBECONFIG")
+        raise Missing(
+            "a cluster of namespaces needs root; run it as root, or name a cluster of your own in "
+            "KUBECONFIG"
+        )
     wanted = [package for program, package in _PACKAGES.items() if shutil.which(program) is None]
     if not wanted:
         return
     if shutil.which("apt-get") is None:
-        raise Missing(f"a cluster needs {', '.join(wanted)}; please install them with this system's package manager")
+        raise Missing(
+            f"a cluster needs {', '.join(wanted)}; please install them with this system's package "
+            "manager"
+        )
     say(f"installing {', '.join(wanted)}: what nodes and images are made of")
     env = {**environment(), "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
@@ -106,9 +127,14 @@ def install(say: Say) -> None:
 
 
 def build(home: Home, say: Say) -> None:
-    """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one), pause. Raises `Missing`."""
+    """Build what is not there yet: Kubernetes (about 13 minutes on two cores), CoreDNS (one),
+    pause. Raises `Missing`.
+    """
     home.bin.mkdir(parents=True, exist_ok=True)
-    stamp = f"-X k8s.io/component-base/version.gitVersion={KUBERNETES} -X k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    stamp = (
+        f"-X k8s.io/component-base/version.gitVersion={KUBERNETES} -X "
+        f"k8s.io/client-go/pkg/version.gitVersion={KUBERNETES}"
+    )
     build_go(home.bin / f"hyperkube-{KUBERNETES}", "hyperkube", stamp, say)
     build_go(home.bin / f"coredns-{COREDNS}", "coredns", "", say)
     for part in _PARTS:
@@ -121,15 +147,35 @@ def build(home: Home, say: Say) -> None:
 
 
 def build_go(out: Path, module: str, stamp: str, say: Say, package: str = ".") -> None:
-    """Build a package, as go/MODULE/go.mod pins all that it needs, unless it is there. Raises `Missing`."""
+    """Build a package, as go/MODULE/go.mod pins all that it needs, unless it is there. Raises
+    `Missing`.
+    """
     if out.exists():
         return
     if shutil.which("go") is None:
-        raise Missing("a cluster's programs are built by Go, which is not on the PATH; `apt-get install golang-go`, or go.dev/dl")
+        raise Missing(
+            "a cluster's programs are built by Go, which is not on the PATH; `apt-get install "
+            "golang-go`, or go.dev/dl"
+        )
     say(f"building {out.name} (once; it is kept in {out.parent})")
-    env = {**environment(), "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false -mod=readonly", "GOTOOLCHAIN": "local"}
+    env = {
+        **environment(),
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-buildvcs=false -mod=readonly",
+        "GOTOOLCHAIN": "local",
+    }
     draft = out.with_suffix(".draft")
-    command = ["nice", "go", "build", "-trimpath", "-ldflags", f"-s -w {stamp}", "-o", str(draft), package]
+    command = [
+        "nice",
+        "go",
+        "build",
+        "-trimpath",
+        "-ldflags",
+        f"-s -w {stamp}",
+        "-o",
+        str(draft),
+        package,
+    ]
     folder = Path(__file__).parent / "go" / module
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

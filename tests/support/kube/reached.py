@@ -1,4 +1,6 @@
-"""What pods reach on this machine: a bus, and settings by which workspaces are Jobs on it. The environment says which cluster: scripts/test-k8s."""
+"""What pods reach on this machine: a bus, and settings by which workspaces are Jobs on it. The
+environment says which cluster: scripts/test-k8s.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ DEPLOY = Path(__file__).parents[3] / "deploy/k8s"
 
 
 def make_namespaces() -> None:
-    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods, and one more of its kind for our Jobs."""
+    """Make the namespaces of deploy/k8s, with its quota and roles, but none of its pods, and one
+    more of its kind for our Jobs.
+    """
     for name in ("namespaces", "rbac", "quota"):
         said = (DEPLOY / f"base/{name}.yaml").read_text(encoding="utf-8")
         for text in (said, said.replace("moothall-workspaces", WORKSPACES)):
-            kubectl("apply", "--server-side", "-f", "-", given=text)  # several workers may do it at once
+            kubectl(
+                "apply", "--server-side", "-f", "-", given=text
+            )  # several workers may do it at once
 
 
 @asynccontextmanager
@@ -36,7 +42,9 @@ async def bus(folder: Path) -> AsyncIterator[str]:
     with socket.create_server((address, 0)) as free:
         port = free.getsockname()[1]
     where = ("-a", address, "-p", str(port), "-js", "-sd", str(folder))
-    server = await asyncio.create_subprocess_exec(_binary(), *where, stderr=asyncio.subprocess.DEVNULL)
+    server = await asyncio.create_subprocess_exec(
+        _binary(), *where, stderr=asyncio.subprocess.DEVNULL
+    )
     try:
         async with asyncio.timeout(20):
             while not await _answers(address, port):
@@ -58,12 +66,19 @@ async def _answers(address: str, port: int) -> bool:
 
 
 def configured(folder: Path, bus: str, *, warm: int = 0, **jobs: Any) -> Settings:
-    """Return settings of a host here whose workspaces are Jobs; `jobs` are further ones of theirs."""
-    images = {"image": os.environ["MOOTHALL_JOBS__IMAGE"], "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"]}
+    """Return settings of a host here whose workspaces are Jobs; `jobs` are further ones of
+    theirs.
+    """
+    images = {
+        "image": os.environ["MOOTHALL_JOBS__IMAGE"],
+        "link_image": os.environ["MOOTHALL_JOBS__LINK_IMAGE"],
+    }
     return load_settings(
         data_dir=folder / "data",
         bus=BusSettings(url=bus),
         workspace=WorkspaceSettings(kind="kubernetes", warm=warm),
-        jobs=JobSettings(**{**images, "namespace": WORKSPACES, "cpu": "1", "start_seconds": 90, **jobs}),
+        jobs=JobSettings(
+            **{**images, "namespace": WORKSPACES, "cpu": "1", "start_seconds": 90, **jobs}
+        ),
         sandbox=SandboxSettings(memory_bytes=600_000_000),
     )

@@ -1,4 +1,6 @@
-"""The small local model as a model server in the cluster: a pod of our image beside the house, on the weights that lie on this machine."""
+"""The small local model as a model server in the cluster: a pod of our image beside the house, on
+the weights that lie on this machine.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,21 @@ async def main():
         await server.serve_forever()
 
 asyncio.run(main())
-"""  # the model listens on the loopback alone
+"""  # the model listens on the loopback alone  # noqa: E501 - a line of embedded text
 
 
 def objects(weights: Path) -> str:
-    """Return the pod, its Service and the volume that holds its weights, for `kubectl apply` in the house's namespace."""
+    """Return the pod, its Service and the volume that holds its weights, for `kubectl apply` in the
+    house's namespace.
+    """
     serve = Serve(
-        model=f"/models/{weights.name}", name=NAME, threads=2, slots=1, context_tokens=TOKENS, api_key=KEY, states="/tmp/states"
+        model=f"/models/{weights.name}",
+        name=NAME,
+        threads=2,
+        slots=1,
+        context_tokens=TOKENS,
+        api_key=KEY,
+        states="/tmp/states",
     )
     volume = {
         "capacity": {"storage": "1Gi"},
@@ -54,24 +64,45 @@ def objects(weights: Path) -> str:
         "claimRef": {"namespace": SPACE, "name": "weights"},
         "hostPath": {"path": str(weights.parent)},
     }
-    claim = {"accessModes": ["ReadOnlyMany"], "storageClassName": CLASS, "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {
+        "accessModes": ["ReadOnlyMany"],
+        "storageClassName": CLASS,
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
     container = {
         "name": "model",
         "image": "registry.local/moothall:dev",
         "command": ["python", "-c", _FRONT],
-        "env": [{"name": "SERVE", "value": json.dumps(asdict(serve))}, {"name": "HOME", "value": "/tmp"}],
+        "env": [
+            {"name": "SERVE", "value": json.dumps(asdict(serve))},
+            {"name": "HOME", "value": "/tmp"},
+        ],
         "ports": [{"containerPort": 8000}],
         "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 2},
-        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
-        "volumeMounts": [{"name": "weights", "mountPath": "/models", "readOnly": True}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "weights", "mountPath": "/models", "readOnly": True},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
     }
     pod = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "runAsUser": 1000,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
         "containers": [container],
-        "volumes": [{"name": "weights", "persistentVolumeClaim": {"claimName": "weights"}}, {"name": "tmp", "emptyDir": {}}],
+        "volumes": [
+            {"name": "weights", "persistentVolumeClaim": {"claimName": "weights"}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
     }
     made = [
         _object("v1", "PersistentVolume", VOLUME, spec=volume),
@@ -82,7 +113,10 @@ def objects(weights: Path) -> str:
             "Deployment",
             NAME,
             SPACE,
-            spec={"selector": {"matchLabels": _ON}, "template": {"metadata": {"labels": _ON}, "spec": pod}},
+            spec={
+                "selector": {"matchLabels": _ON},
+                "template": {"metadata": {"labels": _ON}, "spec": pod},
+            },
         ),
     ]
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": made})

@@ -10,7 +10,16 @@ from typing import Any
 
 from support.kube import neo4j
 from support.kube.ctl import ask
-from support.kube.house import CLAIMS, SPACE, WORKSPACES, Folders, install, places, secrets, uninstall
+from support.kube.house import (
+    CLAIMS,
+    SPACE,
+    WORKSPACES,
+    Folders,
+    install,
+    places,
+    secrets,
+    uninstall,
+)
 from support.kube.node import nodes
 from support.kube.programs import Home
 
@@ -20,9 +29,11 @@ DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 @asynccontextmanager
 async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncIterator[Folders]:
-    """Yield the volumes of a house that these values of the chart make, empty at first; `folder` gets its keys.
+    """Yield the volumes of a house that these values of the chart make, empty at first; `folder`
+    gets its keys.
 
-    Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they do not come.
+    Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they
+    do not come.
     """
     folders = Folders(home.run / "volumes" / SPACE)
     await cleared(home)
@@ -46,7 +57,9 @@ async def give_images(home: Home) -> None:
 
 
 async def applied(folder: str) -> None:
-    """Apply a kustomization, again where the API server is too busy for its larger definitions. Raises `AssertionError`."""
+    """Apply a kustomization, again where the API server is too busy for its larger definitions.
+    Raises `AssertionError`.
+    """
     for left in reversed(range(_TRIES)):
         try:
             await ask("apply", "--server-side", "-k", folder)
@@ -58,25 +71,39 @@ async def applied(folder: str) -> None:
 
 
 async def rolled_out(*names: str) -> None:
-    """Wait for Deployments and StatefulSets. Raises `AssertionError` with what their pods say where they do not come."""
+    """Wait for Deployments and StatefulSets. Raises `AssertionError` with what their pods say where
+    they do not come.
+    """
     for name in names:
         try:
             await ask("-n", SPACE, "rollout", "status", name, "--timeout=240s")
         except AssertionError as error:
             seen = await ask("-n", SPACE, "get", "pods,events", "-o", "wide")
-            logs = await ask("-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False)
+            logs = await ask(
+                "-n", SPACE, "logs", name, "--all-containers", "--tail=40", check=False
+            )
             raise AssertionError(f"{error}\n{seen[-6000:]}\n{logs[-4000:]}") from error
 
 
 async def all_rolled_out() -> None:
     """Wait for all of the house. Raises `AssertionError`."""
-    await rolled_out("statefulset/nats", "statefulset/neo4j", *(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
+    await rolled_out(
+        "statefulset/nats",
+        "statefulset/neo4j",
+        *(f"deployment/moothall-{name}" for name in DEPLOYMENTS),
+    )
 
 
 async def old_pods_gone() -> None:
-    """Wait until no pod is being deleted: a rollout is over before that, and a host that was not told to end yet takes work. Raises `AssertionError`."""
+    """Wait until no pod is being deleted: a rollout is over before that, and a host that was not
+    told to end yet takes work. Raises `AssertionError`.
+    """
     for _ in range(240):
-        if not (ending := await ask("-n", SPACE, "get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}")).strip():
+        if not (
+            ending := await ask(
+                "-n", SPACE, "get", "pods", "-o", "jsonpath={.items[*].metadata.deletionTimestamp}"
+            )
+        ).strip():
             return
         await asyncio.sleep(0.5)
     raise AssertionError(f"pods that were to end by {ending} are still there")
@@ -86,4 +113,10 @@ async def cleared(home: Home) -> None:
     """Take all of the house away, whatever there is of it."""
     await asyncio.to_thread(uninstall, home)
     await ask("delete", "namespace", SPACE, WORKSPACES, "--ignore-not-found", "--timeout=120s")
-    await ask("delete", "pv", *(f"{SPACE}-{name}" for name in CLAIMS), "--ignore-not-found", "--timeout=60s")
+    await ask(
+        "delete",
+        "pv",
+        *(f"{SPACE}-{name}" for name in CLAIMS),
+        "--ignore-not-found",
+        "--timeout=60s",
+    )

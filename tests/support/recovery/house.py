@@ -40,12 +40,18 @@ class Part:
     starts: int = 0
 
     async def keep(self) -> None:
-        """Run it, and run it again whenever it ends; at a cancellation ask it to end and wait for that."""
+        """Run it, and run it again whenever it ends; at a cancellation ask it to end and wait for
+        that.
+        """
         try:
             while True:
                 with self.said.open("ab") as words:
                     self.process = await asyncio.create_subprocess_exec(
-                        *self.argv, env=self.env, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words
+                        *self.argv,
+                        env=self.env,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=words,
+                        stderr=words,
                     )
                 self.starts += 1
                 await self.process.wait()
@@ -69,7 +75,9 @@ class Part:
     @property
     def pid(self) -> int:
         """Its process id; 0 while it does not run."""
-        return self.process.pid if self.process is not None and self.process.returncode is None else 0
+        return (
+            self.process.pid if self.process is not None and self.process.returncode is None else 0
+        )
 
 
 @dataclass(slots=True)
@@ -105,7 +113,10 @@ class House:
     def pids(self, kind: Kind) -> list[int]:
         """Return the processes that a blow at `kind` hits now."""
         if kind == "bus":
-            return [int(path.stem.rpartition("_")[2]) for path in (self.folder / "bus").glob("nats-server_*.ports")]
+            return [
+                int(path.stem.rpartition("_")[2])
+                for path in (self.folder / "bus").glob("nats-server_*.ports")
+            ]
         if kind == "executor":
             return [pid for host in ("host", "host-2") for pid in self._below(host)]
         pid = self.parts[kind].pid
@@ -115,12 +126,22 @@ class House:
         part = self.parts.get(name)
         with suppress(psutil.Error):
             if part is not None and part.pid:
-                sandboxes = [child for child in psutil.Process(part.pid).children() if child.name() == "bwrap"]
-                return [one.pid for sandbox in sandboxes for one in (sandbox, *sandbox.children(recursive=True))]
+                sandboxes = [
+                    child
+                    for child in psutil.Process(part.pid).children()
+                    if child.name() == "bwrap"
+                ]
+                return [
+                    one.pid
+                    for sandbox in sandboxes
+                    for one in (sandbox, *sandbox.children(recursive=True))
+                ]
         return []
 
     def host_is_up(self) -> bool:
-        """Whether the host that runs now opens workspaces; its sandboxes' code is laid out after it has swept."""
+        """Whether the host that runs now opens workspaces; its sandboxes' code is laid out after it
+        has swept.
+        """
         pid = self.parts["host"].pid
         return pid > 0 and any((self.data / "run").glob(f"{pid}-*/code"))
 
@@ -141,7 +162,9 @@ def hit(pids: list[int], number: signal.Signals) -> int:
 
 
 async def consumers_left(bus_url: str) -> list[str]:
-    """Return the consumers on the bus that no registered durable explains, after their time to go by themselves."""
+    """Return the consumers on the bus that no registered durable explains, after their time to go
+    by themselves.
+    """
     async with connection(BusSettings(), bus_url, on_lost=lambda: None) as client:
         until = time.monotonic() + _CONSUMER_SECONDS
         while True:
@@ -163,7 +186,9 @@ async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:
         here = House(folder, url, free_port(), free_port())
-        kept = {name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")}
+        kept = {
+            name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")
+        }
         here.env = kept | {
             "PYTHONPATH": str(Path(__file__).parents[2]),  # where `support` is
             "TMPDIR": str(folder / "tmp"),
@@ -183,7 +208,10 @@ async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
                 ("serve", ()),
                 ("host", ("host-1",)),
             ]
-            running = [group.create_task(here.part(name, *arguments).keep(), name=name) for name, arguments in named]
+            running = [
+                group.create_task(here.part(name, *arguments).keep(), name=name)
+                for name, arguments in named
+            ]
             try:
                 yield here
             finally:

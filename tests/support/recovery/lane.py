@@ -38,7 +38,11 @@ _CALL_SECONDS = 5.0
 _QUIET_SECONDS = 60.0
 _EXECUTOR_SECONDS = 1.5
 _CANCELLABLE = EventType.SEAT_STARTED  # a run that is cancelled is cancelled here
-_UNREACHED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}
+_UNREACHED = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNKNOWN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,10 @@ class Blow:
     """Stopped for a minute, not killed."""
 
     def __str__(self) -> str:
-        return f"{'stop' if self.stop else 'kill'} {self.kind} at {self.type.removeprefix('moothall.')} {self.nth}"
+        return (
+            f"{'stop' if self.stop else 'kill'} {self.kind} at "
+            f"{self.type.removeprefix('moothall.')} {self.nth}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,9 @@ class Lane:
         task_id = f"run-{self.runs}"
         seen = Seen(plan)
         if plan.fresh:
-            await asyncio.to_thread(self.repo.git, "commit", "--quiet", "--allow-empty", "-m", task_id)
+            await asyncio.to_thread(
+                self.repo.git, "commit", "--quiet", "--allow-empty", "-m", task_id
+            )
         began, offset = time.monotonic(), self._journal_size()
         recorded: dict[str, float] = {}
         outcome: Outcome | None = None
@@ -109,7 +118,9 @@ class Lane:
             seen.trouble.append(f"no decision within {_RUN_SECONDS:.0f} s")
         seen.seconds = time.monotonic() - began
         if outcome is not None:
-            seen.end = End.of(outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen))
+            seen.end = End.of(
+                outcome, await asyncio.to_thread(self._delivered, task_id, outcome, seen)
+            )
         await self._quiet(seen)
         if plan.blow is not None and plan.blow.kind == "host" and not plan.blow.stop:
             await self._back(seen)
@@ -122,17 +133,27 @@ class Lane:
         dealing: asyncio.Task[None] | None = None
         outcome: Outcome | None = None
         async with asyncio.TaskGroup() as group:
-            async for item in self.bus.follow((*deliberation_topics(task_id), Channel.TOOLS.all), after):
+            async for item in self.bus.follow(
+                (*deliberation_topics(task_id), Channel.TOOLS.all), after
+            ):
                 event = item.event
                 if event.data.get("task_id") != task_id:
                     continue
                 seen.types[event.type] += 1
                 if event.type is EventType.MODEL_CALLED:
                     recorded.setdefault(str(event.data["call_id"]), _stored_at(item))
-                if seen.plan.cancelled and event.type is _CANCELLABLE and seen.types[event.type] == 1:
+                if (
+                    seen.plan.cancelled
+                    and event.type is _CANCELLABLE
+                    and seen.types[event.type] == 1
+                ):
                     group.create_task(self._cancel(task_id))
                 blow = seen.plan.blow
-                if blow is not None and (event.type, seen.types[event.type]) == (blow.type, blow.nth) and dealing is None:
+                if (
+                    blow is not None
+                    and (event.type, seen.types[event.type]) == (blow.type, blow.nth)
+                    and dealing is None
+                ):
                     self.house.note_instances()
                     dealing = group.create_task(self._deal(blow, seen))
                 if event.type is EventType.DELIBERATION_DECIDED:
@@ -155,11 +176,17 @@ class Lane:
         try:
             async with asyncio.TaskGroup() as group:
                 # What one host holds and cannot work on, another takes up.
-                spare = group.create_task(self.house.part("host-2", "host-2").keep()) if blow.kind == "host" else None
+                spare = (
+                    group.create_task(self.house.part("host-2", "host-2").keep())
+                    if blow.kind == "host"
+                    else None
+                )
                 await asyncio.sleep(STOPPED_SECONDS)
                 hit(pids, signal.SIGCONT)
                 if spare is not None:
-                    await asyncio.sleep(3.0)  # both are awake: the one that lost its work lets it be
+                    await asyncio.sleep(
+                        3.0
+                    )  # both are awake: the one that lost its work lets it be
                     spare.cancel()
         finally:
             hit(pids, signal.SIGCONT)
@@ -177,14 +204,18 @@ class Lane:
         await self._insist("SubmitDeliberation", request)
 
     async def _cancel(self, task_id: str) -> None:
-        await self._insist("CancelDeliberation", pb.CancelDeliberationRequest(task_id=task_id, reason="enough"))
+        await self._insist(
+            "CancelDeliberation", pb.CancelDeliberationRequest(task_id=task_id, reason="enough")
+        )
 
     async def _insist(self, name: str, request: object) -> object:
         token = (self.house.data / "token").read_text(encoding="ascii").strip()
         who = (("authorization", f"Bearer {token}"),)
         while True:
             try:
-                return await getattr(self.stub, name)(request, metadata=who, timeout=_CALL_SECONDS, wait_for_ready=True)
+                return await getattr(self.stub, name)(
+                    request, metadata=who, timeout=_CALL_SECONDS, wait_for_ready=True
+                )
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _UNREACHED:
                     raise
@@ -201,7 +232,9 @@ class Lane:
             if answer.status not in running:
                 break
             await asyncio.sleep(0.05)
-        if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(answer.status).endswith(outcome.status):
+        if answer.winner_id != outcome.winner_id or not pb.DeliberationStatus.Name(
+            answer.status
+        ).endswith(outcome.status):
             seen.trouble.append(f"the caller is told {answer.status} with {answer.winner_id!r}")
 
     def _delivered(self, task_id: str, outcome: Outcome, seen: Seen) -> str:
@@ -209,7 +242,10 @@ class Lane:
         ref = f"refs/heads/moothall/{task_id}"
         found = self.repo.git("for-each-ref", "--format=%(objectname)", ref)
         if found != outcome.commit_sha:
-            seen.trouble.append(f"the branch is {found or 'missing'}, the outcome says {outcome.commit_sha or 'none'}")
+            seen.trouble.append(
+                f"the branch is {found or 'missing'}, the outcome says "
+                f"{outcome.commit_sha or 'none'}"
+            )
         return self.repo.git("diff", f"{found}^", found) if found else ""
 
     async def _quiet(self, seen: Seen) -> None:
@@ -224,7 +260,9 @@ class Lane:
             seen.trouble.append("there are dead letters")
 
     async def _back(self, seen: Seen) -> None:
-        """Wait until the host that was started again has cleared away what the killed one left: the lane may end next."""
+        """Wait until the host that was started again has cleared away what the killed one left: the
+        lane may end next.
+        """
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
                 while not await asyncio.to_thread(self.house.host_is_up):

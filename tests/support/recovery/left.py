@@ -23,7 +23,11 @@ def left_behind(house: House, repo: Repo) -> list[str]:
         *(f"cgroup {path}" for path in _cgroups(house.instances)),
         *(f"file {path}" for path in _files(house)),
         *_repository(repo),
-        *(f"{name} had to be killed" for name, part in house.parts.items() if "KILLED" in part.said.read_text(errors="replace")),
+        *(
+            f"{name} had to be killed"
+            for name, part in house.parts.items()
+            if "KILLED" in part.said.read_text(errors="replace")
+        ),
     ]
 
 
@@ -32,7 +36,11 @@ def _processes(folder: str) -> Iterator[str]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != psutil.Process().pid and process.status() != psutil.STATUS_ZOMBIE:
-                seen = (*process.cmdline(), *process.environ().values(), *_lines(f"/proc/{process.pid}/mountinfo"))
+                seen = (
+                    *process.cmdline(),
+                    *process.environ().values(),
+                    *_lines(f"/proc/{process.pid}/mountinfo"),
+                )
                 if any(folder in text for text in seen):
                     yield f"{process.pid} {' '.join(process.cmdline())[:200]}"
 

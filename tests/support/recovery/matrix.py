@@ -40,7 +40,8 @@ class Matrix:
     opening: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def references(self) -> list[Plan]:
-        """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every boundary that this showed.
+        """Run without a blow: on a fresh commit, on a known one, and cancelled. Return every
+        boundary that this showed.
 
         Raises `AssertionError` for an event type that no run produced and nobody explained.
         """
@@ -48,7 +49,9 @@ class Matrix:
             cold, warm = await here.run(Plan(fresh=True)), await here.run(Plan())
             cancelled = await here.run(Plan(cancelled=True))
         if warm.end is None or cancelled.end is None or cold.end != warm.end:
-            raise AssertionError(f"no run to compare with: {cold.trouble} {warm.trouble} {cancelled.trouble}")
+            raise AssertionError(
+                f"no run to compare with: {cold.trouble} {warm.trouble} {cancelled.trouble}"
+            )
         self.report.reference = {False: warm.end, True: cancelled.end}
         boundaries = [
             *_boundaries(warm.types, Plan()),
@@ -58,7 +61,9 @@ class Matrix:
         check_covered(kind for seen in (cold, warm, cancelled) for kind in seen.types)
         return boundaries
 
-    async def run(self, plans: Sequence[Plan], lanes: int, ack_wait: float = 5.0, name: str = "lane") -> None:
+    async def run(
+        self, plans: Sequence[Plan], lanes: int, ack_wait: float = 5.0, name: str = "lane"
+    ) -> None:
         """Do all plans, `lanes` at a time."""
         waiting = list(reversed(plans))
         self.total += len(plans)
@@ -80,8 +85,10 @@ class Matrix:
         self.report.seen.append(seen)
         wrong = self.report.wrong(seen)
         say(
-            f"[{len(self.report.seen):3}/{self.total}] {time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
-            f"{'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, {seen.calls} calls, {seen.hit} hit)"
+            f"[{len(self.report.seen):3}/{self.total}] "
+            f"{time.monotonic() - self.report.began:4.0f} s  {plan.blow}: "
+            f"{'; '.join(wrong) or 'the same end'} ({seen.seconds:.1f} s, {seen.calls} calls, "
+            f"{seen.hit} hit)"
         )
         return bool(wrong)
 
@@ -101,12 +108,18 @@ def check_covered(produced: Iterable[EventType]) -> None:
     known = set(produced)
     missing = EVENT_SPECS.keys() - known - NOT_SCRIPTED.keys()
     if missing:
-        raise AssertionError(f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not")
+        raise AssertionError(
+            f"no run produces {', '.join(sorted(missing))}: script it, or say in scene.py why not"
+        )
     if both := known & NOT_SCRIPTED.keys():
-        raise AssertionError(f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came")
+        raise AssertionError(
+            f"scene.py explains why {', '.join(sorted(both))} cannot come, and it came"
+        )
 
 
-def _boundaries(types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()) -> list[Plan]:
+def _boundaries(
+    types: Counter[EventType], plan: Plan, known: Iterable[EventType] = ()
+) -> list[Plan]:
     """The first and the last event of each type that is not `known`, without a victim yet."""
     done = set(known)
     return [
@@ -119,7 +132,12 @@ def _boundaries(types: Counter[EventType], plan: Plan, known: Iterable[EventType
 
 def kills(boundaries: Sequence[Plan], kinds: Sequence[Kind]) -> list[Plan]:
     """Every boundary with every kind."""
-    return [replace(plan, blow=replace(plan.blow, kind=kind)) for plan in boundaries if plan.blow for kind in kinds]
+    return [
+        replace(plan, blow=replace(plan.blow, kind=kind))
+        for plan in boundaries
+        if plan.blow
+        for kind in kinds
+    ]
 
 
 def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
@@ -128,7 +146,9 @@ def stops(boundaries: Sequence[Plan], kind: Kind) -> list[Plan]:
     for wanted, last in STOPS:
         at = [plan for plan in boundaries if plan.blow and plan.blow.type is wanted]
         found += [
-            replace(plan, blow=replace(plan.blow, kind=kind, stop=True)) for plan in (at[-1:] if last else at[:1]) if plan.blow
+            replace(plan, blow=replace(plan.blow, kind=kind, stop=True))
+            for plan in (at[-1:] if last else at[:1])
+            if plan.blow
         ]
     return found
 
@@ -143,11 +163,18 @@ async def whole(options: argparse.Namespace, folder: Path) -> bool:
     """Run what the options ask for and say what came of it."""
     matrix = Matrix(folder)
     boundaries = await matrix.references()
-    say(f"{len(boundaries)} boundaries of {len({plan.blow.type for plan in boundaries if plan.blow})} event types; without: ")
+    say(
+        f"{len(boundaries)} boundaries of "
+        f"{len({plan.blow.type for plan in boundaries if plan.blow})} event types; without: "
+    )
     for kind, why in NOT_SCRIPTED.items():
         say(f"  {kind.removeprefix('moothall.')}: {why}")
     if options.types:
-        boundaries = [plan for plan in boundaries if plan.blow and plan.blow.type.removeprefix("moothall.") in options.types]
+        boundaries = [
+            plan
+            for plan in boundaries
+            if plan.blow and plan.blow.type.removeprefix("moothall.") in options.types
+        ]
     killed = kills(boundaries, options.kinds)[:: options.every] if options.kill else []
     async with asyncio.TaskGroup() as group:
         for kind in options.kinds if options.stop else ():
@@ -164,11 +191,26 @@ async def whole(options: argparse.Namespace, folder: Path) -> bool:
 def main() -> int:
     """Run as a command."""
     parser = argparse.ArgumentParser(prog="scripts/test-recovery", description=__doc__)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help="process kinds, with commas")
-    parser.add_argument("--types", type=lambda text: text.split(","), default=[], help="event types such as seat.turn")
+    parser.add_argument(
+        "--kinds",
+        type=lambda text: text.split(","),
+        default=list(KINDS),
+        help="process kinds, with commas",
+    )
+    parser.add_argument(
+        "--types",
+        type=lambda text: text.split(","),
+        default=[],
+        help="event types such as seat.turn",
+    )
     parser.add_argument("--every", type=int, default=1, help="only each n-th kill")
     parser.add_argument("--lanes", type=int, default=3, help="houses side by side")
-    parser.add_argument("--no-stop", dest="stop", action="store_false", help="leave the minutes of standing still out")
+    parser.add_argument(
+        "--no-stop",
+        dest="stop",
+        action="store_false",
+        help="leave the minutes of standing still out",
+    )
     parser.add_argument("--no-kill", dest="kill", action="store_false", help="leave the kills out")
     parser.add_argument("--report", type=Path, help="a file for the table too")
     options = parser.parse_args()

@@ -45,7 +45,11 @@ async def serve() -> None:
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
-        desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits, settings.repository, settings.seed))
+        desk = Desk(
+            bus,
+            trusted_repositories(settings),
+            Defaults(settings.limits, settings.repository, settings.seed),
+        )
         roster = Roster(bus, settings.limits, settings.choice)
         doors = Doors(
             desk=desk,
@@ -95,12 +99,19 @@ async def host(name: str) -> None:
     settings = load_settings()
     nobody = Process(0, 0, "")  # each part is killed by itself
     await host_main(
-        name, lambda: None, house=nobody, settings=settings, bus_url=_bus(settings), model_url=settings.llm.base_url or ""
+        name,
+        lambda: None,
+        house=nobody,
+        settings=settings,
+        bus_url=_bus(settings),
+        model_url=settings.llm.base_url or "",
     )
 
 
 async def model(port: str, journal: str) -> None:
-    """A scripted model server. Its journal has a line for each call that arrived: when, and which."""
+    """A scripted model server. Its journal has a line for each call that arrived: when, and
+    which.
+    """
     from moothall.testing.model import Fault, phase_of, scripted_model
     from support.recovery.scene import HANGING, said
 
@@ -128,6 +139,11 @@ async def _until_told(part: Coroutine[Any, Any, None]) -> None:
 
 
 if __name__ == "__main__":
-    parts: Mapping[str, Any] = {"serve": serve, "collector": collector, "host": host, "model": model}
+    parts: Mapping[str, Any] = {
+        "serve": serve,
+        "collector": collector,
+        "host": host,
+        "model": model,
+    }
     with suppress(asyncio.CancelledError):
         asyncio.run(_until_told(parts[sys.argv[1]](*sys.argv[2:])))

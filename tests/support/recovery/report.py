@@ -25,7 +25,10 @@ class Report:
 
     def wrong(self, seen: Seen) -> list[str]:
         """Say what is wrong with a run."""
-        return [*self.differs(seen), *(f"asked again though recorded: {call_id}" for call_id in seen.repeated)]
+        return [
+            *self.differs(seen),
+            *(f"asked again though recorded: {call_id}" for call_id in seen.repeated),
+        ]
 
     def differs(self, seen: Seen) -> list[str]:
         """Say in what a run's end differs from the end without a blow."""
@@ -39,37 +42,59 @@ class Report:
         return not self.left and not any(self.wrong(seen) for seen in self.seen)
 
     def table(self, boundaries: Sequence[Plan]) -> str:
-        """A row a boundary, a column a kind: the same end or not, when killed (K) and when stopped for a minute (S);
+        """A row a boundary, a column a kind: the same end or not, when killed (K) and when stopped
+        for a minute (S);
         a dot where no such process was there to be hit.
         """
         cells: dict[tuple[str, Kind], list[str]] = {}
         for seen in self.seen:
             if blow := seen.plan.blow:
                 cell = "DIFFERS" if self.wrong(seen) else "same" if seen.hit else "·"
-                cells.setdefault((_name(blow), blow.kind), []).append(f"{'S' if blow.stop else 'K'} {cell}")
+                cells.setdefault((_name(blow), blow.kind), []).append(
+                    f"{'S' if blow.stop else 'K'} {cell}"
+                )
         names = [_name(plan.blow) for plan in boundaries if plan.blow]
-        rows = [[name, *(", ".join(sorted(cells.get((name, kind), [""]))) for kind in KINDS)] for name in names]
+        rows = [
+            [name, *(", ".join(sorted(cells.get((name, kind), [""]))) for kind in KINDS)]
+            for name in names
+        ]
         return "\n".join(_aligned([["boundary", *KINDS], *rows, *self._counts()]))
 
     def _counts(self) -> Iterator[list[str]]:
-        runs = {kind: [seen for seen in self.seen if seen.plan.blow and seen.plan.blow.kind == kind] for kind in KINDS}
+        runs = {
+            kind: [seen for seen in self.seen if seen.plan.blow and seen.plan.blow.kind == kind]
+            for kind in KINDS
+        }
         yield ["runs", *(str(len(runs[kind])) for kind in KINDS)]
         yield ["processes hit", *(str(sum(seen.hit for seen in runs[kind])) for kind in KINDS)]
-        yield ["runs that ended otherwise", *(str(sum(bool(self.differs(seen)) for seen in runs[kind])) for kind in KINDS)]
-        yield ["recorded calls repeated", *(str(sum(len(seen.repeated) for seen in runs[kind])) for kind in KINDS)]
+        yield [
+            "runs that ended otherwise",
+            *(str(sum(bool(self.differs(seen)) for seen in runs[kind])) for kind in KINDS),
+        ]
+        yield [
+            "recorded calls repeated",
+            *(str(sum(len(seen.repeated) for seen in runs[kind])) for kind in KINDS),
+        ]
 
     def summary(self) -> str:
         """All of it in a sentence, and a line for whatever was wrong."""
         stopped = sum(bool(seen.plan.blow and seen.plan.blow.stop) for seen in self.seen)
-        lines = [f"{seen.plan.blow}: {'; '.join(self.wrong(seen))}" for seen in self.seen if self.wrong(seen)]
+        lines = [
+            f"{seen.plan.blow}: {'; '.join(self.wrong(seen))}"
+            for seen in self.seen
+            if self.wrong(seen)
+        ]
         lines += [f"left behind: {thing}" for thing in self.left]
         return "\n".join(
             [
                 *lines,
                 (
-                    f"{len(self.seen)} runs ({stopped} of them stopped for 60 s), {sum(seen.hit for seen in self.seen)} processes hit, "
-                    f"{sum(seen.calls for seen in self.seen)} model calls: {sum(bool(self.differs(seen)) for seen in self.seen)} runs "
-                    f"ended otherwise, {sum(len(seen.repeated) for seen in self.seen)} recorded calls were repeated, "
+                    f"{len(self.seen)} runs ({stopped} of them stopped for 60 s), "
+                    f"{sum(seen.hit for seen in self.seen)} processes hit, "
+                    f"{sum(seen.calls for seen in self.seen)} model calls: "
+                    f"{sum(bool(self.differs(seen)) for seen in self.seen)} runs "
+                    f"ended otherwise, {sum(len(seen.repeated) for seen in self.seen)} recorded "
+                    "calls were repeated, "
                     f"{len(self.left)} things were left behind by {self.lanes} lanes; "
                     f"{time.monotonic() - self.began:.0f} s on {psutil.cpu_count()} processors"
                 ),

@@ -1,4 +1,6 @@
-"""What the matrix deliberates on: a small repository, what the seats say, and how an end is compared."""
+"""What the matrix deliberates on: a small repository, what the seats say, and how an end is
+compared.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,38 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.STORY_NOTED: "as story.created",
     EventType.PLAN_DERIVED: "as story.created",
     EventType.PLAN_FINISHED: "as plan.derived",
-    EventType.COUNCIL_CREATED: "an operator's act between deliberations; a deliberation has its seats in its request",
+    EventType.COUNCIL_CREATED: (
+        "an operator's act between deliberations; a deliberation has its seats in its request"
+    ),
     EventType.COUNCIL_DELETED: "as council.created",
     EventType.AGENT_REGISTERED: "as council.created",
     EventType.AGENT_UNREGISTERED: "as council.created",
     EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
-    EventType.DELIBERATION_STEERED: "a person's word while it is under way: tests/unit/fleet/test_steering.py",
+    EventType.DELIBERATION_STEERED: (
+        "a person's word while it is under way: tests/unit/fleet/test_steering.py"
+    ),
     EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/fleet/test_pausing.py",
     EventType.DELIBERATION_RESUMED: "as deliberation.paused",
-    EventType.EVIDENCE_REPORTED: "of agents that need native tools, which the scripted model has not: tests/unit/council/test_evidence_agents.py",
+    EventType.EVIDENCE_REPORTED: (
+        "of agents that need native tools, which the scripted model has not: "
+        "tests/unit/council/test_evidence_agents.py"
+    ),
     EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
-    EventType.WORKFLOW_STARTED: "workflows of callers from outside: tests/hands/test_workflow_kills.py kills under them",
+    EventType.WORKFLOW_STARTED: (
+        "workflows of callers from outside: tests/hands/test_workflow_kills.py kills under them"
+    ),
     EventType.WORKFLOW_STEP: "as workflow.started",
     EventType.WORKFLOW_FINISHED: "as workflow.started",
-    EventType.GUARD_ALERTED: "of many refusals or attempts to get out, which no scripted seat makes",
-    EventType.AUDIT_RECORDED: "of tool calls, on a stream of its own: no deliberation's log has any",
-    EventType.DELIBERATION_DAMAGED: "of a log that lost something: tests/e2e/test_log_damage.py inverts its bytes",
+    EventType.GUARD_ALERTED: (
+        "of many refusals or attempts to get out, which no scripted seat makes"
+    ),
+    EventType.AUDIT_RECORDED: (
+        "of tool calls, on a stream of its own: no deliberation's log has any"
+    ),
+    EventType.DELIBERATION_DAMAGED: (
+        "of a log that lost something: tests/e2e/test_log_damage.py inverts its bytes"
+    ),
 }
 """Event types that no scripted run here produces, and why."""
 
@@ -56,11 +73,15 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
 def repository(path: Path) -> Repo:
     """Make the repository; its test fails until somebody adds hello_world()."""
     words = ", ".join(json.dumps(word) for word in (*_CHECK, "tests"))
-    return make_repo(path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"})
+    return make_repo(
+        path, {**SAMPLE, ".moothall.toml": f"setup = []\n[checks]\ntests = [{words}]\n"}
+    )
 
 
 def _turn(*actions: tuple[str, dict[str, Any]]) -> str:
-    return json.dumps({"thought": "work", "actions": [{"tool": tool, "args": args} for tool, args in actions]})
+    return json.dumps(
+        {"thought": "work", "actions": [{"tool": tool, "args": args} for tool, args in actions]}
+    )
 
 
 def _function(docstring: str, words: str) -> str:
@@ -68,8 +89,12 @@ def _function(docstring: str, words: str) -> str:
 
 
 def _tests(name: str) -> tuple[str, dict[str, Any]]:
-    # == on plain texts: what a red test prints then has no address in memory, so that all runs' prompts are the same.
-    content = f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world()[:5] == 'Hello'\n"
+    # == on plain texts: what a red test prints then has no address in memory, so that all runs'
+    # prompts are the same.
+    content = (
+        f"from utils import hello_world\n\n\ndef test_{name}():\n    assert hello_world()[:5] == "
+        "'Hello'\n"
+    )
     return "files.write", {"path": f"tests/test_{name}.py", "content": content}
 
 
@@ -87,7 +112,8 @@ _SAID: Mapping[tuple[str, str, str], str] = {
     ("001", "revise", "1.1"): _turn(_mend("Goodbye")),
     ("002", "propose", "0.1"): _turn(("files.list", {}), ("files.search", {"pattern": "hello"})),
     ("002", "propose", "0.2"): _turn(
-        _append("Return the classic greeting, as everybody knows it.", "Good morning"), _tests("second")
+        _append("Return the classic greeting, as everybody knows it.", "Good morning"),
+        _tests("second"),
     ),
     ("002", "revise", "1.1"): _turn(_mend("Good morning")),
 }
@@ -95,14 +121,18 @@ _NO_TURN = "I would rather talk about the weather."
 
 
 def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
-    """Two seats are wrong at first and mend it in their revisions, a third never says anything that is a turn.
+    """Two seats are wrong at first and mend it in their revisions, a third never says anything that
+    is a turn.
 
-    So nobody is good in the first round, and the two revisions tie: there are reviews. What is said depends on the
+    So nobody is good in the first round, and the two revisions tie: there are reviews. What is said
+    depends on the
     call id alone.
     """
     phase = phase_of(headers)
     if phase == "plan":
-        return json.dumps({"approaches": ["append the function", "rewrite the file", "edit in place"]})
+        return json.dumps(
+            {"approaches": ["append the function", "rewrite the file", "edit in place"]}
+        )
     if phase in {"verify", "critique"}:
         score = 8 if seat_of(headers).endswith("001") else 5
         return json.dumps({"score": score, "met": [], "unmet": [], "comment": "reads well"})
@@ -111,7 +141,9 @@ def said(_: Mapping[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What must be the same, whatever was killed: everything of an outcome but ids, times and commit dates."""
+    """What must be the same, whatever was killed: everything of an outcome but ids, times and
+    commit dates.
+    """
 
     status: str
     final_state: str
@@ -126,7 +158,18 @@ class End:
     def of(cls, outcome: Outcome, delivered: str) -> End:
         """`delivered` is what the branch holds, as a diff against the base."""
         ranking = tuple(
-            (r.rank, r.seat, r.revision, r.score, r.reasons, r.diff, dict(r.checks), r.passed_gates, r.proven, _reviews(r))
+            (
+                r.rank,
+                r.seat,
+                r.revision,
+                r.score,
+                r.reasons,
+                r.diff,
+                dict(r.checks),
+                r.passed_gates,
+                r.proven,
+                _reviews(r),
+            )
             for r in outcome.results
         )
         usage = outcome.usage  # what the server had cached is its own business
@@ -144,7 +187,10 @@ class End:
     def difference(self, other: End) -> str:
         """Say in what `other` differs."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
-        return "; ".join(f"{name}: {getattr(self, name)!r} became {getattr(other, name)!r}"[:600] for name in names)
+        return "; ".join(
+            f"{name}: {getattr(self, name)!r} became {getattr(other, name)!r}"[:600]
+            for name in names
+        )
 
 
 def _reviews(result: Any) -> tuple[tuple[str, float], ...]:

@@ -25,10 +25,24 @@ Decide = Callable[[DeliberationRequest], Outcome]
 
 
 def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
-    """An outcome whose winner has this verdict of every validation, and words that say that all is well."""
+    """An outcome whose winner has this verdict of every validation, and words that say that all is
+    well.
+    """
     checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
-    result = Result(1, "s", "dev", 1.0, ("all is well",), True, True, content="It is done, all tests pass.", checks=checks)
-    return replace(DONE, task_id=request.task_id, commit_sha=f"commit-of-{request.task_id}", results=(result,))
+    result = Result(
+        1,
+        "s",
+        "dev",
+        1.0,
+        ("all is well",),
+        True,
+        True,
+        content="It is done, all tests pass.",
+        checks=checks,
+    )
+    return replace(
+        DONE, task_id=request.task_id, commit_sha=f"commit-of-{request.task_id}", results=(result,)
+    )
 
 
 def failed(request: DeliberationRequest) -> Outcome:
@@ -36,7 +50,9 @@ def failed(request: DeliberationRequest) -> Outcome:
 
 
 class Desk:
-    """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at a time."""
+    """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at
+    a time.
+    """
 
     def __init__(self, decide: Decide = passed) -> None:
         self.decide = decide
@@ -64,7 +80,10 @@ class Desk:
 
 
 def agent(name: str, *needs: str, **more: Any) -> Spec:
-    data = {"metadata": {"name": name}, "objectives": [{"description": f"do {name}", "validation": f"make {name}"}]}
+    data = {
+        "metadata": {"name": name},
+        "objectives": [{"description": f"do {name}", "validation": f"make {name}"}],
+    }
     return Spec.model_validate(data | {"dependencies": list(needs)} | more)
 
 
@@ -84,7 +103,9 @@ async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
     assert {end.state for end in ended.values()} == {State.COMPLETED}
 
 
-async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> None:
+async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
+    None
+):
     desk = Desk()
     specs = [
         agent("c", "b", spec={"priority": "critical"}),
@@ -110,7 +131,10 @@ async def test_what_several_made_is_brought_together_first() -> None:
 @pytest.mark.parametrize(
     ("specs", "wanted"),
     [
-        ([agent("a", "b"), agent("b", "c"), agent("c", "a")], "these need each other: .*a → .*→ a|b → .*→ b|c → .*→ c"),
+        (
+            [agent("a", "b"), agent("b", "c"), agent("c", "a")],
+            "these need each other: .*a → .*→ a|b → .*→ b|c → .*→ c",
+        ),
         ([agent("a", "nowhere")], "a needs nowhere, and there is none of that name; there are a"),
     ],
 )
@@ -123,7 +147,12 @@ async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], want
 
 async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
     desk = Desk(lambda request: failed(request) if "make a" in request.checks else passed(request))
-    specs = [agent("a"), agent("b", "a"), agent("c", "b"), agent("d", dependencies={"optional": ["a", "nowhere"]})]
+    specs = [
+        agent("a"),
+        agent("b", "a"),
+        agent("c", "b"),
+        agent("d", dependencies={"optional": ["a", "nowhere"]}),
+    ]
     ended = await run(desk).all(specs)
     assert [(end.name, end.state) for end in ended.values()] == [
         ("a", "failed"),
@@ -137,7 +166,10 @@ async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> N
 @pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
 async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
     ended = await run(Desk(lambda request: passed(request, verdict))).all([agent("a")])
-    assert (ended["a"].state, ended["a"].reason) == ("failed", f"the validation 'make a' is {verdict}")
+    assert (ended["a"].state, ended["a"].reason) == (
+        "failed",
+        f"the validation 'make a' is {verdict}",
+    )
 
 
 async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwise() -> None:
@@ -154,9 +186,13 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
     again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
     ended = await run(Desk(third_time), sleep=sleep).all([agent("a", **again)])
     assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
-    assert len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
+    assert (
+        len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
+    )
     waits.clear()
-    ended = await run(Desk(failed), sleep=sleep).all([agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})])
+    ended = await run(Desk(failed), sleep=sleep).all(
+        [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
+    )
     assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
 
 
@@ -165,22 +201,36 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
     said = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
         "model": {"profile": "large", "seed": 7},
-        "security": {"capabilities_required": ["filesystem-read"], "resource_limits": {"timeout": "2m"}},
+        "security": {
+            "capabilities_required": ["filesystem-read"],
+            "resource_limits": {"timeout": "2m"},
+        },
     }
     await run(desk).all([agent("a", **said)])
     (asked,) = desk.asked
-    assert (asked.role, asked.num_agents, asked.protocol, asked.model, asked.seed) == ("qa", 3, "vote", "large", 7)
+    assert (asked.role, asked.num_agents, asked.protocol, asked.model, asked.seed) == (
+        "qa",
+        3,
+        "vote",
+        "large",
+        7,
+    )
     assert (asked.constraints.timeout_seconds, asked.checks) == (120, ("make a",))
     assert "files.read" in asked.tools
     assert "files.write" not in asked.tools
 
 
 @pytest.mark.parametrize(
-    ("timeout", "longest", "asked"), [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)]
+    ("timeout", "longest", "asked"),
+    [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)],
 )
-async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(timeout: str | None, longest: int, asked: int) -> None:
+async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
+    timeout: str | None, longest: int, asked: int
+) -> None:
     desk = Desk()
-    await run(desk, longest=longest).all([agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})])
+    await run(desk, longest=longest).all(
+        [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
+    )
     assert desk.asked[0].constraints.timeout_seconds == asked
 
 
@@ -199,6 +249,9 @@ async def test_interrupted_it_cancels_what_is_under_way() -> None:
 
 async def test_a_seat_tells_why_it_came_to_nothing() -> None:
     def seat(request: DeliberationRequest) -> Outcome:
-        return replace(failed(request), seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),))
+        return replace(
+            failed(request),
+            seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
+        )
 
     assert (await run(Desk(seat)).all([agent("a")]))["a"].reason == "the program make was not found"

@@ -24,12 +24,19 @@ from moothall.errors import InvalidRequest
 from moothall.tools.catalogue import CATALOGUE, is_granted
 
 ROOT = Path(__file__).parents[3]
-MINIMAL: dict[str, Any] = {"metadata": {"name": "a"}, "objectives": [{"description": "x", "validation": "make x"}]}
+MINIMAL: dict[str, Any] = {
+    "metadata": {"name": "a"},
+    "objectives": [{"description": "x", "validation": "make x"}],
+}
 
 
 GOOD = "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\n"
 HOSTILE: list[tuple[str, int, str]] = [
-    ("metadata:\n\tname: a\n", 2, "it is no YAML: found character '\\t' that cannot start any token"),
+    (
+        "metadata:\n\tname: a\n",
+        2,
+        "it is no YAML: found character '\\t' that cannot start any token",
+    ),
     (f"{GOOD}spec:\n  role: dev\n  role: qa\n", 6, "role is said a second time"),
     (f"{GOOD}x: \0\n", 4, "it has a sign that no text has, U+0000"),
     (f"{GOOD}x: 0x_\n", 0, "it is no YAML: invalid literal for int()"),
@@ -48,7 +55,11 @@ HOSTILE: list[tuple[str, int, str]] = [
     (f"{GOOD}tasks: {{1: a, b: c}}\n", 4, "tasks has no '1'; there are default and conditional"),
     (f"{GOOD}reporting: {{metrics: 5}}\n", 4, "reporting.metrics: metrics is no list"),
     (f"{GOOD}capabilities: 5\n", 4, "capabilities: it is no list"),
-    (f"{GOOD}security:\n  capabilities_required: [5]\n", 5, "security.capabilities_required.0: it is no text; put it in quotes"),
+    (
+        f"{GOOD}security:\n  capabilities_required: [5]\n",
+        5,
+        "security.capabilities_required.0: it is no text; put it in quotes",
+    ),
     (f"{GOOD}security:\n  resource_limits: {{timeout: {'9' * 400}h}}\n", 5, "is no such measure"),
     (f"{GOOD}security:\n  resource_limits: {{timeout: -5}}\n", 5, "'-5' is no such measure"),
     (f"{GOOD}security:\n  resource_limits: {{max_cpu: .nan}}\n", 5, "'nan' is no such measure"),
@@ -57,10 +68,22 @@ HOSTILE: list[tuple[str, int, str]] = [
         1,
         "metadata.name: it is no text; put it in quotes",
     ),
-    ("metadata:\nobjectives:\n- {description: x, validation: v}\n", 1, "metadata: it is no map of keys and values"),
+    (
+        "metadata:\nobjectives:\n- {description: x, validation: v}\n",
+        1,
+        "metadata: it is no map of keys and values",
+    ),
     ("metadata: {name: a}\n", 1, "objectives: it is missing"),
-    ('metadata: {name: a}\nobjectives:\n- {description: x, validation: "it\'s"}\n', 3, "cannot be split into words"),
-    ('metadata: {name: a}\nobjectives:\n- {description: x, validation: "a\\0b"}\n', 3, "is no command"),
+    (
+        'metadata: {name: a}\nobjectives:\n- {description: x, validation: "it\'s"}\n',
+        3,
+        "cannot be split into words",
+    ),
+    (
+        'metadata: {name: a}\nobjectives:\n- {description: x, validation: "a\\0b"}\n',
+        3,
+        "is no command",
+    ),
 ]
 
 
@@ -81,7 +104,9 @@ def spec(**more: Any) -> Spec:
     ],
 )
 def test_metrics_in_every_shape(written: Any) -> None:
-    assert [(one.name, one.target) for one in spec(reporting={"metrics": written}).reporting.metrics] == [
+    assert [
+        (one.name, one.target) for one in spec(reporting={"metrics": written}).reporting.metrics
+    ] == [
         ("build", "100%"),
         ("time", "30"),
     ]
@@ -109,7 +134,9 @@ def test_dependencies_in_every_shape(written: Any) -> None:
 def test_measures_and_what_is_unknown_is_kept() -> None:
     limits = {"max_memory": "512MB", "max_cpu": "75%", "timeout": "2h", "max_disk": "1GB"}
     made = spec(
-        security={"resource_limits": limits}, deployment={"region": "eu"}, capabilities={"primary": ["yaml"], "secondary": ["c"]}
+        security={"resource_limits": limits},
+        deployment={"region": "eu"},
+        capabilities={"primary": ["yaml"], "secondary": ["c"]},
     )
     found = made.security.resource_limits
     assert (found.max_memory, found.max_cpu, found.timeout) == (512e6, 75, 7200)
@@ -135,7 +162,10 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
     ("text", "line", "reason"),
     [
         (
-            "metadata: {name: a}\nobjectives:\n- description: x\n  validation: v\nspec:\n  priority: urgent\n",
+            (
+                "metadata: {name: a}\nobjectives:\n- description: x\n  validation: v\nspec:\n  "
+                "priority: urgent\n"
+            ),
             6,
             "spec.priority: Input should be 'critical'",
         ),
@@ -144,25 +174,45 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
             2,
             "metadata.name: a name is small letters, digits and dashes, at most 63",
         ),
-        ("metadata: {name: a}\nobjectivs: []\n", 1, "'objectivs' is not known here; did you mean objectives?"),
-        ("metadata: {name: a}\nobjectives:\n- description: x\n", 1, "no objective has a validation: give a command"),
         (
-            "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  sandbox: false\n",
+            "metadata: {name: a}\nobjectivs: []\n",
+            1,
+            "'objectivs' is not known here; did you mean objectives?",
+        ),
+        (
+            "metadata: {name: a}\nobjectives:\n- description: x\n",
+            1,
+            "no objective has a validation: give a command",
+        ),
+        (
+            (
+                "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  "
+                "sandbox: false\n"
+            ),
             5,
             "security.sandbox: Input should be True",
         ),
         (
-            "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  capabilities_required:\n  - filesystem-reed\n",
+            (
+                "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  "
+                "capabilities_required:\n  - filesystem-reed\n"
+            ),
             6,
             "unknown capability 'filesystem-reed'; did you mean filesystem-read?",
         ),
         (
-            "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  resource_limits:\n    timeout: soon\n",
+            (
+                "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\nsecurity:\n  "
+                "resource_limits:\n    timeout: soon\n"
+            ),
             6,
             "'soon' is no such measure; write it as in \"2h\"",
         ),
         (
-            "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\ntasks:\n- {name: a, description: d, dependencies: [b]}\n",
+            (
+                "metadata: {name: a}\nobjectives:\n- {description: x, validation: v}\ntasks:\n- "
+                "{name: a, description: d, dependencies: [b]}\n"
+            ),
             4,
             "a needs b, and there is none of that name",
         ),
@@ -171,14 +221,20 @@ def test_tasks_come_in_the_order_of_their_dependencies_and_priorities() -> None:
         ("a: &x 1\nb: *x\n", 2, "it has an alias (*name); write what is meant"),
         ("just words\n", 0, "it is no map of sections"),
         ("- " * 20_000, 0, "it is nested too deeply; write lists and maps that are flatter"),
-        ("a: !!python/object/apply:os.system [id]\n", 1, "it has a tag (tag:yaml.org,2002:python/object/apply:os"),
+        (
+            "a: !!python/object/apply:os.system [id]\n",
+            1,
+            "it has a tag (tag:yaml.org,2002:python/object/apply:os",
+        ),
         *HOSTILE,
     ],
 )
 def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
     tmp_path: Path, text: str, line: int, reason: str
 ) -> None:
-    (tmp_path / "good.yaml").write_text(yaml.safe_dump(MINIMAL | {"metadata": {"name": "good"}}), encoding="utf-8")
+    (tmp_path / "good.yaml").write_text(
+        yaml.safe_dump(MINIMAL | {"metadata": {"name": "good"}}), encoding="utf-8"
+    )
     (tmp_path / "wrong.yml").write_text(text, encoding="utf-8")
     loaded = load([tmp_path])
     assert [one.name for one in loaded.specs.values()] == ["good"]
@@ -189,7 +245,13 @@ def test_a_bad_file_is_named_with_line_and_reason_while_the_others_load(
 
 _KEYS = st.sampled_from(
     sorted(
-        {"required", "optional", "default", "conditional", *(n for part in SpecPart.__subclasses__() for n in part.model_fields)}
+        {
+            "required",
+            "optional",
+            "default",
+            "conditional",
+            *(n for part in SpecPart.__subclasses__() for n in part.model_fields),
+        }
     )
 )
 _VALUES = st.recursive(
@@ -199,7 +261,9 @@ _VALUES = st.recursive(
     | st.floats()
     | st.dates()
     | st.sampled_from(["", "a", "2h", "75%", "on", "critical", "filesystem-read"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS | st.integers(0, 1), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(_KEYS | st.integers(0, 1), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -207,7 +271,9 @@ _VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(Spec.model_fields)), _VALUES, max_size=3))
 def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "a.yaml").write_text(yaml.safe_dump(MINIMAL | sections, sort_keys=False), encoding="utf-8")
+        (Path(folder) / "a.yaml").write_text(
+            yaml.safe_dump(MINIMAL | sections, sort_keys=False), encoding="utf-8"
+        )
         loaded = load([Path(folder)])
     assert bool(loaded.specs) is not bool(loaded.wrong)
     assert all(one.line and one.reason for one in loaded.wrong)
@@ -216,21 +282,35 @@ def test_whatever_sections_hold_it_is_taken_or_named(sections: dict[str, Any]) -
         assert request_of(made, RepositoryRef(id="sample")).checks == made.validations
 
 
-def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(tmp_path: Path) -> None:
-    (tmp_path / "many.yaml").write_text(f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8")
+def test_ten_thousand_tasks_are_taken_and_a_cycle_of_thousands_is_named_in_a_line(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "many.yaml").write_text(
+        f"{GOOD}tasks: [{', '.join(['look'] * 10_000)}]\n", encoding="utf-8"
+    )
     (made,) = load([tmp_path]).specs.values()
     assert len(of_tasks(made.tasks)) == 10_000
-    ring = [f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}" for number in range(3000)]
+    ring = [
+        f"- {{name: t{number}, description: d, dependencies: [t{(number + 1) % 3000}]}}"
+        for number in range(3000)
+    ]
     (tmp_path / "many.yaml").write_text("\n".join([f"{GOOD}tasks:", *ring]), encoding="utf-8")
     (wrong,) = load([tmp_path]).wrong
-    assert (wrong.line, "these need each other: t" in wrong.reason, len(wrong.reason) < 600) == (4, True, True)
+    assert (wrong.line, "these need each other: t" in wrong.reason, len(wrong.reason) < 600) == (
+        4,
+        True,
+        True,
+    )
     keys = "".join(f"q{number}:\n" for number in range(20_000))
     (tmp_path / "many.yaml").write_text(GOOD + keys, encoding="utf-8")
     assert load([tmp_path]).kept[-1].line == 20_003
 
 
 def test_a_date_is_text_and_what_is_empty_is_nothing(tmp_path: Path) -> None:
-    text = f"{GOOD.replace('name: a', 'name: a, version: 2026-13-45, workstream: 2026-01-02')}risks:\ntasks:\ndependencies:\n"
+    text = (
+        f"{GOOD.replace('name: a', 'name: a, version: 2026-13-45, workstream: 2026-01-02')}risks:\n"
+        "tasks:\ndependencies:\n"
+    )
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
     (made,) = load([tmp_path]).specs.values()
     assert (made.metadata.version, made.metadata.workstream) == ("2026-13-45", "2026-01-02")
@@ -247,11 +327,19 @@ def test_only_files_of_a_folder_are_read(tmp_path: Path) -> None:
 
 def test_two_agents_of_one_name_and_what_is_kept_are_told(tmp_path: Path) -> None:
     for file in ("1.yaml", "2.yaml"):
-        (tmp_path / file).write_text(yaml.safe_dump(MINIMAL | {"deployment": {}}, sort_keys=False), encoding="utf-8")
+        (tmp_path / file).write_text(
+            yaml.safe_dump(MINIMAL | {"deployment": {}}, sort_keys=False), encoding="utf-8"
+        )
     loaded = load([tmp_path])
     (wrong,) = loaded.wrong
-    assert (Path(wrong.file).name, "has an agent called a already" in wrong.reason) == ("2.yaml", True)
-    assert str(loaded.kept[0]) == f"{tmp_path / '1.yaml'}, line 6: deployment is kept, and nothing is done by it"
+    assert (Path(wrong.file).name, "has an agent called a already" in wrong.reason) == (
+        "2.yaml",
+        True,
+    )
+    assert (
+        str(loaded.kept[0])
+        == f"{tmp_path / '1.yaml'}, line 6: deployment is kept, and nothing is done by it"
+    )
     with pytest.raises(InvalidRequest, match="is not there"):
         load([tmp_path / "nowhere"])
 
@@ -260,15 +348,32 @@ def test_the_examples_are_right_and_the_schema_allows_them() -> None:
     loaded = load([ROOT / "agents"])
     assert not loaded.wrong
     assert not loaded.kept
-    order = ("security", "greeting", "build", "negative-numbers", "refactoring", "api", "handbook", "licences", "performance")
+    order = (
+        "security",
+        "greeting",
+        "build",
+        "negative-numbers",
+        "refactoring",
+        "api",
+        "handbook",
+        "licences",
+        "performance",
+    )
     assert check_order(tuple(loaded.specs.values())) == order
     for path in (ROOT / "agents").iterdir():
         Draft202012Validator(schema()).validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def test_the_table_of_capabilities_is_published_and_names_tools_that_there_are() -> None:
-    rows = [line for line in (ROOT / "docs/agents.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    assert rows == [f"| `{name}` | {', '.join(f'`{tool}`' for tool in tools)} |" for name, tools in CAPABILITIES.items()]
+    rows = [
+        line
+        for line in (ROOT / "docs/agents.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    assert rows == [
+        f"| `{name}` | {', '.join(f'`{tool}`' for tool in tools)} |"
+        for name, tools in CAPABILITIES.items()
+    ]
     families = {"web.*", "http.*", "browser.*", "db.*"}  # of toolkits that a machine may have
     for tool in {tool for tools in CAPABILITIES.values() for tool in tools} - families:
         assert tool in CATALOGUE

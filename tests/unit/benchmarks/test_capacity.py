@@ -1,4 +1,6 @@
-"""The model of capacity: the simulation keeps within the bounds that arithmetic gives, and reaches them where nothing else is in the way."""
+"""The model of capacity: the simulation keeps within the bounds that arithmetic gives, and reaches
+them where nothing else is in the way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _CORES = st.floats(0.1, 1.0)
 )
 def test_nothing_passes_the_bound(demand: Demand, fleet: Fleet, at_once: int) -> None:
     load = simulate(demand, fleet, at_once, seconds=8)
-    assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, "jobs vary by a half, and the window cuts some"
+    assert load.rate <= bound(demand, fleet, at_once) * 1.2 + 0.1, (
+        "jobs vary by a half, and the window cuts some"
+    )
 
 
 @pytest.mark.e2e
@@ -28,7 +32,9 @@ def test_a_crowd_reaches_the_busiest_part() -> None:
     demand = Demand(serve_ms=3, host_ms=5, bus_ms=1, model_ms=50)
     assert simulate(demand, Fleet((0.25,)), 64).rate == pytest.approx(50, rel=0.05)
     assert simulate(demand, Fleet((0.25, 0.25)), 64).rate == pytest.approx(100, rel=0.05)
-    assert simulate(demand, Fleet((1.0,) * 4), 256).rate == pytest.approx(333, rel=0.05), "serve is what is in the way then"
+    assert simulate(demand, Fleet((1.0,) * 4), 256).rate == pytest.approx(333, rel=0.05), (
+        "serve is what is in the way then"
+    )
 
 
 def test_one_caller_waits_for_nobody() -> None:

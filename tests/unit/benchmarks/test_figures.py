@@ -68,7 +68,9 @@ async def test_the_stub_speaks_to_our_client() -> None:
         reply = await model.chat(ask(schema=FINISH), pieces.append)
         assert "".join(pieces) == reply.text
         told = await stub.stats()
-        assert told["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, "it is asked for native calls first"
+        assert told["by_schema"] == {"text": 1, "probe": 1, "turn": 3}, (
+            "it is asked for native calls first"
+        )
         assert told["in_flight"] == 0
         assert (await stub.set(reset=1))["calls"] == 0
 
@@ -194,7 +196,10 @@ def test_a_part_that_was_measured_again_renews_what_is_said_of_all() -> None:
         "| persisted, p50 | ≤ 1 ms |  | 0.1 ms | yes |",
         "| idle |  | ≤ 1 % | 2 % | no |",
     ]
-    assert "\n\nAnother note.\n\n## With tools\n\n3\n\n## How it grows\n\n2\n\n## How to run it" in page
+    assert (
+        "\n\nAnother note.\n\n## With tools\n\n3\n\n## How it grows\n\n2\n\n## How to run it"
+        in page
+    )
     runs = "`python -m benchmarks tools` (2026-11-09), `python -m benchmarks` (2026-11-01)"
     assert page.endswith(f"So it is.\n\nLast run: {runs}. Moothall with ray 2. Rivals: openai 2.\n")
     assert laid_over(page, _PART) == page
@@ -225,7 +230,10 @@ def test_cores_for_tools_follow_from_what_was_measured() -> None:
 
 
 def test_a_part_that_was_measured_elsewhere_stays_in_the_page() -> None:
-    part = "# Benchmarks\n\nof a part\n\n## What it must reach\n\nnothing\n\n## In a cluster\n\n2\n\n## How to run it\n\nelse\n"
+    part = (
+        "# Benchmarks\n\nof a part\n\n## What it must reach\n\nnothing\n\n## In a cluster\n\n2\n\n"
+        "## How to run it\n\nelse\n"
+    )
     over = laid_over(_PAGE, part)
     assert over == _PAGE.replace("## How", "## In a cluster\n\n2\n\n## How")
     assert laid_over(over, part.replace("\n2\n", "\n3\n")) == over.replace("\n2\n", "\n3\n")

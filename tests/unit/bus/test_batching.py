@@ -1,4 +1,6 @@
-"""Facts of a moment in one message: what is recorded, in which order, and what a reader gets of it."""
+"""Facts of a moment in one message: what is recorded, in which order, and what a reader gets of
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def test_what_is_said_at_once_is_one_message_and_each_event_comes(opened: 
         last = await waiting
         read = [r async for r in bus.replay([ABOUT])]
         stored = await messages(bus)
-    assert [r.event for r in read] == [r.event for r in sorted(read, key=lambda r: int(r.event.data["turn"]))]
+    assert [r.event for r in read] == [
+        r.event for r in sorted(read, key=lambda r: int(r.event.data["turn"]))
+    ]
     assert len(read) == 8
     assert read[-1].seq == last
     if not isinstance(bus, MemoryBus):  # which records each by itself
@@ -63,7 +67,9 @@ async def test_whoever_waits_is_not_kept_waiting_and_the_order_stays(opened: Any
     async with opened(batch_seconds=1) as bus:
         other = await bus.post(seat(0, "task-2"))
         early = await bus.post(seat(1, turn=1))
-        await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
+        await bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"})
+        )
         late = await bus.post(seat(2, turn=2))
         assert not other.done() or isinstance(bus, MemoryBus)
         assert await early < await late
@@ -95,7 +101,9 @@ async def test_what_is_secret_or_large_in_one_of_them_is_treated_as_ever(opened:
     assert (middle["large"], middle["looks"]) == (said["large"], said["looks"])
 
 
-async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_it(opened: Any) -> None:
+async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_it(
+    opened: Any,
+) -> None:
     async with opened() as bus:
         before = await bus.post(seat(1))
         with pytest.raises(InvalidRequest):
@@ -184,7 +192,9 @@ async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Except
     batching = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=2)
     first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
     with pytest.raises(type(error), match="not taken"):
-        await asyncio.gather(_wait(first), _wait(await batching.post("agent.responses.task-1", seat(2))))
+        await asyncio.gather(
+            _wait(first), _wait(await batching.post("agent.responses.task-1", seat(2)))
+        )
     other = await batching.post("agent.results.task-2", seat(3, "task-2"))
     assert await other == 1
     assert len(taken) == 1
@@ -211,7 +221,9 @@ async def test_however_its_events_travel_a_deliberation_is_decided_the_same() ->
     decisions = []
     for seed in range(12):
         bus, chance = MemoryBus(), random.Random(seed)  # noqa: S311 - no secret
-        collector = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
+        collector = Collector(
+            bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START
+        )
         left = [codec.encode(event) for event in full().events]
         running = asyncio.create_task(collector.run())
         while left:

@@ -1,4 +1,6 @@
-"""Whoever is cancelled ends, whenever that happens: also in the moment in which the server's answer arrives."""
+"""Whoever is cancelled ends, whenever that happens: also in the moment in which the server's answer
+arrives.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ ACTS: dict[str, Act] = {
     "follow": follow,
     "listen": listen,
     "replay": replay,
-    "publish": lambda bus: bus.publish(new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1"})),
+    "publish": lambda bus: bus.publish(
+        new_event(EventType.SEAT_TURN, "task-1", {"task_id": "task-1"})
+    ),
     "signal": lambda bus: bus.signal(Channel.CANCEL.of("task-1"), {}),
     "put a document": lambda bus: bus.put("key", {"large": "x" * 5000}),
     "get a document": lambda bus: bus.get("key"),
@@ -54,7 +58,9 @@ ACTS: dict[str, Act] = {
 
 
 async def after_answers(bus: JetStreamBus, answers: int, turns: int) -> None:
-    """Return this many turns of the loop after this many messages came in, or when no more seem to come."""
+    """Return this many turns of the loop after this many messages came in, or when no more seem to
+    come.
+    """
     until = bus._client.stats["in_msgs"] + answers
     for _ in range(1000):
         if bus._client.stats["in_msgs"] >= until:
@@ -83,6 +89,7 @@ async def test_a_cancellation_is_never_lost(act: Act, server: str) -> None:
             left = asyncio.all_tasks() - others
             failed = bool(left)
             for each in left:
-                each.cancel()  # where one waits for nothing but the next message it heeds a second cancellation
+                # where one waits for nothing but the next message it heeds a second cancellation
+                each.cancel()
             assert not left
             await asyncio.sleep(0.005)  # for answers to what was cancelled

@@ -22,7 +22,11 @@ def packer(limit: int) -> Packer:
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 names = st.one_of(text, st.sampled_from(["$blob", "$data", "bytes"]))
 values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4),
     max_leaves=12,
 )
@@ -54,7 +58,9 @@ async def test_an_event_survives_packing_at_any_limit(event: Event, limit: int) 
 
 
 @given(data, st.integers(100, 300))
-async def test_what_is_left_after_offloading_is_within_the_limit(value: dict[str, Any], limit: int) -> None:
+async def test_what_is_left_after_offloading_is_within_the_limit(
+    value: dict[str, Any], limit: int
+) -> None:
     store = MemoryBlobs()
     small = await blobs.offload(store.put, value, limit)
     # A reference alone takes about a hundred bytes; nothing can be smaller than one.
@@ -70,7 +76,14 @@ def test_any_bytes_decode_or_are_refused(raw: bytes) -> None:
 
 
 def test_the_message_is_a_cloud_event() -> None:
-    event = new_event(EventType.SEAT_STARTED, "task-1", {"task_id": "task-1"}, cause="c", tenant="acme", source="host")
+    event = new_event(
+        EventType.SEAT_STARTED,
+        "task-1",
+        {"task_id": "task-1"},
+        cause="c",
+        tenant="acme",
+        source="host",
+    )
     assert json.loads(codec.encode(event)) == {
         "specversion": "1.0",
         "id": event.id,
@@ -98,10 +111,22 @@ GOOD = {"specversion": "1.0", "id": "1", "type": "moothall.seat.turn", "source":
         ({"type": "moothall.seat.danced"}, "unknown event type 'moothall.seat.danced'"),
         ({"data": None}, "data"),
         ({"data": [1]}, "data"),
-        ({"dataschema": "moothall:moothall.seat.turn:9"}, "newer than this program, which knows 1: upgrade it"),
-        ({"dataschema": "moothall:moothall.seat.turn:0"}, "is not moothall:moothall.seat.turn:<version>"),
-        ({"dataschema": "moothall:moothall.seat.turn:²"}, "is not moothall:moothall.seat.turn:<version>"),
-        ({"dataschema": "moothall:moothall.seat.failed:1"}, "is not moothall:moothall.seat.turn:<version>"),
+        (
+            {"dataschema": "moothall:moothall.seat.turn:9"},
+            "newer than this program, which knows 1: upgrade it",
+        ),
+        (
+            {"dataschema": "moothall:moothall.seat.turn:0"},
+            "is not moothall:moothall.seat.turn:<version>",
+        ),
+        (
+            {"dataschema": "moothall:moothall.seat.turn:²"},
+            "is not moothall:moothall.seat.turn:<version>",
+        ),
+        (
+            {"dataschema": "moothall:moothall.seat.failed:1"},
+            "is not moothall:moothall.seat.turn:<version>",
+        ),
     ],
 )
 def test_a_wrong_message_is_refused_by_name(change: dict[str, Any], complaint: str) -> None:
@@ -111,10 +136,14 @@ def test_a_wrong_message_is_refused_by_name(change: dict[str, Any], complaint: s
 
 
 def test_what_we_do_not_know_is_ignored() -> None:
-    assert codec.decode(json.dumps(GOOD | {"newattribute": 1, "data": {"later": 1}}).encode()).data == {"later": 1}
+    assert codec.decode(
+        json.dumps(GOOD | {"newattribute": 1, "data": {"later": 1}}).encode()
+    ).data == {"later": 1}
 
 
-@pytest.mark.parametrize("raw", [b'{"a": NaN}', b"[" * 100_000, b'{"a": "\xff"}', b"", b'"text"', b"[]"])
+@pytest.mark.parametrize(
+    "raw", [b'{"a": NaN}', b"[" * 100_000, b'{"a": "\xff"}', b"", b'"text"', b"[]"]
+)
 def test_broken_json_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         codec.decode(raw)

@@ -22,7 +22,17 @@ class TestAnyBus(BusContract):
 
 async def test_satisfies_the_ports(opened: Any) -> None:
     async with opened() as bus:
-        for port in (bus.publish, bus.replay, bus.follow, bus.consume, bus.enqueue, bus.signal, bus.signals, bus.put, bus.get):
+        for port in (
+            bus.publish,
+            bus.replay,
+            bus.follow,
+            bus.consume,
+            bus.enqueue,
+            bus.signal,
+            bus.signals,
+            bus.put,
+            bus.get,
+        ):
             assert callable(port)
 
     def typed(real: JetStreamBus, memory: MemoryBus) -> None:  # what mypy checks
@@ -45,7 +55,10 @@ async def test_large_values_travel_beside_the_message(opened: Any) -> None:
 
 
 async def test_a_reference_to_nothing_is_buried(opened: Any) -> None:
-    lost = b'{"specversion":"1.0","id":"1","type":"moothall.seat.turn","source":"x","data":{"a":{"$blob":"%s"}}}' % (b"a" * 64)
+    lost = (
+        b'{"specversion":"1.0","id":"1","type":"moothall.seat.turn","source":"x","data":{"a":{"$blob":"%s"}}}'
+        % (b"a" * 64)
+    )
 
     async def unreached(recorded: Recorded) -> None:
         raise AssertionError(recorded)
@@ -64,7 +77,13 @@ async def test_the_log_is_looked_after(opened: Any) -> None:
         assert await prune(bus, 7) == 3
         assert await prune(bus, 10) == 0
         assert await prune(bus, 5) == 2
-        assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.all])] == [5, 6, 7, 8, 9]
+        assert [r.event.data["turn"] async for r in bus.replay([Channel.RESULTS.all])] == [
+            5,
+            6,
+            7,
+            8,
+            9,
+        ]
         assert await bus.publish(seat(10)) == 11
         assert await prune(bus, 0) == 6
         assert [r async for r in bus.replay([Channel.RESULTS.all])] == []

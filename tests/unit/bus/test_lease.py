@@ -1,4 +1,6 @@
-"""One holder at a time, whatever the clocks do, however slow the bus is, and whoever stands still."""
+"""One holder at a time, whatever the clocks do, however slow the bus is, and whoever stands
+still.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class World:
 
 
 class Far:
-    """A bucket that a process reaches with delays, and not always; some of what it wrote is stored though it hears nothing."""
+    """A bucket that a process reaches with delays, and not always; some of what it wrote is stored
+    though it hears nothing.
+    """
 
     def __init__(self, bucket: MemoryBucket, world: World) -> None:
         self._bucket = bucket

@@ -15,7 +15,9 @@ from moothall.testing.bus import MemoryBus
 class Records(MemoryBus):
     """A stream that says how much it has, and gives what it can read."""
 
-    def __init__(self, subjects: Sequence[str], gone: set[int], first: int = 1, removed: Sequence[int] = ()) -> None:
+    def __init__(
+        self, subjects: Sequence[str], gone: set[int], first: int = 1, removed: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self._subjects, self._gone, self._from, self._removed = subjects, gone, first, removed
 
@@ -27,14 +29,23 @@ class Records(MemoryBus):
         del stream
         return frozenset(self._removed)
 
-    async def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncIterator[Raw]:
+    async def raw(
+        self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[Raw]:
         assert not after_seq
         for seq, name in enumerate(self._subjects, self._from):
             if seq not in self._gone:
                 yield Raw(seq, name, NO_HEADERS, b"{}", datetime.now(UTC))
 
 
-LOG = ("agent.results.a", "agent.results.b", "agent.results.a", "agent.responses.a", "agent.results.b", "tool.results.w")
+LOG = (
+    "agent.results.a",
+    "agent.results.b",
+    "agent.results.a",
+    "agent.responses.a",
+    "agent.results.b",
+    "tool.results.w",
+)
 
 
 async def test_a_whole_log_is_said_to_be_whole() -> None:
@@ -52,7 +63,9 @@ async def test_a_whole_log_is_said_to_be_whole() -> None:
         ({2, 3}, {"a": (2, 3)}),
     ],
 )
-async def test_a_hole_is_told_with_whom_it_may_concern(gone: set[int], concerned: dict[str, tuple[int, ...]]) -> None:
+async def test_a_hole_is_told_with_whom_it_may_concern(
+    gone: set[int], concerned: dict[str, tuple[int, ...]]
+) -> None:
     report = await check_log(Records(LOG, gone))
     assert not report.whole
     assert (report.missing, report.concerned) == (tuple(sorted(gone)), concerned)

@@ -22,12 +22,20 @@ COMMIT = "c" * 40
 @pytest_asyncio.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[JetStreamBus]:
     settings = BusSettings(blob_bytes=1024)
-    async with embedded_server(settings, tmp_path / "bus") as url, open_bus(settings, url) as opened:
+    async with (
+        embedded_server(settings, tmp_path / "bus") as url,
+        open_bus(settings, url) as opened,
+    ):
         yield opened
 
 
 def proposed(task: str, number: int = 1, **data: Any) -> Event:
-    return new_event(EventType.SEAT_PROPOSED, task, {"task_id": task, "seat": "agent-dev-001", **data}, ordinal=str(number))
+    return new_event(
+        EventType.SEAT_PROPOSED,
+        task,
+        {"task_id": task, "seat": "agent-dev-001", **data},
+        ordinal=str(number),
+    )
 
 
 async def contents(bus: JetStreamBus) -> list[str]:
@@ -58,11 +66,15 @@ async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus
     assert await prune_blobs(bus) == 0, "so young a value may wait for its event"
     assert await prune_blobs(bus, young=OLD) == 1
     assert len(await contents(bus)) == 4, "entry and content are gone"
-    read = [item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-new"),))]
+    read = [
+        item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-new"),))
+    ]
     assert read == [shared]
     assert await bus.get("task-new") == {"status": 3, "text": "d" * 5000}
     await bus.publish(proposed("task-again", content=own))
-    assert [item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))] == [own]
+    assert [
+        item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))
+    ] == [own]
 
 
 async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -> None:
@@ -71,7 +83,9 @@ async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -
     before = await contents(bus)
     assert await prune_blobs(bus, young=OLD) == 0
     assert await contents(bus) == before
-    (read,) = [item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))]
+    (read,) = [
+        item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))
+    ]
     assert read == {"diff": "x" * 5000, **many}
 
 

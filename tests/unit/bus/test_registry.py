@@ -59,8 +59,14 @@ def test_each_tenant_has_topics_of_its_own() -> None:
         == registry.subject(Channel.STORIES.of(key_of("story-1", "acme")))
         == "agile.events.acme_story-1"
     )
-    assert registry.subject_of(new_event(EventType.AUDIT_RECORDED, "x", IDS, tenant="acme")) == "audit.acme"
-    assert registry.subject_of(new_event(EventType.COUNCIL_CREATED, "x", IDS, tenant="acme")) == "council.acme"
+    assert (
+        registry.subject_of(new_event(EventType.AUDIT_RECORDED, "x", IDS, tenant="acme"))
+        == "audit.acme"
+    )
+    assert (
+        registry.subject_of(new_event(EventType.COUNCIL_CREATED, "x", IDS, tenant="acme"))
+        == "council.acme"
+    )
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -95,7 +101,10 @@ def test_a_topic_has_one_clean_subject(channel: Channel, about: str) -> None:
 
 
 def test_an_event_without_its_id_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"moothall.seat.turn needs task_id in its data: its subject is agent.results"):
+    with pytest.raises(
+        InvalidRequest,
+        match=r"moothall.seat.turn needs task_id in its data: its subject is agent.results",
+    ):
         registry.subject_of(new_event(EventType.SEAT_TURN, "x", {}))
 
 
@@ -107,8 +116,12 @@ def test_streams_do_not_overlap() -> None:
 
 
 def test_takers_of_work_do_not_overlap() -> None:
-    filters = [f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters]
-    assert sorted(filters) == sorted({"tool.requests.*", *(f"agent.requests.{role}" for role in ROLES)})
+    filters = [
+        f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters
+    ]
+    assert sorted(filters) == sorted(
+        {"tool.requests.*", *(f"agent.requests.{role}" for role in ROLES)}
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,9 @@ def test_asyncapi_holds_everything() -> None:
     assert set(document["x-consumers"]) == set(registry.DURABLES)
     used = set()
     for channel in document["channels"].values():
-        assert set(channel["parameters"]) == {part[1:-1] for part in channel["address"].split(".") if part.startswith("{")}
+        assert set(channel["parameters"]) == {
+            part[1:-1] for part in channel["address"].split(".") if part.startswith("{")
+        }
         for message in channel["messages"].values():
             used.add(message["$ref"].removeprefix("#/components/messages/"))
     assert used == set(messages)

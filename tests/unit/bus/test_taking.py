@@ -1,4 +1,6 @@
-"""How every bus hands out messages: the same cases on the one in memory and on a real nats-server."""
+"""How every bus hands out messages: the same cases on the one in memory and on a real
+nats-server.
+"""
 
 from __future__ import annotations
 

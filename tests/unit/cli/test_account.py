@@ -27,7 +27,9 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
     added = account("add", "alice", "--role", "po", "--role", "operator", given=f"{GOOD}\n")
     assert added.exit_code == 0, added.output
     assert GOOD not in added.output
-    assert json.loads(account("list", "--json").stdout) == [{"name": "alice", "tenant": "local", "roles": ["po", "operator"]}]
+    assert json.loads(account("list", "--json").stdout) == [
+        {"name": "alice", "tenant": "local", "roles": ["po", "operator"]}
+    ]
     assert account("list").stdout == "alice  (local)  po, operator\n"
     people = People(folder)
     session = people.sign_in("alice", GOOD, 60, 9)

@@ -21,11 +21,16 @@ from moothall.cli.ask import _LAST, _read_prompt
         ("", None, ("", None)),
     ],
 )
-def test_a_task_and_a_question_are_told_apart(prompt: str, goes_on: str | None, meant: tuple[str, str | None]) -> None:
+def test_a_task_and_a_question_are_told_apart(
+    prompt: str, goes_on: str | None, meant: tuple[str, str | None]
+) -> None:
     assert _read_prompt(prompt, goes_on) == meant
 
 
-@pytest.mark.parametrize("args", [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")])
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--continue",), ("--continue", "task-1"), ("--json",), ("--yes",), ("--task-id", "mine")],
+)
 def test_nothing_asked_where_nobody_can_type_is_wrong_use(args: tuple[str, ...]) -> None:
     said = CliRunner().invoke(main, ["ask", *args])
     assert said.exit_code == 2

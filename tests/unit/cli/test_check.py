@@ -27,12 +27,19 @@ RUN = CheckRun(
         "tests/test_a.py::test_slow": "passed",
         "tests/test_a.py::f": "passed",
     },
-    details={RED: "def test_red():\n>   assert 1 == 2\nE   assert 1 == 2\x1b[2J\n\ntests/test_a.py:3: AssertionError"},
+    details={
+        RED: (
+            "def test_red():\n>   assert 1 == 2\nE   assert 1 == 2\x1b[2J\n\ntests/test_a.py:3: "
+            "AssertionError"
+        )
+    },
     durations={"tests/test_a.py::test_slow": 2500},
     duration_ms=3100,
     exit_code=1,
 )
-PROFILE = Profile(setup=(("pip", "install", "-e", "."),), checks={"tests": ("python", "-m", "pytest")})
+PROFILE = Profile(
+    setup=(("pip", "install", "-e", "."),), checks={"tests": ("python", "-m", "pytest")}
+)
 BASE = Base("sample", "a" * 40, PROFILE, "/srv/sample")
 PREPARED = Prepared(BASE, "k", ("tests/test_a.py",), {"tests": RUN}, flaky=("tests/test_a.py::f",))
 CHECKED = RepositoryCheck(BASE, PREPARED, None, 1.5)
@@ -62,7 +69,9 @@ def test_what_is_red_flaky_and_slow_is_named_and_why() -> None:
 
 def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
     case = f"tests/{'long/' * 30}test_a.py::test_red"
-    run = replace(RUN, cases={case: "failed"}, details={case: f"E   assert {'x' * 120}"}, durations={})
+    run = replace(
+        RUN, cases={case: "failed"}, details={case: f"E   assert {'x' * 120}"}, durations={}
+    )
     checked = replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=()))
     console = page(io.StringIO())
     show(console, checked, diagnose(checked.prepared or PREPARED), "")
@@ -71,7 +80,12 @@ def test_elsewhere_than_on_a_terminal_lines_are_whole() -> None:
 
 
 def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
-    checked = replace(CHECKED, base=replace(BASE, profile=replace(PROFILE, setup=(("pip", "install", "x" * 300), ("true",)))))
+    checked = replace(
+        CHECKED,
+        base=replace(
+            BASE, profile=replace(PROFILE, setup=(("pip", "install", "x" * 300), ("true",)))
+        ),
+    )
     out = io.StringIO()
     put(out, checked, diagnose(PREPARED), "")
     lines = out.getvalue().splitlines()
@@ -80,7 +94,12 @@ def test_in_a_pipe_no_line_ends_with_the_spaces_of_the_longest() -> None:
 
 
 def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
-    run = CheckRun("tests", Verdict.FAILED, output="compiling\nerror[E0425]: cannot find `sum`\x1b[2J", exit_code=101)
+    run = CheckRun(
+        "tests",
+        Verdict.FAILED,
+        output="compiling\nerror[E0425]: cannot find `sum`\x1b[2J",
+        exit_code=101,
+    )
     said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
     assert "error[E0425]: cannot find `sum`" in said
     assert "\x1b" not in said
@@ -88,29 +107,57 @@ def test_a_red_command_without_cases_shows_the_end_of_what_it_printed() -> None:
 
 def test_what_only_advises_proves_nothing_and_is_not_counted() -> None:
     advised = replace(
-        BASE, profile=replace(PROFILE, checks={**PROFILE.checks, "lint": ("npm", "run", "lint")}, advisory=("lint",))
+        BASE,
+        profile=replace(
+            PROFILE, checks={**PROFILE.checks, "lint": ("npm", "run", "lint")}, advisory=("lint",)
+        ),
     )
-    runs = {"tests": RUN, "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1)}
+    runs = {
+        "tests": RUN,
+        "lint": CheckRun("lint", Verdict.FAILED, output="Usage: tsc", exit_code=1),
+    }
     said = shown(replace(CHECKED, prepared=replace(PREPARED, base=advised, runs=runs)))
     assert "Red before: 1." in said
     assert "Usage: tsc" not in said
 
 
 def test_of_a_panic_its_message_is_shown_and_not_how_to_get_a_backtrace() -> None:
-    panic = "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` for more"
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})))
+    panic = (
+        "thread 'sums' panicked at src/lib.rs:4:9:\n2 + 3 is 5\nnote: run with `RUST_BACKTRACE=1` "
+        "for more"
+    )
+    said = shown(
+        replace(
+            CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: panic})})
+        )
+    )
     assert f"red   {RED}  2 + 3 is 5" in said
 
 
 def test_of_a_red_case_of_tap_its_values_are_shown() -> None:
-    told = "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n    at f (a.js:1:1)"
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: told})})))
+    told = (
+        "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)\nstack: |-\n  Error: same\n  "
+        "  at f (a.js:1:1)"
+    )
+    said = shown(
+        replace(
+            CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: told})})
+        )
+    )
     assert f"red   {RED}  expected: 2, actual: 1" in said
 
 
 def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
-    printed = 'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   TypeError: no'
-    said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})})))
+    printed = (
+        'E   Exception: Traceback (most recent call last):\nE     File "a.py", line 1\nE   '
+        "TypeError: no"
+    )
+    said = shown(
+        replace(
+            CHECKED,
+            prepared=replace(PREPARED, runs={"tests": replace(RUN, details={RED: printed})}),
+        )
+    )
     assert f"red   {RED}  TypeError: no" in said
 
 
@@ -118,22 +165,38 @@ def test_of_another_process_s_traceback_its_last_line_is_shown() -> None:
     ("checked", "wanted"),
     [
         (
-            replace(CHECKED, prepared=None, failure=RepositoryError("set-up command 'x' failed, exit code 1:\nno such thing")),
+            replace(
+                CHECKED,
+                prepared=None,
+                failure=RepositoryError("set-up command 'x' failed, exit code 1:\nno such thing"),
+            ),
             "no such thing",
         ),
-        (replace(CHECKED, prepared=replace(PREPARED, base=replace(BASE, profile=Profile()), runs={})), "It has no check"),
+        (
+            replace(
+                CHECKED, prepared=replace(PREPARED, base=replace(BASE, profile=Profile()), runs={})
+            ),
+            "It has no check",
+        ),
         (
             replace(
                 CHECKED,
                 prepared=replace(
-                    PREPARED, runs={"tests": CheckRun("tests", Verdict.FAILED, output="sh: pytest: not found", exit_code=127)}
+                    PREPARED,
+                    runs={
+                        "tests": CheckRun(
+                            "tests", Verdict.FAILED, output="sh: pytest: not found", exit_code=127
+                        )
+                    },
                 ),
             ),
             "pytest was not found",
         ),
     ],
 )
-def test_where_nothing_could_be_judged_it_says_what_to_write_where(checked: RepositoryCheck, wanted: str) -> None:
+def test_where_nothing_could_be_judged_it_says_what_to_write_where(
+    checked: RepositoryCheck, wanted: str
+) -> None:
     said = " ".join(shown(checked).split())
     assert wanted in said
     assert ".moothall.toml" in said
@@ -150,17 +213,28 @@ def test_the_document_says_the_same() -> None:
 
 
 def test_on_a_narrow_terminal_the_reason_has_lines_of_its_own() -> None:
-    said = "AssertionError: the sum of two and three is 5, and not what it was here\n    at f (/workspace/tests/test_a.py:3:1)"
+    said = (
+        "AssertionError: the sum of two and three is 5, and not what it was here\n    at f "
+        "(/workspace/tests/test_a.py:3:1)"
+    )
     run = replace(RUN, details={RED: said})
-    lines = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60).splitlines()
+    lines = shown(
+        replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run})), 60
+    ).splitlines()
     at = next(number for number, line in enumerate(lines) if RED in line)
     assert lines[at].strip() == f"red   {RED}"
     below = " ".join(line.strip() for line in lines[at + 1 : at + 3])
-    assert below == "AssertionError: the sum of two and three is 5, and not what it was here (tests/test_a.py:3)"
+    assert below == (
+        "AssertionError: the sum of two and three is 5, and not what it was here "
+        "(tests/test_a.py:3)"
+    )
 
 
 def test_of_a_command_without_cases_the_error_is_read_from_its_output() -> None:
-    output = "> mocha\n\n Exception during run: Error: Cannot find module './x'\n    at Object.<anonymous> (/workspace/tests/test_a.py:1:9)"
+    output = (
+        "> mocha\n\n Exception during run: Error: Cannot find module './x'\n    at "
+        "Object.<anonymous> (/workspace/tests/test_a.py:1:9)"
+    )
     run = CheckRun("tests", Verdict.FAILED, output=output, exit_code=1)
     said = shown(replace(CHECKED, prepared=replace(PREPARED, runs={"tests": run}, flaky=())))
     assert "red   tests  Error: Cannot find module './x' (tests/test_a.py:1)" in said

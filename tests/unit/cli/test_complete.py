@@ -51,7 +51,9 @@ def data_dir(tmp_path: Path) -> Path:
         (("list", "--st"), ["--state"]),
     ],
 )
-def test_names_and_values_are_completed(data_dir: Path, words: tuple[str, ...], wanted: list[str]) -> None:
+def test_names_and_values_are_completed(
+    data_dir: Path, words: tuple[str, ...], wanted: list[str]
+) -> None:
     assert completed(data_dir, *words) == wanted
 
 
@@ -62,7 +64,13 @@ def test_nothing_known_is_nothing_offered(tmp_path: Path) -> None:
 
 def test_a_shell_asks_a_process() -> None:
     command = [sys.executable, "-c", "from moothall.cli import main; main(prog_name='moothall')"]
-    done = subprocess.run(command, env=os.environ | asked(Path("/nowhere"), "de"), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        env=os.environ | asked(Path("/nowhere"), "de"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (done.stdout, done.stderr) == ("plain,deliberate\nplain,demo\n", "")
 
 

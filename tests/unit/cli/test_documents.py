@@ -24,12 +24,26 @@ from moothall.ranking.base import CheckRow
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 ENDED = Outcome("t", DeliberationStatus.COMPLETED)
 CHECKED = CheckDocument(
-    "r", "/r", "a", True, "", "", (), {"tests": ("x",)}, (CheckRow("tests", Verdict.PASSED),), "", "", "", 1.0
+    "r",
+    "/r",
+    "a",
+    True,
+    "",
+    "",
+    (),
+    {"tests": ("x",)},
+    (CheckRow("tests", Verdict.PASSED),),
+    "",
+    "",
+    "",
+    1.0,
 )
 
 
 def test_the_schemas_are_those_of_the_code() -> None:
-    written = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}
+    written = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")
+    }
     assert written == json.loads(json.dumps(schemas())), "run scripts/schemas.py"
 
 
@@ -39,11 +53,19 @@ def test_the_schemas_are_those_of_the_code() -> None:
         ("deliberate", outcome_document(ENDED)),
         ("ask", answer_document(ENDED, ("a",))),
         ("check", dump(CHECKED)),
-        ("list", dump(TasksDocument(served=True, tasks=(TaskView("t", DeliberationStatus.PENDING),)))),
-        ("clean", dump(CleanDocument(dry_run=True, refused="", kept=(KeptEntry("clone", "/x", 1, 2.0),)))),
+        (
+            "list",
+            dump(TasksDocument(served=True, tasks=(TaskView("t", DeliberationStatus.PENDING),))),
+        ),
+        (
+            "clean",
+            dump(CleanDocument(dry_run=True, refused="", kept=(KeptEntry("clone", "/x", 1, 2.0),))),
+        ),
     ],
 )
-def test_a_document_has_the_fields_of_its_schema_and_a_version(name: str, document: dict[str, Any]) -> None:
+def test_a_document_has_the_fields_of_its_schema_and_a_version(
+    name: str, document: dict[str, Any]
+) -> None:
     schema = schemas()[name]
     assert set(document) == set(schema["properties"])
     assert document["version"] == schema["properties"]["version"]["const"] == 1

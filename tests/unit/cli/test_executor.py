@@ -27,7 +27,11 @@ async def test_as_the_first_process_of_a_container_it_answers(tmp_path: Path) ->
     if shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed; apt-get install bubblewrap brings it")
     place = tmp_path / "link.sock"
-    shown = [str(path) for path in Path("/").iterdir() if path.name not in {"dev", "proc", "tmp", "workspace"}]
+    shown = [
+        str(path)
+        for path in Path("/").iterdir()
+        if path.name not in {"dev", "proc", "tmp", "workspace"}
+    ]
     binds = [word for path in shown for word in ("--ro-bind", path, path)]
     inside = (
         "--dev",
@@ -47,9 +51,22 @@ async def test_as_the_first_process_of_a_container_it_answers(tmp_path: Path) ->
         listening.listen(1)
         listening.setblocking(False)
         process = await asyncio.create_subprocess_exec(
-            *("bwrap", "--unshare-pid", "--as-pid-1", "--die-with-parent", *binds, *inside),
-            *("--setenv", "MOOTHALL_DATA_DIR", str(tmp_path / "data"), "--chdir", "/"),
-            *(sys.executable, "-m", "moothall", "executor", str(place)),
+            "bwrap",
+            "--unshare-pid",
+            "--as-pid-1",
+            "--die-with-parent",
+            *binds,
+            *inside,
+            "--setenv",
+            "MOOTHALL_DATA_DIR",
+            str(tmp_path / "data"),
+            "--chdir",
+            "/",
+            sys.executable,
+            "-m",
+            "moothall",
+            "executor",
+            str(place),
             stderr=asyncio.subprocess.PIPE,
         )
         try:

@@ -8,11 +8,15 @@ from moothall.domain.proposal import SeatOutcome, SeatStatus
 
 
 def won(*, proven: bool, final_state: str = "committed") -> Outcome:
-    return Outcome("t", DeliberationStatus.COMPLETED, winner_id="a", proven=proven, final_state=final_state)
+    return Outcome(
+        "t", DeliberationStatus.COMPLETED, winner_id="a", proven=proven, final_state=final_state
+    )
 
 
 def lost(*ends: tuple[SeatStatus, str]) -> Outcome:
-    seats = tuple(SeatOutcome(f"s{number}", status, code) for number, (status, code) in enumerate(ends))
+    seats = tuple(
+        SeatOutcome(f"s{number}", status, code) for number, (status, code) in enumerate(ends)
+    )
     return Outcome("t", DeliberationStatus.FAILED, seats=seats, final_state="failed")
 
 
@@ -47,7 +51,10 @@ def test_a_broken_part_is_2_whichever_it_is(code: str) -> None:
 def test_a_candidate_that_lost_is_no_broken_part() -> None:
     broken = lost((FAILED, "MODEL_UNAVAILABLE"))
     result = Result(1, "s", "dev", 0.1, (), passed_gates=False, proven=False)
-    assert exit_code(Outcome("t", DeliberationStatus.COMPLETED, seats=broken.seats, results=(result,))) == 1
+    assert (
+        exit_code(Outcome("t", DeliberationStatus.COMPLETED, seats=broken.seats, results=(result,)))
+        == 1
+    )
 
 
 def test_an_answer_in_words_needs_no_proof() -> None:

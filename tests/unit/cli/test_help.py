@@ -15,15 +15,23 @@ WIDTH = 80
 
 def test_the_overview_has_each_command_once_on_one_line() -> None:
     overview = CliRunner().invoke(main, ["--help"], terminal_width=WIDTH).output.splitlines()
-    listed = [line.split()[0] for line in overview if line.startswith("  ") and line.rstrip().endswith(".") and line[2] != " "]
+    listed = [
+        line.split()[0]
+        for line in overview
+        if line.startswith("  ") and line.rstrip().endswith(".") and line[2] != " "
+    ]
     for name in main.list_commands(click.Context(main)):
         assert listed.count(name) == 1, name
 
 
 @pytest.mark.parametrize(
-    ("path", "command"), list(leaves(main)), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+    ("path", "command"),
+    list(leaves(main)),
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(path: tuple[str, ...], command: click.Command) -> None:
+def test_each_commands_help_says_what_it_does_and_has_an_example_that_fits(
+    path: tuple[str, ...], command: click.Command
+) -> None:
     said = CliRunner().invoke(main, [*path, "--help"], terminal_width=WIDTH)
     assert said.exit_code == 0
     assert command.help
@@ -44,7 +52,8 @@ def test_the_overview_imports_no_command() -> None:
     code = (
         "import sys\nfrom moothall.cli import main\n"
         "main(['--help'], standalone_mode=False)\n"
-        "print([name for name in sys.modules if name.startswith(('moothall.cli.', 'moothall.config', 'pydantic', 'rich'))])"
+        "print([name for name in sys.modules if name.startswith(('moothall.cli.', "
+        "'moothall.config', 'pydantic', 'rich'))])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"

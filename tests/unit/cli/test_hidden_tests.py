@@ -12,24 +12,37 @@ from moothall.errors import InvalidRequest
 from support.repos import Repo
 
 
-def test_a_folder_mirrors_the_repository_and_a_file_lies_where_it_is_or_where_it_is_said(tmp_path: Path) -> None:
+def test_a_folder_mirrors_the_repository_and_a_file_lies_where_it_is_or_where_it_is_said(
+    tmp_path: Path,
+) -> None:
     top, other = tmp_path / "repo", tmp_path / "other"
     for folder in (top, other):
         folder.mkdir()
     Repo(top).write({"tests/test_a.py": "a"})
-    Repo(other).write({"tests/test_b.py": "b", "pkg/c_test.go": "c", ".git/config": "x", "tests/__pycache__/b.pyc": "x"})
+    Repo(other).write(
+        {
+            "tests/test_b.py": "b",
+            "pkg/c_test.go": "c",
+            ".git/config": "x",
+            "tests/__pycache__/b.pyc": "x",
+        }
+    )
     assert read_hidden_tests([str(top / "tests/test_a.py"), str(other)], top) == {
         "tests/test_a.py": "a",
         "tests/test_b.py": "b",
         "pkg/c_test.go": "c",
     }
-    assert read_hidden_tests([f"{other}/tests/test_b.py:checks/test_b.py", f"{other}/pkg:sub"], None) == {
+    assert read_hidden_tests(
+        [f"{other}/tests/test_b.py:checks/test_b.py", f"{other}/pkg:sub"], None
+    ) == {
         "checks/test_b.py": "b",
         "sub/c_test.go": "c",
     }
 
 
-def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_elsewhere_needs_to_say_where_it_goes_and_what_is_no_text_is_refused(
+    tmp_path: Path,
+) -> None:
     top, other = tmp_path / "repo", tmp_path / "test_b.py"
     top.mkdir()
     other.write_text("b", encoding="utf-8")

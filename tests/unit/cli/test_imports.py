@@ -22,7 +22,9 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
 )
 def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
     code = f"import sys, {modules}; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     loaded = set(ran.stdout.split())
     assert modules.rpartition(" ")[2] in loaded
     assert not loaded & _COSTLY
@@ -30,28 +32,53 @@ def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
 
 @pytest.mark.e2e  # the whole command, each in a process
 @pytest.mark.parametrize("command", ["deliberate", "ask"])
-def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(command: str, tmp_path: Path) -> None:
-    wanted = {name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")} | {
+def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
+    command: str, tmp_path: Path
+) -> None:
+    wanted = {
+        name: value for name, value in os.environ.items() if not name.startswith("MOOTHALL_")
+    } | {
         "MOOTHALL_DATA_DIR": str(tmp_path),
         "MOOTHALL_LLM__BASE_URL": "http://127.0.0.1:9/v1",
         "XDG_CONFIG_HOME": str(tmp_path),
         "PYTHONPROFILEIMPORTTIME": "1",
     }
     args = [sys.executable, "-m", "moothall", command, "Fix it"]
-    ran = subprocess.run(args, cwd=tmp_path, env=wanted, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(
+        args, cwd=tmp_path, env=wanted, capture_output=True, text=True, check=False, timeout=120
+    )
     assert ran.returncode == 2
     assert "nobody listens at 127.0.0.1:9" in ran.stderr
     loaded = set(re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE))
     assert "moothall.model.reaching" in loaded
-    assert not loaded & ((_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"})
-    rooms = {f"moothall.{room}" for room in ("bus", "workspace", "sandbox", "collector", "graph", "fleet", "services", "ranking")}
+    assert not loaded & (
+        (_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"}
+    )
+    rooms = {
+        f"moothall.{room}"
+        for room in (
+            "bus",
+            "workspace",
+            "sandbox",
+            "collector",
+            "graph",
+            "fleet",
+            "services",
+            "ranking",
+        )
+    }
     assert not loaded & (rooms | {"moothall.wiring.house", "moothall.cli.narrator"})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.e2e
 def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
-    modules = "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.host, moothall.fleet.in_process"
+    modules = (
+        "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.host, "
+        "moothall.fleet.in_process"
+    )
     code = f"import sys, {modules}; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert not {"ray", "starlette", "uvicorn"} & set(ran.stdout.split())

@@ -16,18 +16,43 @@ USAGE = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 2}
 EVENTS: tuple[tuple[EventType, dict[str, Any]], ...] = (
     (
         EventType.DELIBERATION_REQUESTED,
-        {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "base_sha": "a" * 40, "max_turns": 4},
+        {
+            "seats": [ONE, TWO],
+            "role": "dev",
+            "protocol": "vote",
+            "base_sha": "a" * 40,
+            "max_turns": 4,
+        },
     ),
     (EventType.AGENT_PROGRESS, {"current_task": "setting up: pip install x"}),
     (EventType.AGENT_PROGRESS, {"current_task": "base: tests 3 passed, 1 red (test_a)"}),
     (EventType.SEAT_STARTED, {"seat": ONE, "approach": "append"}),
-    (EventType.MODEL_CALLED, {"seat": ONE, "usage": USAGE, "phase": "propose", "duration_ms": 1500}),
+    (
+        EventType.MODEL_CALLED,
+        {"seat": ONE, "usage": USAGE, "phase": "propose", "duration_ms": 1500},
+    ),
     (
         EventType.SEAT_TURN,
-        {"seat": ONE, "turn": 1, "operations": [{"tool": "files.edit", "status": "success"}], "thought": "I see\x1b[2J it"},
+        {
+            "seat": ONE,
+            "turn": 1,
+            "operations": [{"tool": "files.edit", "status": "success"}],
+            "thought": "I see\x1b[2J it",
+        },
     ),
-    (EventType.SEAT_TURN, {"seat": ONE, "turn": 2, "operations": [], "refused": "a file may hold 5 bytes\x1b[2J; larger is x."}),
-    (EventType.SEAT_FAILED, {"seat": TWO, "error": {"code": "MODEL_UNAVAILABLE", "message": "gone\x1b[2J\nnext"}}),
+    (
+        EventType.SEAT_TURN,
+        {
+            "seat": ONE,
+            "turn": 2,
+            "operations": [],
+            "refused": "a file may hold 5 bytes\x1b[2J; larger is x.",
+        },
+    ),
+    (
+        EventType.SEAT_FAILED,
+        {"seat": TWO, "error": {"code": "MODEL_UNAVAILABLE", "message": "gone\x1b[2J\nnext"}},
+    ),
 )
 
 
@@ -125,7 +150,9 @@ def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_a
 def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
     console = Console(file=io.StringIO(), width=40)
     narrator = Narrator(console=console)
-    for seq, (kind, data) in enumerate((EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1):
+    for seq, (kind, data) in enumerate(
+        (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
+    ):
         narrator.take(recorded(kind, data, seq))
     narrator.waits()
     assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
@@ -146,7 +173,10 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
         (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
         (EventType.SEAT_TURN, turn),
         (EventType.SEAT_TURN, {**turn, "turn": 2}),
-        (EventType.SEAT_PROPOSED, {"seat": ONE, "proposal": {"diff": "", "content": "An old pond"}}),
+        (
+            EventType.SEAT_PROPOSED,
+            {"seat": ONE, "proposal": {"diff": "", "content": "An old pond"}},
+        ),
     )
     for seq, (kind, data) in enumerate(events, 1):
         narrator.take(recorded(kind, data, seq))
@@ -158,8 +188,12 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
 
 def test_at_80_columns_what_a_seat_waits_for_is_whole() -> None:
     board = SeatLines()
-    approach = "an approach that is described in more words than one line of a terminal has room for"
-    for seq, (kind, data) in enumerate((EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1):
+    approach = (
+        "an approach that is described in more words than one line of a terminal has room for"
+    )
+    for seq, (kind, data) in enumerate(
+        (EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1
+    ):
         board.take(recorded(kind, data, seq))
     console = Console(file=io.StringIO(), width=80)
     console.print(board)

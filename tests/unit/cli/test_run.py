@@ -13,13 +13,17 @@ from moothall.cli.run import result_of, settings_of, speak_errors, with_settings
 from moothall.config import Settings
 
 
-def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOOTHALL_DATA_DIR", str(tmp_path / "deep" / "data"))
     settings = settings_of(click.Context(click.Command("any")))
     assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
 
 
-def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async def until_said() -> str:
         async with asyncio.timeout(30):
             while not (said := capsys.readouterr().err):
@@ -34,7 +38,9 @@ def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(capsys: pyte
     assert capsys.readouterr().err == ""
 
 
-def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for_the_imports() -> None:
+def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for_the_imports() -> (
+    None
+):
     async def is_collecting() -> bool:
         return gc.isenabled()
 
@@ -45,7 +51,9 @@ def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for
         gc.enable()
 
 
-def test_a_bug_is_told_with_its_cause_however_deep_it_lies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_told_with_its_cause_however_deep_it_lies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     error: Exception = ValueError("the cause")
     for _ in range(20):
         error = ExceptionGroup("unhandled errors", [error])
@@ -73,7 +81,9 @@ def test_a_command_is_given_the_settings_and_returns_the_exit_code(tmp_path: Pat
         assert (ran.exit_code, ran.output) == (code, f"{tmp_path}\n")
 
 
-def test_what_a_command_finds_wrong_with_a_parameter_is_said_as_click_says_it(tmp_path: Path) -> None:
+def test_what_a_command_finds_wrong_with_a_parameter_is_said_as_click_says_it(
+    tmp_path: Path,
+) -> None:
     @click.command()
     @with_settings()
     async def command(settings: Settings) -> None:

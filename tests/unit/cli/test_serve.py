@@ -12,7 +12,11 @@ from moothall.settings import load_settings
 def test_the_file_of_the_first_run_is_named_only_where_it_is_made(tmp_path: Path) -> None:
     said = [
         tokens_are(load_settings(data_dir=tmp_path, grpc=grpc))
-        for grpc in (GrpcSettings(), GrpcSettings(token="a-secret-token"), GrpcSettings(tokens_file=Path("/etc/people.toml")))
+        for grpc in (
+            GrpcSettings(),
+            GrpcSettings(token="a-secret-token"),
+            GrpcSettings(tokens_file=Path("/etc/people.toml")),
+        )
     ]
     assert said == [
         f"the token is in {tmp_path / 'token'}",

@@ -48,7 +48,9 @@ def test_what_an_agent_beside_the_seats_found_is_one_line_with_its_tokens() -> N
         "message": "test writer: 4 tests, 3 of them fail on the base\n\x1b[31m",
         "usage": {"prompt_tokens": 900, "completion_tokens": 100},
     }
-    line = line_of(Recorded(1, new_event(EventType.EVIDENCE_REPORTED, "t", {"task_id": "t", "report": report})))
+    line = line_of(
+        Recorded(1, new_event(EventType.EVIDENCE_REPORTED, "t", {"task_id": "t", "report": report}))
+    )
     assert line is not None
     assert "test writer: 4 tests, 3 of them fail on the base" in line.plain
     assert line.plain.endswith("(1000 tokens)")
@@ -57,19 +59,42 @@ def test_what_an_agent_beside_the_seats_found_is_one_line_with_its_tokens() -> N
 
 
 def test_a_test_that_was_red_before_is_not_said_to_have_failed() -> None:
-    evidence = {"check": "tests", "verdict": "passed", "passed": 7, "failed": 3, "skipped": 1, "before": 2}
-    line = line_of(Recorded(1, new_event(EventType.CHECK_FINISHED, "t", {"seat": "agent-dev-001", "evidence": evidence})))
+    evidence = {
+        "check": "tests",
+        "verdict": "passed",
+        "passed": 7,
+        "failed": 3,
+        "skipped": 1,
+        "before": 2,
+    }
+    line = line_of(
+        Recorded(
+            1,
+            new_event(
+                EventType.CHECK_FINISHED, "t", {"seat": "agent-dev-001", "evidence": evidence}
+            ),
+        )
+    )
     assert line is not None
-    assert line.plain.endswith("clean re-check, tests: passed (7 passed, 1 failed, 2 red before, 1 skipped)")
+    assert line.plain.endswith(
+        "clean re-check, tests: passed (7 passed, 1 failed, 2 red before, 1 skipped)"
+    )
 
 
 @pytest.mark.parametrize(
-    ("winner", "wanted"), [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")]
+    ("winner", "wanted"),
+    [("agent-dev-001", "Winner: agent-dev-001 (unproven)"), ("", "No winner. Nothing held.")],
 )
 def test_the_end_says_who_won_and_why(winner: str, wanted: str) -> None:
-    result = Result(1, "agent-dev-001", "dev", 0.6, ("because",), passed_gates=True, proven=False, diff=DIFF)
+    result = Result(
+        1, "agent-dev-001", "dev", 0.6, ("because",), passed_gates=True, proven=False, diff=DIFF
+    )
     outcome = Outcome(
-        "t", DeliberationStatus.COMPLETED, winner_id=winner, results=(result,), error_message="" if winner else "Nothing held."
+        "t",
+        DeliberationStatus.COMPLETED,
+        winner_id=winner,
+        results=(result,),
+        error_message="" if winner else "Nothing held.",
     )
     console = Console(file=io.StringIO(), width=100)
     show_outcome(console, outcome)
@@ -89,7 +114,14 @@ def test_a_seat_that_goes_in_circles_is_said_to_start_anew_or_to_stop() -> None:
     }
 
     def said(attempt: int) -> str:
-        return str(line_of(Recorded(1, new_event(EventType.SEAT_TURN, "t", {**turn, "attempt": attempt}, ordinal="1"))))
+        return str(
+            line_of(
+                Recorded(
+                    1,
+                    new_event(EventType.SEAT_TURN, "t", {**turn, "attempt": attempt}, ordinal="1"),
+                )
+            )
+        )
 
     assert "starts anew (2 of 3): the same tests red for 3 turns" in said(1)
     assert "stops: the same tests red for 3 turns" in said(3)
@@ -105,7 +137,9 @@ def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder, "summary.md")
         summarize(
-            Outcome("t", DeliberationStatus.COMPLETED, results=(result,), winner_id="agent-dev-001"),
+            Outcome(
+                "t", DeliberationStatus.COMPLETED, results=(result,), winner_id="agent-dev-001"
+            ),
             DeliberationRequest(words, "DEV"),
             path,
         )
@@ -114,7 +148,10 @@ def test_a_summary_holds_text_and_nothing_that_renders(words: str) -> None:
     told = [title.removeprefix("### "), row.split(" | ")[-1].removesuffix(" |")]
     for text in told:
         assert not set(re.sub(r"&#\d+;", "", text)) & set("<>`*_[]()|\\!#~@")
-        shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in " ".join(words.split()))
+        shown = "".join(
+            one if one.isprintable() else "\N{REPLACEMENT CHARACTER}"
+            for one in " ".join(words.split())
+        )
         assert html.unescape(text).replace(JOINER, "") == shown
 
 
@@ -129,16 +166,32 @@ def test_a_summary_is_added_and_one_that_cannot_be_written_is_said(tmp_path: Pat
 
 
 def test_reasons_of_several_answers_are_shown_once() -> None:
-    reasons = {1: ("passes", "proven", "first"), 2: ("passes", "proven", "second"), 3: ("passes", "third")}
+    reasons = {
+        1: ("passes", "proven", "first"),
+        2: ("passes", "proven", "second"),
+        3: ("passes", "third"),
+    }
     results = tuple(
-        Result(rank, f"s-{rank}", "dev", 1.0, said, passed_gates=True, proven=True, diff=DIFF) for rank, said in reasons.items()
+        Result(rank, f"s-{rank}", "dev", 1.0, said, passed_gates=True, proven=True, diff=DIFF)
+        for rank, said in reasons.items()
     )
     console = Console(file=io.StringIO(), width=80)
-    show_outcome(console, Outcome("t", DeliberationStatus.COMPLETED, winner_id="s-1", results=results))
+    show_outcome(
+        console, Outcome("t", DeliberationStatus.COMPLETED, winner_id="s-1", results=results)
+    )
     lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
     at = lines.index("All 3 candidates")
     assert lines[at : at + 10] == [
-        *("All 3 candidates", "passes", "1. s-1, 2. s-2", "proven", "1. s-1", "first", "2. s-2", "second", "3. s-3", "third"),
+        "All 3 candidates",
+        "passes",
+        "1. s-1, 2. s-2",
+        "proven",
+        "1. s-1",
+        "first",
+        "2. s-2",
+        "second",
+        "3. s-3",
+        "third",
     ]
 
 
@@ -150,12 +203,27 @@ def test_reasons_of_several_answers_are_shown_once() -> None:
     ],
 )
 def test_the_start_names_models_windows_and_limits(source: str, shown: str) -> None:
-    model = {"profile": "", "model": "qwen", "reply": "tools", "window": 131_072, "window_source": source, "reply_tokens": 32_768}
-    data = {"seats": ["a"], "models": [model], "limits": {"turns": 100, "tokens": 5_000_000, "calls": 1000, "seconds": 1798}}
+    model = {
+        "profile": "",
+        "model": "qwen",
+        "reply": "tools",
+        "window": 131_072,
+        "window_source": source,
+        "reply_tokens": 32_768,
+    }
+    data = {
+        "seats": ["a"],
+        "models": [model],
+        "limits": {"turns": 100, "tokens": 5_000_000, "calls": 1000, "seconds": 1798},
+    }
     line = line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", data)))
     assert line is not None
     assert line.plain == (
-        f"council         qwen: native tool calls, window 131,072 tokens {shown}, replies up to 32,768; "
+        f"council         qwen: native tool calls, window 131,072 tokens {shown}, replies up to "
+        "32,768; "
         "at most 100 turns a seat, 5,000,000 tokens, 30 min"
     )
-    assert line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]}))) is None
+    assert (
+        line_of(Recorded(1, new_event(EventType.DELIBERATION_STARTED, "t", {"seats": ["a"]})))
+        is None
+    )

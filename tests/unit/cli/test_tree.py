@@ -19,7 +19,11 @@ STARTERS = {"demo", "doctor", "open", "serve"}
 
 
 COMMANDS = {" ".join(path): command for path, command in leaves(main)}
-REQUIRING = [name for name, command in COMMANDS.items() if any(parameter.required for parameter in command.params)]
+REQUIRING = [
+    name
+    for name, command in COMMANDS.items()
+    if any(parameter.required for parameter in command.params)
+]
 NUMBERS = [
     (name, parameter.opts[0], parameter)
     for name, command in COMMANDS.items()
@@ -37,13 +41,31 @@ def test_a_command_without_its_arguments_is_a_usage_error(name: str, tmp_path: P
 
 
 def test_commands_that_change_a_task_or_remove_something_require_its_name() -> None:
-    changing = {"cancel", "fork", "rm", "steer", "agents stop", "agents pause", "agents resume", "account remove", "repo remove"}
-    assert changing | {"story approve", "story reject", "tools disable", "tools revoke", "log prune"} <= set(REQUIRING)
+    changing = {
+        "cancel",
+        "fork",
+        "rm",
+        "steer",
+        "agents stop",
+        "agents pause",
+        "agents resume",
+        "account remove",
+        "repo remove",
+    }
+    assert changing | {
+        "story approve",
+        "story reject",
+        "tools disable",
+        "tools revoke",
+        "log prune",
+    } <= set(REQUIRING)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - set(REQUIRING) - STARTERS))
-def test_a_command_that_requires_nothing_ends_without_a_traceback(name: str, tmp_path: Path) -> None:
+def test_a_command_that_requires_nothing_ends_without_a_traceback(
+    name: str, tmp_path: Path
+) -> None:
     called = subprocess.run(
         [sys.executable, "-m", "moothall", *name.split()],
         cwd=tmp_path,
@@ -62,21 +84,29 @@ def test_a_command_that_requires_nothing_ends_without_a_traceback(name: str, tmp
 def test_an_empty_task_is_refused(command: str, tmp_path: Path) -> None:
     """A script's unset variable must not mean the latest task."""
     words = ["Use a set."] if command == "steer" else []
-    called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, [*command.split(), "", *words])
+    called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(
+        main, [*command.split(), "", *words]
+    )
     assert called.exit_code == 2
     assert "'' is not an id" in called.output
 
 
 @pytest.mark.parametrize(("name", "option", "parameter"), NUMBERS)
-def test_a_number_below_its_range_and_nan_are_refused(name: str, option: str, parameter: click.Parameter, tmp_path: Path) -> None:
+def test_a_number_below_its_range_and_nan_are_refused(
+    name: str, option: str, parameter: click.Parameter, tmp_path: Path
+) -> None:
     kind = parameter.type
     assert isinstance(kind, click.IntRange | click.FloatRange)
     assert kind.min is not None
-    required = [text for one in COMMANDS[name].params if one.required for text in _given(one, option)]
+    required = [
+        text for one in COMMANDS[name].params if one.required for text in _given(one, option)
+    ]
     for value in (str(kind.min - 1), "nan", "inf", "9" * 30):
         if value.isdecimal() and isinstance(kind, click.FloatRange):
             continue
-        called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(main, [*name.split(), *required, option, value])
+        called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path)}).invoke(
+            main, [*name.split(), *required, option, value]
+        )
         assert called.exit_code == 2, value
         assert f"Invalid value for '{option}'" in called.output
 
@@ -92,7 +122,10 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
     ("arguments", "words"),
     [
         (["deliberate", "--agents", "0", "x"], "0 is not in the range"),
-        (["deliberate", "--agents", "17", "x"], "17 is not in the range 1 to 16. The upper bound is the setting limits.agents."),
+        (
+            ["deliberate", "--agents", "17", "x"],
+            "17 is not in the range 1 to 16. The upper bound is the setting limits.agents.",
+        ),
         (["deliberate", "--rounds", "9", "x"], "limits.rounds"),
         (["deliberate", "--turns", "101", "x"], "limits.turns"),
         (["deliberate", "--timeout", "1801", "x"], "limits.deliberation_seconds"),
@@ -102,7 +135,9 @@ def _given(parameter: click.Parameter, but: str) -> list[str]:
         (["tools", "run", "--repo", ".", "--ttl", "3601", "x"], "guard.token_seconds"),
     ],
 )
-def test_a_number_above_its_setting_is_refused_before_anything_starts(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_a_number_above_its_setting_is_refused_before_anything_starts(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
     (tmp_path / "x").write_text("{}")
     called = CliRunner(env={"MOOTHALL_DATA_DIR": str(tmp_path / "data")}).invoke(main, arguments)
     assert called.exit_code == 2

@@ -19,7 +19,10 @@ SECRET = SecretStr("a token of these tests")
     ("forge", "wanted"),
     [
         (ForgeSettings(token=SECRET), r"forge\.repositories is empty"),
-        (ForgeSettings(token=SECRET, repositories=("acme/app",), label=""), r"forge\.label and forge\.mention are both empty"),
+        (
+            ForgeSettings(token=SECRET, repositories=("acme/app",), label=""),
+            r"forge\.label and forge\.mention are both empty",
+        ),
         (ForgeSettings(repositories=("acme/app",)), r"forge\.token is missing"),
         (ForgeSettings(token=SECRET, repositories=("acme/app",)), r"git needs forge\.token too"),
     ],

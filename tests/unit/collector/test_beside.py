@@ -1,4 +1,6 @@
-"""Several collectors on one bus: each is given some of the events, and what comes of them is as with one."""
+"""Several collectors on one bus: each is given some of the events, and what comes of them is as
+with one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TASKS = [f"task-{letter}" for letter in "abcdefgh"]
 async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
     """Return what one collector decides of a story, and the branches that it makes."""
     bus, repositories = FaultyBus(), Remembering()
-    running = asyncio.create_task(Collector(bus, repositories, LimitSettings(), clock=lambda: START).run())
+    running = asyncio.create_task(
+        Collector(bus, repositories, LimitSettings(), clock=lambda: START).run()
+    )
     await told(bus, story)
     await until(lambda: bool(bus.decisions))
     running.cancel()
@@ -32,14 +36,17 @@ async def with_one(story: Story) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class Two:
-    """Two collectors, each with repositories of its own; what is done under a name is one's at a time."""
+    """Two collectors, each with repositories of its own; what is done under a name is one's at a
+    time.
+    """
 
     def __init__(self, bus: FaultyBus, now: Callable[[], datetime] = lambda: START) -> None:
         self.bus = bus
         self.repositories = (Remembering(), Remembering())
         self._locks: dict[str, asyncio.Lock] = {}
         self.collectors = [
-            Collector(bus, mine, LimitSettings(), alone=self._alone, tick_seconds=0.005, clock=now) for mine in self.repositories
+            Collector(bus, mine, LimitSettings(), alone=self._alone, tick_seconds=0.005, clock=now)
+            for mine in self.repositories
         ]
         self.running: list[asyncio.Task[None]] = []
 
@@ -77,12 +84,17 @@ def mixed(stories: Iterable[Story], seed: int) -> list[Event]:
 
 def are_shown_in_order(bus: FaultyBus) -> bool:
     order = ["PENDING", "IN_PROGRESS", "COMPLETED", "TIMEOUT"]
-    shown = {task: [order.index(status) for key, status in bus.history if key == task] for task, _ in bus.history}
+    shown = {
+        task: [order.index(status) for key, status in bus.history if key == task]
+        for task, _ in bus.history
+    }
     return all(found == sorted(found) for found in shown.values())
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered_once(seed: int) -> None:
+async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered_once(
+    seed: int,
+) -> None:
     expected, _ = await with_one(full("task-a"))
     bus = FaultyBus()
     async with Two(bus) as two:
@@ -100,7 +112,9 @@ async def test_two_share_the_work_and_each_deliberation_is_decided_and_delivered
 
 @pytest.mark.parametrize("killed_after", range(0, len(full().events) + 1, 2))
 @pytest.mark.parametrize("which", [0, 1])
-async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(which: int, killed_after: int) -> None:
+async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(
+    which: int, killed_after: int
+) -> None:
     expected, branches = await with_one(full())
     bus = FaultyBus()
     async with Two(bus) as two:
@@ -110,14 +124,18 @@ async def test_one_is_killed_anywhere_and_the_other_decides_the_same_once(which:
             await asyncio.sleep(0)
         await two.kill(which)
         await told(bus, Story(events=full().events[killed_after:]))
-        await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending)
+        await until(
+            lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending
+        )
     assert [dict(event.data) for event in bus.decisions] == [expected]
     assert two.repositories[0].branches | two.repositories[1].branches == branches
     assert are_shown_in_order(bus)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_request(which: int) -> None:
+async def test_what_waits_for_its_deadline_is_decided_whoever_was_given_its_request(
+    which: int,
+) -> None:
     bus, now = FaultyBus(), [START]
     async with Two(bus, lambda: now[0]) as two:
         for task in TASKS:
@@ -141,9 +159,13 @@ async def test_both_know_of_a_pause_and_of_its_end_whoever_was_given_them() -> N
         await told(bus, Story().begun())
         await until(lambda: all(one.under_way for one in two.collectors))
         await bus.publish(turn(0, EventType.DELIBERATION_PAUSED))
-        await until(lambda: all(state.pauses.held for one in two.collectors for state in one.states()))
+        await until(
+            lambda: all(state.pauses.held for one in two.collectors for state in one.states())
+        )
         await bus.publish(turn(1, EventType.DELIBERATION_RESUMED))
-        await until(lambda: not any(state.pauses.held for one in two.collectors for state in one.states()))
+        await until(
+            lambda: not any(state.pauses.held for one in two.collectors for state in one.states())
+        )
         now[0] = LATE
         await until(lambda: bool(bus.decisions))
     assert len(bus.decisions) == 1
@@ -157,7 +179,9 @@ async def test_who_could_not_deliver_takes_the_decision_that_another_recorded_me
     await told(bus, full())
     first = Collector(bus, slow, LimitSettings(), tick_seconds=0.005, clock=lambda: DEADLINE)
     second = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START)
-    running = asyncio.create_task(first.handle(bus.log[-1]))  # stands still, so that nothing keeps the other from it
+    running = asyncio.create_task(
+        first.handle(bus.log[-1])
+    )  # stands still, so that nothing keeps the other from it
     await until(lambda: slow.deliveries > 0)
     await second.handle(bus.log[-1])
     (decision,) = bus.decisions

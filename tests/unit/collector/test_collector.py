@@ -20,7 +20,9 @@ from support.story import DEADLINE, SEATS, START, FaultyBus, Remembering, Story,
 LATE = DEADLINE + timedelta(seconds=11)
 
 
-def collector(bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START) -> Collector:
+def collector(
+    bus: FaultyBus, repositories: Remembering, now: Callable[[], datetime] = lambda: START
+) -> Collector:
     return Collector(bus, repositories, LimitSettings(), tick_seconds=0.005, clock=now)
 
 
@@ -60,11 +62,19 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
         await bus.settled()
         assert one.under_way == 0
     data = bus.decisions[0].data
-    assert (data["status"], data["winner_id"], data["final_state"]) == ("COMPLETED", SEATS[0], "committed")
+    assert (data["status"], data["winner_id"], data["final_state"]) == (
+        "COMPLETED",
+        SEATS[0],
+        "committed",
+    )
     assert data["branch"] == "moothall/task-a"
     assert data["commit_sha"] == repositories.branches["moothall/task-a"]
     assert repositories.messages == {
-        f"Add hello_world() function to src/utils.py\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+        (
+            "Add hello_world() function to src/utils.py\n\nDeliberation: task-a\nWinner: "
+            f"{SEATS[0]} "
+            "(proven)\n"
+        )
     }
     assert [(ref.id, ref.url, ref.ref) for ref in repositories.refs] == [("sample", "", "b" * 40)]
     assert statuses(bus) == ["PENDING", "IN_PROGRESS", "COMPLETED"]
@@ -73,7 +83,9 @@ async def test_a_council_that_ends_is_decided_delivered_and_shown() -> None:
 
 
 @pytest.mark.parametrize("killed_after", range(len(full().events) + 1))
-async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(killed_after: int) -> None:
+async def test_killed_after_any_event_and_restarted_it_decides_the_same_once(
+    killed_after: int,
+) -> None:
     expected, branches = await undisturbed(full())
     bus, repositories = FaultyBus(), Remembering()
     async with running(bus, repositories):
@@ -125,7 +137,9 @@ async def test_a_bus_that_fails_for_a_while_is_tried_again(act: str) -> None:
     await told(bus, full())
     bus.failures[act] = 5
     async with running(bus, repositories):
-        await until(lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending)
+        await until(
+            lambda: bus.documents.get("task-a", {}).get("status") == "COMPLETED" and not bus.pending
+        )
     assert [dict(event.data) for event in bus.decisions] == [expected]
 
 
@@ -195,13 +209,20 @@ async def test_a_cancel_before_the_end_wins_and_after_it_loses() -> None:
 
 
 @pytest.mark.parametrize("error", [PatchRefused("it holds a hook"), ModelUnavailable("away")])
-async def test_a_delivery_that_fails_is_told_and_the_decision_stands(error: PatchRefused | ModelUnavailable) -> None:
+async def test_a_delivery_that_fails_is_told_and_the_decision_stands(
+    error: PatchRefused | ModelUnavailable,
+) -> None:
     bus = FaultyBus()
     await told(bus, full())
     async with running(bus, Remembering(error)):
         await until(lambda: bool(bus.decisions))
     data = bus.decisions[0].data
-    assert (data["status"], data["winner_id"], data["branch"], data["final_state"]) == ("COMPLETED", SEATS[0], "", "failed")
+    assert (data["status"], data["winner_id"], data["branch"], data["final_state"]) == (
+        "COMPLETED",
+        SEATS[0],
+        "",
+        "failed",
+    )
     assert error.message in data["error_message"]
     assert "moothall/task-a" in data["error_message"]
 
@@ -252,7 +273,10 @@ async def test_about_text_nothing_is_delivered() -> None:
     await told(bus, full(text=True))
     async with running(bus, repositories):
         await until(lambda: bool(bus.decisions))
-    assert (bus.decisions[0].data["final_state"], bus.decisions[0].data["branch"]) == ("answered", "")
+    assert (bus.decisions[0].data["final_state"], bus.decisions[0].data["branch"]) == (
+        "answered",
+        "",
+    )
     assert repositories.refs == []
 
 
@@ -260,7 +284,9 @@ async def test_a_malformed_event_is_buried_and_the_rest_is_decided() -> None:
     expected, _ = await undisturbed(full())
     bus = FaultyBus()
     bad = [
-        new_event(EventType.SEAT_PROPOSED, "task-a", {"task_id": "task-a", "proposal": {"seat": 1}}),
+        new_event(
+            EventType.SEAT_PROPOSED, "task-a", {"task_id": "task-a", "proposal": {"seat": 1}}
+        ),
         new_event(EventType.SEAT_FINISHED, "x", {"task_id": "not/an id"}),
         new_event(EventType.SEAT_FINISHED, "y", {}),
         new_event(EventType.SEAT_FINISHED, "stray", {"task_id": "stray", "seat": "s"}),
@@ -279,7 +305,12 @@ async def test_what_was_decided_before_is_shown_and_not_decided_again() -> None:
     bus, repositories = FaultyBus(), Remembering()
     await told(bus, full())
     await bus.publish(
-        new_event(EventType.DELIBERATION_DECIDED, "task-a", {**expected, "winner_id": "kept"}, time=START.isoformat())
+        new_event(
+            EventType.DELIBERATION_DECIDED,
+            "task-a",
+            {**expected, "winner_id": "kept"},
+            time=START.isoformat(),
+        )
     )
     bus.documents["other"] = {"status": "IN_PROGRESS"}
     bus.documents["task-a"] = dump_pending()

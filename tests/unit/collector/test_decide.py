@@ -37,7 +37,9 @@ WHOLE = full().events
 
 
 @given(st.permutations(WHOLE), st.lists(st.sampled_from(WHOLE)), st.randoms(use_true_random=False))
-def test_order_and_repetition_change_nothing(order: list[Event], again: list[Event], chance: object) -> None:
+def test_order_and_repetition_change_nothing(
+    order: list[Event], again: list[Event], chance: object
+) -> None:
     events = [*order]
     for event in again:
         events.insert(chance.randrange(len(events) + 1), event)  # type: ignore[attr-defined]  # hypothesis's Random
@@ -48,15 +50,17 @@ def test_order_and_repetition_change_nothing(order: list[Event], again: list[Eve
 @given(st.data())
 def test_of_two_facts_with_one_key_the_earlier_stays(data: st.DataObject) -> None:
     story = full()
-    story.finished(FIRST, SeatStatus.LATE).proposed(FIRST, "other").checked(FIRST, green=False).called(
-        FIRST, f"task-a/{FIRST}/propose/0.0", 99
-    )
+    story.finished(FIRST, SeatStatus.LATE).proposed(FIRST, "other").checked(
+        FIRST, green=False
+    ).called(FIRST, f"task-a/{FIRST}/propose/0.0", 99)
     order = data.draw(st.permutations(story.events))
     assert decide(state_of(order)) == decide(state_of(WHOLE)) == decide(state_of(story.events))
 
 
 @given(st.sets(st.integers(0, len(WHOLE) - 1)))
-def test_whatever_is_missing_there_is_an_outcome_and_a_winner_has_its_evidence(lost: set[int]) -> None:
+def test_whatever_is_missing_there_is_an_outcome_and_a_winner_has_its_evidence(
+    lost: set[int],
+) -> None:
     events = [event for index, event in enumerate(WHOLE) if index == 0 or index not in lost]
     state = state_of(events)
     assert ready(state, LATE)
@@ -74,10 +78,20 @@ def test_whatever_is_missing_there_is_an_outcome_and_a_winner_has_its_evidence(l
 
 def test_the_proven_candidate_wins() -> None:
     outcome = outcome_of(full())
-    assert (outcome.status, outcome.winner_id, outcome.proven, outcome.final_state) == ("COMPLETED", FIRST, True, "committed")
-    assert [(item.rank, item.seat, item.passed_gates) for item in outcome.results] == [(1, FIRST, True), (2, SECOND, False)]
+    assert (outcome.status, outcome.winner_id, outcome.proven, outcome.final_state) == (
+        "COMPLETED",
+        FIRST,
+        True,
+        "committed",
+    )
+    assert [(item.rank, item.seat, item.passed_gates) for item in outcome.results] == [
+        (1, FIRST, True),
+        (2, SECOND, False),
+    ]
     assert [item.check for item in outcome.results[0].evidence] == ["applies", "tests"]
-    assert [(item.reviewer, item.candidate, item.score) for item in outcome.results[0].reviews] == [(SECOND, FIRST, 0.9)]
+    assert [(item.reviewer, item.candidate, item.score) for item in outcome.results[0].reviews] == [
+        (SECOND, FIRST, 0.9)
+    ]
     assert "Passes the tests of 1 of 1 other author." in outcome.results[0].reasons
     assert [seat.status for seat in outcome.seats] == ["proposed", "proposed", "failed"]
     assert outcome.seats[2].error_code == "MODEL_UNAVAILABLE"
@@ -101,22 +115,39 @@ def test_ready_only_when_all_finished_or_cancelled_or_the_time_is_up() -> None:
 
 def test_every_seat_failed() -> None:
     story = Story().begun()
-    for seat, code in zip(SEATS, ("MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "BUDGET_EXCEEDED"), strict=True):
+    for seat, code in zip(
+        SEATS, ("MODEL_UNAVAILABLE", "MODEL_UNAVAILABLE", "BUDGET_EXCEEDED"), strict=True
+    ):
         story.failed(seat, code).finished(seat, SeatStatus.FAILED, code)
     outcome = outcome_of(story)
     assert (outcome.status, outcome.final_state, outcome.winner_id) == ("FAILED", "failed", "")
-    assert outcome.error_message == "No seat proposed anything: 1 x BUDGET_EXCEEDED, 2 x MODEL_UNAVAILABLE."
+    assert (
+        outcome.error_message
+        == "No seat proposed anything: 1 x BUDGET_EXCEEDED, 2 x MODEL_UNAVAILABLE."
+    )
 
 
 def test_no_candidate_through_the_gates_is_no_winner() -> None:
     story = Story().begun().proposed(FIRST, "bad").checked(FIRST, green=False).finished(FIRST)
-    outcome = outcome_of(story.finished(SECOND, SeatStatus.FAILED, "X").finished(THIRD, SeatStatus.UNSTARTED))
-    assert (outcome.status, outcome.final_state, outcome.winner_id) == ("COMPLETED", "no_winner", "")
+    outcome = outcome_of(
+        story.finished(SECOND, SeatStatus.FAILED, "X").finished(THIRD, SeatStatus.UNSTARTED)
+    )
+    assert (outcome.status, outcome.final_state, outcome.winner_id) == (
+        "COMPLETED",
+        "no_winner",
+        "",
+    )
     assert "Required check tests failed" in outcome.error_message
 
 
 def test_a_proposal_that_nobody_checked_does_not_win() -> None:
-    story = Story().begun().proposed(FIRST, "good").finished(FIRST).finished(SECOND, SeatStatus.FAILED, "X")
+    story = (
+        Story()
+        .begun()
+        .proposed(FIRST, "good")
+        .finished(FIRST)
+        .finished(SECOND, SeatStatus.FAILED, "X")
+    )
     outcome = outcome_of(story.finished(THIRD, SeatStatus.FAILED, "X"))
     assert outcome.final_state == "no_winner"
     assert "clean re-check is missing" in outcome.error_message
@@ -131,8 +162,15 @@ def test_at_the_deadline_a_quorum_decides_and_less_is_a_timeout(evaluated: int) 
     assert outcome.seats[2].status is SeatStatus.LATE
     assert outcome.duration_ms == 600_000
     if evaluated == 1:
-        assert (outcome.status, outcome.final_state, outcome.winner_id) == ("TIMEOUT", "timeout", "")
-        assert outcome.error_message == "The time was up with 1 of 3 seats proposed and checked; 50% were needed."
+        assert (outcome.status, outcome.final_state, outcome.winner_id) == (
+            "TIMEOUT",
+            "timeout",
+            "",
+        )
+        assert (
+            outcome.error_message
+            == "The time was up with 1 of 3 seats proposed and checked; 50% were needed."
+        )
         assert len(outcome.results) == 2
     else:
         assert outcome.status is DeliberationStatus.COMPLETED
@@ -148,7 +186,14 @@ def test_what_comes_after_the_last_moment_does_not_count() -> None:
 
 
 def test_seats_that_adaptation_did_not_need_are_not_missed() -> None:
-    story = Story().begun().proposed(FIRST, "good").checked(FIRST).finished(FIRST).finished(SECOND, SeatStatus.UNSTARTED)
+    story = (
+        Story()
+        .begun()
+        .proposed(FIRST, "good")
+        .checked(FIRST)
+        .finished(FIRST)
+        .finished(SECOND, SeatStatus.UNSTARTED)
+    )
     assert outcome_of(story).winner_id == FIRST
 
 
@@ -163,12 +208,22 @@ def test_a_proven_answer_wins_though_most_seats_were_not_waited_for() -> None:
 
 def test_a_seat_that_failed_but_never_finished_says_why() -> None:
     outcome = outcome_of(Story().begun().failed(FIRST, "BUDGET_EXCEEDED"))
-    assert (outcome.status, outcome.seats[0].status, outcome.seats[0].error_code) == ("TIMEOUT", "failed", "BUDGET_EXCEEDED")
+    assert (outcome.status, outcome.seats[0].status, outcome.seats[0].error_code) == (
+        "TIMEOUT",
+        "failed",
+        "BUDGET_EXCEEDED",
+    )
 
 
 def test_cancelled_says_by_what() -> None:
-    outcome = outcome_of(Story().begun().proposed(FIRST, "good").checked(FIRST).cancelled("changed my mind"))
-    assert (outcome.status, outcome.final_state, outcome.winner_id) == ("CANCELLED", "cancelled", "")
+    outcome = outcome_of(
+        Story().begun().proposed(FIRST, "good").checked(FIRST).cancelled("changed my mind")
+    )
+    assert (outcome.status, outcome.final_state, outcome.winner_id) == (
+        "CANCELLED",
+        "cancelled",
+        "",
+    )
     assert outcome.error_message == "Cancelled: changed my mind"
     assert {seat.status for seat in outcome.seats} == {SeatStatus.CANCELLED}
     assert len(outcome.results) == 1
@@ -176,13 +231,20 @@ def test_cancelled_says_by_what() -> None:
 
 def test_about_text_reviews_decide_and_nothing_is_committed() -> None:
     outcome = outcome_of(full(text=True))
-    assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == ("COMPLETED", "answered", FIRST, False)
+    assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == (
+        "COMPLETED",
+        "answered",
+        FIRST,
+        False,
+    )
     assert outcome.results[0].content == "good"
 
 
 def test_a_seat_that_nobody_asked_has_no_say() -> None:
     story = full()
-    assert outcome_of(story.proposed("agent-dev-009", "mine").checked("agent-dev-009")) == outcome_of(full())
+    assert outcome_of(
+        story.proposed("agent-dev-009", "mine").checked("agent-dev-009")
+    ) == outcome_of(full())
 
 
 def test_the_document_while_it_runs() -> None:
@@ -200,7 +262,11 @@ def test_the_document_while_it_runs() -> None:
     [
         (EventType.SEAT_PROPOSED, {"task_id": "task-a"}, "proposal"),
         (EventType.SEAT_PROPOSED, {"task_id": "task-a", "proposal": {"seat": 3}}, "seat"),
-        (EventType.SEAT_FINISHED, {"task_id": "task-a", "seat": FIRST, "outcome": {"status": "won"}}, "status"),
+        (
+            EventType.SEAT_FINISHED,
+            {"task_id": "task-a", "seat": FIRST, "outcome": {"status": "won"}},
+            "status",
+        ),
         (EventType.CHECK_FINISHED, {"task_id": "task-a", "evidence": {}}, "candidate"),
         (
             EventType.CHECK_FINISHED,
@@ -213,7 +279,9 @@ def test_the_document_while_it_runs() -> None:
         (EventType.SEAT_STARTED, {"task_id": "task-b"}, "task-b"),
     ],
 )
-def test_a_malformed_event_is_refused_by_name(kind: EventType, data: dict[str, object], named: str) -> None:
+def test_a_malformed_event_is_refused_by_name(
+    kind: EventType, data: dict[str, object], named: str
+) -> None:
     with pytest.raises(InvalidRequest, match=named):
         fold(DeliberationState("task-a"), new_event(kind, "task-a", data))
 
@@ -224,10 +292,14 @@ def test_a_malformed_time_is_refused(time: str) -> None:
         fold(None, new_event(EventType.SEAT_STARTED, "task-a", {"task_id": "task-a"}, time=time))
 
 
-@pytest.mark.parametrize("deadline", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59", "9999-12-31T23:59:59-10:00"])
+@pytest.mark.parametrize(
+    "deadline", ["9999-12-31T23:59:59Z", "9999-12-31T23:59:59", "9999-12-31T23:59:59-10:00"]
+)
 def test_a_deadline_at_the_end_of_time_is_none(deadline: str) -> None:
     events = Story().begun().events
-    asked = new_event(EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline})
+    asked = new_event(
+        EventType.DELIBERATION_REQUESTED, "task-a", {**events[0].data, "deadline": deadline}
+    )
     assert not ready(state_of([asked, *events[1:]]), LATE)
 
 

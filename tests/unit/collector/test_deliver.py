@@ -16,7 +16,17 @@ TITLE = "Add hello_world() function to src/utils.py"
 
 async def message_of(message: str, origin: str = "") -> str:
     repositories = Remembering()
-    won = Result(1, SEATS[0], "dev", 1.0, ("proven",), True, True, diff="diff --git a/x b/x\n", message=message)
+    won = Result(
+        1,
+        SEATS[0],
+        "dev",
+        1.0,
+        ("proven",),
+        True,
+        True,
+        diff="diff --git a/x b/x\n",
+        message=message,
+    )
     ended = Outcome(
         "task-a",
         DeliberationStatus.COMPLETED,
@@ -42,7 +52,10 @@ async def message_of(message: str, origin: str = "") -> str:
     ],
 )
 async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wanted: str) -> None:
-    assert await message_of(message, origin) == f"{wanted}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+    assert (
+        await message_of(message, origin)
+        == f"{wanted}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +66,11 @@ async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wan
         ("fix: x [skip[skip ci] ci]\n[[no ci]no ci]", "fix: x"),
         ("fix: x\n\n[skip ci]Signed-off-by: A <a@b>", "fix: x"),
         (
-            "fix: x\n\n\n\nCo-authored-by: A <a@b>\nDeliberation: other\nwinner: me\nthe winner is ours",
+            (
+                "fix: x\n\n\n\nCo-authored-by: A <a@b>\nDeliberation: other\nwinner: me\nthe "
+                "winner "
+                "is ours"
+            ),
             "fix: x\n\nthe winner is ours",
         ),
         ("x" * 10_000, "x" * 4_000),
@@ -69,9 +86,16 @@ def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
     [
         ("Add hello()", "Add hello()"),
         ("Add hello()\n\nIt greets.", "Add hello()"),
-        (f"A number counts as a limit. {'When such an input is merged, ' * 4}", "A number counts as a limit"),
         (
-            "retry counts as a shorthand for an object with a limit when options are merged with others",
+            f"A number counts as a limit. {'When such an input is merged, ' * 4}",
+            "A number counts as a limit",
+        ),
+        (
+            (
+                "retry counts as a shorthand for an object with a limit when options are merged "
+                "with "
+                "others"
+            ),
             "retry counts as a shorthand for an object with a limit when options are…",
         ),
         ("x" * 100, "x" * 71 + "…"),

@@ -1,4 +1,6 @@
-"""Two hosts that worked at the same time: what was found of one proposal says nothing of another of the same name."""
+"""Two hosts that worked at the same time: what was found of one proposal says nothing of another of
+the same name.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ FIRST, SECOND, THIRD = SEATS
 
 
 def proposal(seat: str, body: str, **more: Any) -> Proposal:
-    return Proposal(seat, "dev", body, f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n", **more)
+    return Proposal(
+        seat,
+        "dev",
+        body,
+        f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{body}\n",
+        **more,
+    )
 
 
 def proposes(story: Story, made: Proposal) -> Story:
@@ -28,7 +36,13 @@ def proposes(story: Story, made: Proposal) -> Story:
 def checks(story: Story, made: Proposal, *, green: bool) -> Story:
     verdict = Verdict.PASSED if green else Verdict.FAILED
     about = {"seat": made.seat, "candidate": made.candidate, "fingerprint": made.fingerprint}
-    facts = {"applies": True, "required": ["tests"], "regressions": [], "proven": green, "behaviour": verdict.value}
+    facts = {
+        "applies": True,
+        "required": ["tests"],
+        "regressions": [],
+        "proven": green,
+        "behaviour": verdict.value,
+    }
     story.add(EventType.CHECK_FINISHED, {**about, "evidence": dump(Evidence("tests", verdict))})
     applies = dump(Evidence("applies", Verdict.PASSED))
     return story.add(EventType.CHECK_FINISHED, {**about, "evidence": applies, "assessment": facts})
@@ -56,7 +70,9 @@ def test_evidence_belongs_to_the_proposal_that_it_judged() -> None:
     for seat in SEATS:
         story.finished(seat)
     outcome = decide(folded(story))
-    assert [result.diff for result in outcome.results] == [good.diff]  # the one that was judged stands
+    assert [result.diff for result in outcome.results] == [
+        good.diff
+    ]  # the one that was judged stands
     assert outcome.winner_id == FIRST
     assert outcome.results[0].checks == {"applies": "passed", "tests": "passed"}
 

@@ -18,12 +18,16 @@ from support.story import START, FaultyBus, Remembering, full
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
 
-def glanced(collector: Collector, seq: int, kind: EventType, data: dict[str, Any]) -> bool | asyncio.Future[None]:
+def glanced(
+    collector: Collector, seq: int, kind: EventType, data: dict[str, Any]
+) -> bool | asyncio.Future[None]:
     event = new_event(kind, "task-a", data, ordinal=seq)
     return collector.glance(Recorded(seq, event, place(seq)))
 
@@ -32,8 +36,14 @@ def place(seq: int) -> dict[str, str]:
     return {"place": str(seq), "deliveries": "1"}
 
 
-@given(kind=st.sampled_from(EventType), task_id=JSON, rest=st.dictionaries(st.text(max_size=8), JSON, max_size=3))
-def test_whatever_comes_is_left_to_its_handling(kind: EventType, task_id: Any, rest: dict[str, Any]) -> None:
+@given(
+    kind=st.sampled_from(EventType),
+    task_id=JSON,
+    rest=st.dictionaries(st.text(max_size=8), JSON, max_size=3),
+)
+def test_whatever_comes_is_left_to_its_handling(
+    kind: EventType, task_id: Any, rest: dict[str, Any]
+) -> None:
     collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     assert not glanced(collector, 1, kind, {**rest, "task_id": task_id})
     assert collector.under_way == 0
@@ -47,11 +57,15 @@ async def test_a_damaged_event_of_a_known_deliberation_is_left_to_its_handling(d
     assert isinstance(asked, asyncio.Future)
     assert not asked.done()
     assert collector.under_way == 1
-    for seq, event in enumerate((event for event in rest if event.type is EventType.SEAT_FINISHED), 2):
+    for seq, event in enumerate(
+        (event for event in rest if event.type is EventType.SEAT_FINISHED), 2
+    ):
         assert not glanced(collector, seq, event.type, dict(event.data) | {"outcome": damage})
 
 
-async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat_has_ended() -> None:
+async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat_has_ended() -> (
+    None
+):
     requested, started, *_ = full().events
     collector = Collector(FaultyBus(), Remembering(), LimitSettings(), clock=lambda: START)
     glanced(collector, 1, requested.type, dict(requested.data))
@@ -63,15 +77,23 @@ async def test_a_decision_at_the_deadline_is_left_to_its_handling_though_no_seat
 async def test_a_request_is_not_acked_before_its_deadline_is_told_of() -> None:
     requested, started, *_ = full().events
     bus = FaultyBus()
-    collector = Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START)
+    collector = Collector(
+        bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START
+    )
     for number in range(100):  # many at once are not held back: each is a message in hand
         data = dict(requested.data) | {"task_id": f"task-{number}"}
-        asked = collector.glance(Recorded(number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)))
+        asked = collector.glance(
+            Recorded(
+                number + 1, new_event(requested.type, f"task-{number}", data), place(number + 1)
+            )
+        )
         assert isinstance(asked, asyncio.Future) == (number < 96)
     assert collector.under_way == 100
     await bus.publish(requested)
     await bus.publish(started)
-    run = asyncio.create_task(Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START).run())
+    run = asyncio.create_task(
+        Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01, clock=lambda: START).run()
+    )
     async with asyncio.timeout(20):
         while not bus.history:
             assert 1 in bus.pending

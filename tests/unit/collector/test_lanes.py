@@ -30,7 +30,10 @@ def turn(story: Story, seat: str = ONE, **more: Any) -> Story:
 
 def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
     story = Story().begun()
-    story.add(EventType.MODEL_CALLED, {"seat": ONE, "call_id": "c", "phase": "propose", "usage": {}, "answer": "raw"})
+    story.add(
+        EventType.MODEL_CALLED,
+        {"seat": ONE, "call_id": "c", "phase": "propose", "usage": {}, "answer": "raw"},
+    )
     assert progress_of(story.events).lanes[ONE].said == "raw"
     turn(story, thought="I add it.", checks={"tests": "failed"})
     for _ in range(3):
@@ -38,7 +41,11 @@ def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
     lane = progress_of(story.events).lanes[ONE]
     assert (lane.approach, lane.phase, lane.turns, lane.called) == ("plainly", "propose", 4, 12)
     assert (len(lane.tools), lane.tools[-1]) == (8, ("files.2", "success"))
-    assert (lane.checks, lane.said, lane.waits) == ({"tests": "failed"}, "I add it.", "waits for the model")
+    assert (lane.checks, lane.said, lane.waits) == (
+        {"tests": "failed"},
+        "I add it.",
+        "waits for the model",
+    )
     assert lane.began
     assert not lane.ended
     assert progress_of(story.failed(ONE).events).lanes[ONE].ended
@@ -50,7 +57,13 @@ def test_words_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{"operations": 1}, {"operations": [1], "checks": [], "thought": 3}, {"seat": 4}, {"seat": "nobody"}]
+    "data",
+    [
+        {"operations": 1},
+        {"operations": [1], "checks": [], "thought": 3},
+        {"seat": 4},
+        {"seat": "nobody"},
+    ],
 )
 def test_what_is_malformed_says_nothing(data: dict[str, Any]) -> None:
     story = Story().begun().add(EventType.SEAT_TURN, {"seat": ONE, **data})
@@ -62,7 +75,12 @@ def test_the_phase_is_what_the_council_is_at() -> None:
     story = Story().requested()
     assert progress_of(story.events).phase == "asked for"
     assert (
-        progress_of([*story.events, Story().add(EventType.AGENT_PROGRESS, {"current_task": "setup"}).events[0]]).phase
+        progress_of(
+            [
+                *story.events,
+                Story().add(EventType.AGENT_PROGRESS, {"current_task": "setup"}).events[0],
+            ]
+        ).phase
         == "preparing"
     )
     story = Story().begun()
@@ -76,8 +94,14 @@ def test_the_phase_is_what_the_council_is_at() -> None:
     for seat in SEATS:
         story.finished(seat)
     assert progress_of(story.events).phase == "ranking"
-    assert progress_of(story.add(EventType.DELIBERATION_CANCELLED, {"reason": "r"}).events).phase == "stopping"
-    assert progress_of(story.add(EventType.DELIBERATION_DECIDED, {"status": "COMPLETED"}).events).phase == "decided"
+    assert (
+        progress_of(story.add(EventType.DELIBERATION_CANCELLED, {"reason": "r"}).events).phase
+        == "stopping"
+    )
+    assert (
+        progress_of(story.add(EventType.DELIBERATION_DECIDED, {"status": "COMPLETED"}).events).phase
+        == "decided"
+    )
 
 
 async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_nothing() -> None:

@@ -23,7 +23,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 9])
-async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_decided(before: int) -> None:
+async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_decided(
+    before: int,
+) -> None:
     bus, events = MemoryBus(), full().events
     for event in events[:before]:
         await bus.publish(event)
@@ -39,14 +41,26 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
         await until(lambda: onlooker.states() == (expected,))
         assert [one.task_id for one in onlooker.deliberations()] == ["task-a"]
         told = {"task_id": "task-a", "number": 0}
-        await bus.publish(new_event(EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()))
+        await bus.publish(
+            new_event(
+                EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
+            )
+        )
         await until(lambda: all(state.pauses.held for state in onlooker.states()))
         late = Onlooker(bus)
         await late._load("task-a")
         assert [state.pauses.held for state in late.states()] == [True]
         told = {"task_id": "task-a", "number": 1}
-        await bus.publish(new_event(EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()))
-        deciding = group.create_task(Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.02, clock=lambda: START).run())
+        await bus.publish(
+            new_event(
+                EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()
+            )
+        )
+        deciding = group.create_task(
+            Collector(
+                bus, Remembering(), LimitSettings(), tick_seconds=0.02, clock=lambda: START
+            ).run()
+        )
         await bus.publish(events[-1])
         await until(lambda: not onlooker.under_way)
         following.cancel()

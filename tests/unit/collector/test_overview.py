@@ -23,20 +23,45 @@ ONE, TWO = "agent-dev-001", "agent-dev-002"
 
 def asked(task: str, tenant: str = "local") -> Event:
     d = Deliberation(
-        task, "Add hello_world()", "dev", "vote", (ONE, TWO), 0, NOW, 2, repository=RepositoryRef(id="sample"), tenant=tenant
+        task,
+        "Add hello_world()",
+        "dev",
+        "vote",
+        (ONE, TWO),
+        0,
+        NOW,
+        2,
+        repository=RepositoryRef(id="sample"),
+        tenant=tenant,
     )
-    return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), tenant=tenant, time=NOW.isoformat())
+    return new_event(
+        EventType.DELIBERATION_REQUESTED, task, dump(d), tenant=tenant, time=NOW.isoformat()
+    )
 
 
-def said(kind: EventType, task: str = "task-1", seat: str = ONE, ordinal: str = "", **data: Any) -> Event:
+def said(
+    kind: EventType, task: str = "task-1", seat: str = ONE, ordinal: str = "", **data: Any
+) -> Event:
     told = {"task_id": task, "seat": seat, **data}
-    return new_event(kind, task, told, ordinal=ordinal or seat, time=(NOW + timedelta(seconds=1)).isoformat())
+    return new_event(
+        kind, task, told, ordinal=ordinal or seat, time=(NOW + timedelta(seconds=1)).isoformat()
+    )
 
 
 def decided(task: str, status: str = "COMPLETED", tenant: str = "local", **more: Any) -> Event:
     seats = (SeatOutcome(ONE, SeatStatus.FAILED, "MODEL_UNAVAILABLE", "nobody answers"),)
-    outcome = Outcome(task, DeliberationStatus(status), tenant=tenant, role="dev", seats=seats, duration_ms=7, **more)
-    return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), tenant=tenant, time=NOW.isoformat())
+    outcome = Outcome(
+        task,
+        DeliberationStatus(status),
+        tenant=tenant,
+        role="dev",
+        seats=seats,
+        duration_ms=7,
+        **more,
+    )
+    return new_event(
+        EventType.DELIBERATION_DECIDED, task, dump(outcome), tenant=tenant, time=NOW.isoformat()
+    )
 
 
 def state_of(*events: Event) -> DeliberationState:
@@ -51,9 +76,20 @@ def test_a_live_task_moves_on_and_never_back() -> None:
     steps = [
         asked("task-1"),
         said(EventType.DELIBERATION_STARTED, seat=""),
-        said(EventType.MODEL_CALLED, ordinal="c-1", call_id="task-1/agent-dev-001/propose/0.1", usage={"calls": 1}),
-        said(EventType.SEAT_PROPOSED, candidate=ONE, proposal=dump(Proposal(ONE, "dev", "x", "diff"))),
-        said(EventType.SEAT_FAILED, seat=TWO, error={"code": "OUT_OF_TURNS", "message": "nothing was changed"}),
+        said(
+            EventType.MODEL_CALLED,
+            ordinal="c-1",
+            call_id="task-1/agent-dev-001/propose/0.1",
+            usage={"calls": 1},
+        ),
+        said(
+            EventType.SEAT_PROPOSED, candidate=ONE, proposal=dump(Proposal(ONE, "dev", "x", "diff"))
+        ),
+        said(
+            EventType.SEAT_FAILED,
+            seat=TWO,
+            error={"code": "OUT_OF_TURNS", "message": "nothing was changed"},
+        ),
     ]
     views = [live_view(state_of(*steps[:count])) for count in range(1, len(steps) + 1)]
     assert [view.status.value for view in views] == ["PENDING"] + ["IN_PROGRESS"] * 4
@@ -63,8 +99,15 @@ def test_a_live_task_moves_on_and_never_back() -> None:
     assert len(set(progress)) == 5
     assert progress[-1] < 100
     assert [seat.status for seat in views[0].seats] == ["waiting", "waiting"]
-    assert [(seat.status, seat.error_code) for seat in views[-1].seats] == [("proposed", ""), ("failed", "OUT_OF_TURNS")]
-    assert (views[0].description, views[0].repository, views[0].requested[:10]) == ("Add hello_world()", "sample", "2026-01-02")
+    assert [(seat.status, seat.error_code) for seat in views[-1].seats] == [
+        ("proposed", ""),
+        ("failed", "OUT_OF_TURNS"),
+    ]
+    assert (views[0].description, views[0].repository, views[0].requested[:10]) == (
+        "Add hello_world()",
+        "sample",
+        "2026-01-02",
+    )
 
 
 async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
@@ -74,7 +117,11 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     live = [state_of(asked("task-1")), state_of(asked("task-9", "elsewhere"))]
     overview = Overview(bus, lambda: live)
     assert [view.task_id for view in await overview.latest(LOCAL)] == ["task-1"]
-    await bus.publish(decided("task-2", "FAILED", error_message="No seat proposed anything: 1 x MODEL_UNAVAILABLE."))
+    await bus.publish(
+        decided(
+            "task-2", "FAILED", error_message="No seat proposed anything: 1 x MODEL_UNAVAILABLE."
+        )
+    )
     await bus.publish(decided("task-3", winner_id=ONE, final_state="committed"))
     await bus.publish(decided("task-8", tenant="elsewhere"))
     views = await overview.latest(LOCAL)
@@ -85,7 +132,11 @@ async def test_live_and_failed_tasks_of_the_tenant_alone() -> None:
     ]
     (failed,) = await overview.latest(LOCAL, "failed")
     assert failed.error.startswith("No seat proposed anything")
-    assert (failed.seats[0].error_code, failed.description, failed.protocol) == ("MODEL_UNAVAILABLE", "Add hello_world()", "vote")
+    assert (failed.seats[0].error_code, failed.description, failed.protocol) == (
+        "MODEL_UNAVAILABLE",
+        "Add hello_world()",
+        "vote",
+    )
     assert [view.task_id for view in await overview.latest(LOCAL, "live")] == ["task-1"]
     assert [view.task_id for view in await overview.latest(LOCAL, "ended", 1)] == ["task-3"]
     assert {view.task_id for view in await overview.latest(EVE)} == {"task-8", "task-9"}

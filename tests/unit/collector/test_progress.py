@@ -20,7 +20,13 @@ def steps_of(events: list[Event]) -> list[ProgressStep]:
 
 
 def decided(winner: str = SEATS[0]) -> Event:
-    data = {"task_id": "task-a", "status": "COMPLETED", "winner_id": winner, "proven": True, "error_message": "none passes"}
+    data = {
+        "task_id": "task-a",
+        "status": "COMPLETED",
+        "winner_id": winner,
+        "proven": True,
+        "error_message": "none passes",
+    }
     return new_event(EventType.DELIBERATION_DECIDED, "task-a", data)
 
 
@@ -44,7 +50,10 @@ def test_it_never_falls_in_any_order(events: list[Event]) -> None:
 
 @given(st.permutations(full().events), st.integers(1, len(full().events)))
 def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int) -> None:
-    events = [full().events[0], *(event for event in events if event.type is not EventType.DELIBERATION_REQUESTED)]
+    events = [
+        full().events[0],
+        *(event for event in events if event.type is not EventType.DELIBERATION_REQUESTED),
+    ]
     state: DeliberationState | None = None
     for event in events[:count]:
         state = fold(state, event)
@@ -55,7 +64,10 @@ def test_who_watches_and_who_lists_see_the_same(events: list[Event], count: int)
 
 @given(
     st.sampled_from(EventType),
-    st.dictionaries(st.sampled_from(["seat", "turn", "seats", "usage", "evidence", "status"]), st.integers() | st.text()),
+    st.dictionaries(
+        st.sampled_from(["seat", "turn", "seats", "usage", "evidence", "status"]),
+        st.integers() | st.text(),
+    ),
 )
 def test_strange_data_still_makes_a_step(kind: EventType, data: dict[str, object]) -> None:
     step = steps_of([new_event(kind, "task-a", data)])[0]
@@ -66,7 +78,9 @@ def test_strange_data_still_makes_a_step(kind: EventType, data: dict[str, object
 def test_the_sentences_name_who_did_what() -> None:
     story = Story().begun().called(SEATS[0], "c", 20)
     story.add(EventType.SEAT_TURN, {"seat": SEATS[0], "turn": 2, "operations": [{}, {}]})
-    story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(SEATS[1], SEATS[0], 0.5)
+    story.failed(SEATS[1]).checked(SEATS[0]).crossed(SEATS[0], SEATS[1], passed=True).reviewed(
+        SEATS[1], SEATS[0], 0.5
+    )
     said = [step.step for step in steps_of([*story.events, decided()])]
     assert said[0] == "Asked for: 3 seats, protocol vote."
     assert said[2] == f"{SEATS[0]} begins: plainly."
@@ -80,7 +94,12 @@ def test_the_sentences_name_who_did_what() -> None:
         f"{SEATS[1]} reviewed {SEATS[0]}: 0.5.",
         f"Decided: {SEATS[0]} wins, proven.",
     ]
-    report = {"agent": "tie-breaker", "message": "tie-breaker: 2 answers behave the same: tried both"}
-    reported = new_event(EventType.EVIDENCE_REPORTED, "task-a", {"task_id": "task-a", "report": report})
+    report = {
+        "agent": "tie-breaker",
+        "message": "tie-breaker: 2 answers behave the same: tried both",
+    }
+    reported = new_event(
+        EventType.EVIDENCE_REPORTED, "task-a", {"task_id": "task-a", "report": report}
+    )
     assert steps_of([reported])[0].step == "tie-breaker: 2 answers behave the same: tried both."
     assert steps_of([decided("")])[0].step == "Decided: no winner. none passes"

@@ -21,7 +21,14 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 async def ended(
-    bus: MemoryBus, number: int, ms: int, *, won: bool = True, tenant: str = "local", ago: float = 0, **more: str
+    bus: MemoryBus,
+    number: int,
+    ms: int,
+    *,
+    won: bool = True,
+    tenant: str = "local",
+    ago: float = 0,
+    **more: str,
 ) -> None:
     status = DeliberationStatus(more.get("status", "COMPLETED"))
     outcome = Outcome(
@@ -35,12 +42,18 @@ async def ended(
         origin=more.get("origin", ""),
     )
     time = (NOW - timedelta(seconds=ago)).isoformat()
-    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, outcome.task_id, dump(outcome), tenant=tenant, time=time))
+    await bus.publish(
+        new_event(
+            EventType.DELIBERATION_DECIDED, outcome.task_id, dump(outcome), tenant=tenant, time=time
+        )
+    )
 
 
 def running(number: int, role: str = "dev", tenant: str = "local") -> Deliberation:
     seats = (f"agent-{role}-001", f"agent-{role}-002")
-    return Deliberation(f"task-{number}", "x", role, "vote", seats, 0, NOW, 1, tenant=tenant, origin="orchestrate")
+    return Deliberation(
+        f"task-{number}", "x", role, "vote", seats, 0, NOW, 1, tenant=tenant, origin="orchestrate"
+    )
 
 
 async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Tally:
@@ -64,7 +77,9 @@ async def test_totals_are_those_of_the_log_and_of_what_is_under_way() -> None:
     assert await tally.totals(LOCAL) == Totals(4, 2, 200.0, 1, {"dev": 3, "qa": 1})
     await ended(bus, 7, 500)
     assert (await tally.totals(LOCAL)).average_ms == 300.0
-    assert await (await tally_of(bus, running(5, "qa"))).totals(LOCAL) == await tally.totals(LOCAL)  # after a restart
+    assert await (await tally_of(bus, running(5, "qa"))).totals(LOCAL) == await tally.totals(
+        LOCAL
+    )  # after a restart
     assert (await tally.totals(OTHER)).deliberations == 2
 
 
@@ -101,7 +116,11 @@ async def test_councils_are_busy_idle_or_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{"task_id": "t"}, {"task_id": "t", "seats": [1, {"duration_ms": "x"}], "duration_ms": -5, "role": 7}]
+    "data",
+    [
+        {"task_id": "t"},
+        {"task_id": "t", "seats": [1, {"duration_ms": "x"}], "duration_ms": -5, "role": 7},
+    ],
 )
 async def test_a_malformed_decision_breaks_no_figure(data: dict[str, object]) -> None:
     bus = MemoryBus()

@@ -11,12 +11,19 @@ from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 
 
-def test_environment_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_over_file_over_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "m.toml"
     file.write_text('seed = 3\n[llm]\nmodel = "from-file"\nretries = 1\n', encoding="utf-8")
     monkeypatch.setenv("MOOTHALL_LLM__MODEL", "from-environment")
     settings = load_settings(file)
-    assert (settings.seed, settings.llm.model, settings.llm.retries, settings.llm.temperature) == (3, "from-environment", 1, 0.8)
+    assert (settings.seed, settings.llm.model, settings.llm.retries, settings.llm.temperature) == (
+        3,
+        "from-environment",
+        1,
+        0.8,
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,9 +51,14 @@ def test_hosts_run_here_or_on_a_ray_elsewhere_not_both(monkeypatch: pytest.Monke
         load_settings()
 
 
-def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_a_wrong_setting_is_named_and_what_it_may_have_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "m.toml"
-    file.write_text("# mine\nseed = 3\n\n[llm]\nmodel = 'x'\nbsae_url = 'u'\nretries = -1\n[secrets]\n", encoding="utf-8")
+    file.write_text(
+        "# mine\nseed = 3\n\n[llm]\nmodel = 'x'\nbsae_url = 'u'\nretries = -1\n[secrets]\n",
+        encoding="utf-8",
+    )
     monkeypatch.setenv("MOOTHALL_LIMITS__AGENTS", "0")
     with pytest.raises(ConfigurationError) as raised:
         load_settings(file)
@@ -89,7 +101,9 @@ def test_settings_travel_to_hosts() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings  # noqa: S301 - our own bytes
 
 
-def test_own_values_are_read_from_the_variables_that_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_own_values_are_read_from_the_variables_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MY_KEY", "value-of-mine")
     (tmp_path / "more").write_text("one-of-many\nanother-one\n", encoding="utf-8")
     given = {"variables": ["MY_KEY", "NOT_SET"], "values_file": str(tmp_path / "more")}

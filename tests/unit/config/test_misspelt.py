@@ -38,7 +38,9 @@ def test_what_a_variable_holds_is_not_repeated(monkeypatch: pytest.MonkeyPatch) 
     assert "very-secret" not in str(caught.value)
 
 
-def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_kubernetes_puts_beside_a_service_of_our_name_is_no_mistake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {
         "MOOTHALL_SERVICE_HOST": "10.0.0.7",
         "MOOTHALL_SERVICE_PORT": "50055",
@@ -76,11 +78,15 @@ SECRETS = secrets(AllSettings)
 
 
 def test_there_are_secrets() -> None:
-    assert {("llm", "api_key"), ("bus", "token"), ("grpc", "token"), ("trace", "headers")} <= set(SECRETS)
+    assert {("llm", "api_key"), ("bus", "token"), ("grpc", "token"), ("trace", "headers")} <= set(
+        SECRETS
+    )
 
 
 @pytest.mark.parametrize("path", SECRETS, ids=".".join)
-def test_every_secret_comes_from_a_file_too(path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_secret_comes_from_a_file_too(
+    path: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "secret"
     variable = f"MOOTHALL_{'__'.join(path).upper()}"
     monkeypatch.setenv(f"{variable}_FILE", str(file))

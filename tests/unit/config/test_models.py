@@ -13,7 +13,10 @@ from moothall.domain.ids import ROLES
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
 
-BASE = '[llm]\nbase_url = "http://127.0.0.1:1/v1"\napi_key = "key-of-the-first"\nretries = 2\nprice_in = 3.0\n'
+BASE = (
+    '[llm]\nbase_url = "http://127.0.0.1:1/v1"\napi_key = "key-of-the-first"\nretries = 2\n'
+    "price_in = 3.0\n"
+)
 
 
 def load(folder: Path, text: str) -> object:
@@ -25,17 +28,33 @@ def load(folder: Path, text: str) -> object:
 def test_a_model_is_as_llm_but_for_what_it_says(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text(
-        f'{BASE}[models.warm]\ntemperature = 1.5\n[models.large]\nbase_url = "http://127.0.0.1:2/v1"\ntier = "large"\n'
+        f"{BASE}[models.warm]\ntemperature = 1.5\n[models.large]\nbase_url = "
+        '"http://127.0.0.1:2/v1"\ntier = "large"\n'
     )
     settings = load_settings(file)
     warm, large = settings.models["warm"], settings.models["large"]
-    assert (warm.base_url, warm.retries, warm.temperature, warm.price_in) == ("http://127.0.0.1:1/v1", 2, 1.5, 3.0)
+    assert (warm.base_url, warm.retries, warm.temperature, warm.price_in) == (
+        "http://127.0.0.1:1/v1",
+        2,
+        1.5,
+        3.0,
+    )
     assert warm.api_key is not None, "the same server"
-    assert (large.base_url, large.retries, large.api_key, large.price_in) == ("http://127.0.0.1:2/v1", 2, None, 0.0)
+    assert (large.base_url, large.retries, large.api_key, large.price_in) == (
+        "http://127.0.0.1:2/v1",
+        2,
+        None,
+        0.0,
+    )
 
 
-def test_models_of_the_environment_and_their_keys_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOOTHALL_MODELS", '{"large": {"base_url": "http://127.0.0.1:2/v1", "api_key": "key-of-the-large"}}')
+def test_models_of_the_environment_and_their_keys_are_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "MOOTHALL_MODELS",
+        '{"large": {"base_url": "http://127.0.0.1:2/v1", "api_key": "key-of-the-large"}}',
+    )
     settings = load_settings()
     assert "key-of-the-large" in secret_values(settings)
     assert "key-of-the-large" not in str(settings.model_dump_json())
@@ -49,12 +68,18 @@ def test_models_of_the_environment_and_their_keys_are_secrets(monkeypatch: pytes
         ('[models.a]\nfallback = ["b"]\n', r"models\.a\.fallback names 'b'; there are default"),
         ('[models.a]\nfallback = ["a"]\n', r"models\.a\.fallback names 'a'"),
         (
-            '[models.b]\ncontext_tokens = 8192\n[models.a]\ncontext_tokens = 9000\nfallback = ["b"]\n',
+            (
+                "[models.b]\ncontext_tokens = 8192\n[models.a]\ncontext_tokens = 9000\nfallback = "
+                '["b"]\n'
+            ),
             "b has a smaller window",
         ),
         ('[models.a]\nroles = ["qa"]\n[models.b]\nroles = ["qa"]\n', "qa is a's already"),
         ('[models.a]\nroles = ["chef"]\n', r"models\.a\.roles"),
-        ("[models.a]\ntemprature = 1\n", r"line 7: models\.a\.temprature is no setting; did you mean temperature\?"),
+        (
+            "[models.a]\ntemprature = 1\n",
+            r"line 7: models\.a\.temprature is no setting; did you mean temperature\?",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_named(tmp_path: Path, text: str, wanted: str) -> None:

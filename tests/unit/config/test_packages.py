@@ -21,11 +21,18 @@ def shown(found: Indexes) -> str:
 def test_pips_environment_stands_over_its_files_and_passwords_stay_behind(tmp_path: Path) -> None:
     (tmp_path / ".config/pip").mkdir(parents=True)
     (tmp_path / ".config/pip/pip.conf").write_text(
-        f"[global]\nindex-url = https://me:{SECRET}%40x@a.example/simple\nextra-index-url =\n    http://b.example:81/s\n    https://c.example/s\n"
+        f"[global]\nindex-url = https://me:{SECRET}%40x@a.example/simple\nextra-index-url =\n    "
+        "http://b.example:81/s\n    https://c.example/s\n"
         f"proxy = http://me:{SECRET}@proxy.example\n[install]\nno-binary = :none:\n"
     )
     found = read_indexes(
-        {"PIP_EXTRA_INDEX_URL": "https://d.example/s", "PIP_PROXY": SECRET, "PIP_CLIENT_CERT": SECRET}, tmp_path, tmp_path
+        {
+            "PIP_EXTRA_INDEX_URL": "https://d.example/s",
+            "PIP_PROXY": SECRET,
+            "PIP_CLIENT_CERT": SECRET,
+        },
+        tmp_path,
+        tmp_path,
     )
     assert found.variables == {
         "PIP_INDEX_URL": "https://a.example/simple",
@@ -49,20 +56,27 @@ def test_uv_names_indexes_and_their_passwords_beside_them(tmp_path: Path) -> Non
         "UV_PUBLISH_TOKEN": SECRET,
     }
     found = read_indexes(environ, tmp_path, tmp_path)
-    assert found.variables == {"UV_INDEX": "my-team=https://u.example/simple", "UV_DEFAULT_INDEX": "https://all.example/simple"}
+    assert found.variables == {
+        "UV_INDEX": "my-team=https://u.example/simple",
+        "UV_DEFAULT_INDEX": "https://all.example/simple",
+    }
     assert found.credentials == [("https://u.example/", basic("me", SECRET))]
     assert SECRET not in shown(found)
 
 
 def test_npms_tokens_hold_below_their_path(tmp_path: Path) -> None:
     (tmp_path / ".npmrc").write_text(
-        "; a comment\nregistry=https://r.example/npm/\n@acme:registry = https://acme.example/npm/\n//r.example/npm/:_authToken=${TOKEN}\n"
-        f"//acme.example/npm/:username=me\n//acme.example/npm/:_password={base64.b64encode(SECRET.encode()).decode()}\n"
+        "; a comment\nregistry=https://r.example/npm/\n@acme:registry = "
+        "https://acme.example/npm/\n//r.example/npm/:_authToken=${TOKEN}\n"
+        "//acme.example/npm/:username=me\n"
+        f"//acme.example/npm/:_password={base64.b64encode(SECRET.encode()).decode()}\n"
         f"//else.example/:_auth={SECRET}\n//r.example/npm/:always-auth=true\n_authToken={SECRET}\n"
     )
     found = read_indexes({"TOKEN": SECRET}, tmp_path, tmp_path)
     assert found.files == {
-        "NPM_CONFIG_USERCONFIG": "registry=https://r.example/npm/\n@acme:registry=https://acme.example/npm/\n",
+        "NPM_CONFIG_USERCONFIG": (
+            "registry=https://r.example/npm/\n@acme:registry=https://acme.example/npm/\n"
+        ),
     }
     assert sorted(found.credentials) == [
         ("https://acme.example/npm/", basic("me", SECRET)),
@@ -79,24 +93,38 @@ def test_go_cargo_and_netrc(tmp_path: Path) -> None:
         f"GOPROXY=https://go.example,https://me:{SECRET}@other.example/p|direct\nGOFLAGS=-x\n"
     )
     (tmp_path / ".cargo").mkdir()
-    (tmp_path / ".cargo/config.toml").write_text('[registries.my-team]\nindex = "sparse+https://crates.example/index/"\n')
+    (tmp_path / ".cargo/config.toml").write_text(
+        '[registries.my-team]\nindex = "sparse+https://crates.example/index/"\n'
+    )
     (tmp_path / ".netrc").write_text(
-        f"machine go.example login me password {SECRET}\nmachine unknown.example login a password b\n"
+        f"machine go.example login me password {SECRET}\nmachine unknown.example login a password "
+        "b\n"
     )
     found = read_indexes({}, tmp_path, tmp_path)
     assert found.variables == {
         "GOPROXY": "https://go.example,https://other.example/p|direct",
         "CARGO_REGISTRIES_MY_TEAM_INDEX": "sparse+https://crates.example/index/",
     }
-    assert found.urls == ["https://go.example", "https://other.example/p", "https://crates.example/index/"]
-    assert dict(found.credentials) == {"https://other.example/": basic("me", SECRET), "https://go.example/": basic("me", SECRET)}
+    assert found.urls == [
+        "https://go.example",
+        "https://other.example/p",
+        "https://crates.example/index/",
+    ]
+    assert dict(found.credentials) == {
+        "https://other.example/": basic("me", SECRET),
+        "https://go.example/": basic("me", SECRET),
+    }
 
 
 def test_local_wheels_and_certificates_are_shown(tmp_path: Path) -> None:
     wheels, authority = tmp_path / "wheels", tmp_path / "ca.pem"
     wheels.mkdir()
     authority.write_text("x")
-    found = read_indexes({"PIP_FIND_LINKS": f"file://{wheels} /no/such", "PIP_CERT": str(authority)}, tmp_path, tmp_path)
+    found = read_indexes(
+        {"PIP_FIND_LINKS": f"file://{wheels} /no/such", "PIP_CERT": str(authority)},
+        tmp_path,
+        tmp_path,
+    )
     assert (found.paths, found.certificates) == ([wheels], [authority])
     assert "PIP_CERT" not in found.variables
 
@@ -109,7 +137,14 @@ def test_a_file_that_cannot_be_read_is_named(name: str, text: str | bytes, tmp_p
         read_indexes({"PIP_CONFIG_FILE": str(file)}, tmp_path)
 
 
-@given(st.text(st.characters(codec="ascii", exclude_categories=["C", "Z"], exclude_characters="/?#[]\\|,;\"'@%"), min_size=8))
+@given(
+    st.text(
+        st.characters(
+            codec="ascii", exclude_categories=["C", "Z"], exclude_characters="/?#[]\\|,;\"'@%"
+        ),
+        min_size=8,
+    )
+)
 def test_no_password_of_a_url_is_ever_shown(password: str) -> None:
     url = f"https://me:{password}@host.example/simple"
     found = read_indexes(

@@ -29,7 +29,12 @@ def native(tmp_path: Path) -> Open:
 
     @asynccontextmanager
     async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
-        asked: dict[str, Any] = {"tools": True, "reply": "tools", "context_tokens": 100_000, "approaches": "auto"} | settings
+        asked: dict[str, Any] = {
+            "tools": True,
+            "reply": "tools",
+            "context_tokens": 100_000,
+            "approaches": "auto",
+        } | settings
         async with open_council(tmp_path, answer, **asked) as house:
             yield house
 

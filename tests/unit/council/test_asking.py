@@ -31,7 +31,9 @@ def script(*turns: str) -> Any:
 
 
 def decided(d: Deliberation, events: list[Event]) -> Outcome:
-    state: DeliberationState | None = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
+    state: DeliberationState | None = fold(
+        None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
+    )
     for event in events:
         if event.data.get("task_id") == d.task_id and event.type is not EventType.TOOL_FINISHED:
             state = fold(state, event)
@@ -46,12 +48,24 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
     assert outcomes(events) == {ONE: "proposed"}
     assert of(events, EventType.CHECK_FINISHED) == []  # nothing to check
     outcome = decided(d, events)
-    assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == ("COMPLETED", "answered", ONE, False)
+    assert (outcome.status, outcome.final_state, outcome.winner_id, outcome.proven) == (
+        "COMPLETED",
+        "answered",
+        ONE,
+        False,
+    )
     (result,) = outcome.results
     assert (result.content, result.diff, result.rank) == (ANSWER, "", 1)
     assert [item.tool for item in result.operations] == ["files.read"]
-    assert "change nothing: look at what you need, then finish with the whole answer" in house.server.requests[0].prompt
-    assert [name.partition("-")[0] for name in house.workspaces.opened] == ["base", "survey", "task"]
+    assert (
+        "change nothing: look at what you need, then finish with the whole answer"
+        in house.server.requests[0].prompt
+    )
+    assert [name.partition("-")[0] for name in house.workspaces.opened] == [
+        "base",
+        "survey",
+        "task",
+    ]
 
 
 async def test_a_question_may_be_answered_at_once(council: Any) -> None:
@@ -69,7 +83,9 @@ async def test_a_change_is_judged_as_always(council: Any) -> None:
 
 
 async def test_a_change_that_breaks_the_tests_is_no_answer(council: Any) -> None:
-    broken = act(("files.write", {"path": "src/utils.py", "content": "def greet(name):\n    return 'no'\n"}))
+    broken = act(
+        ("files.write", {"path": "src/utils.py", "content": "def greet(name):\n    return 'no'\n"})
+    )
     async with council(script(broken, finish("All is well."))) as house:
         d = house.deliberation("ask", 1)
         outcome = decided(d, await house.run(d))
@@ -93,8 +109,12 @@ async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
     assert decided(d, events).winner_id == ""
 
 
-@pytest.mark.parametrize(("protocol", "wins"), [("ask", True), ("single", False), ("tests_then_verify", False)])
-async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(council: Any, protocol: str, *, wins: bool) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "wins"), [("ask", True), ("single", False), ("tests_then_verify", False)]
+)
+async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(
+    council: Any, protocol: str, *, wins: bool
+) -> None:
     """Whatever a host may say: the collector looks at the protocol itself."""
     async with council(script(finish(ANSWER))) as house:
         asking = house.deliberation("ask", 1)

@@ -20,10 +20,14 @@ def below(who: Caller, settings: RunnerSettings) -> Iterator[Caller]:
                 yield from below(child, settings)
 
 
-@pytest.mark.parametrize(("depth", "fan_out", "turns"), [(1, 6, 6), (2, 4, 3), (3, 2, 2), (3, 3, 2)])
+@pytest.mark.parametrize(
+    ("depth", "fan_out", "turns"), [(1, 6, 6), (2, 4, 3), (3, 2, 2), (3, 3, 2)]
+)
 def test_no_two_calls_have_one_number(depth: int, fan_out: int, turns: int) -> None:
     settings = RunnerSettings(agents_depth=depth, agents_fan_out=fan_out, agents_turns=turns)
     agents = list(below(Caller(), settings))
-    ordinals = [agent.turns_before(settings) + turn for agent in agents for turn in range(1, turns + 1)]
+    ordinals = [
+        agent.turns_before(settings) + turn for agent in agents for turn in range(1, turns + 1)
+    ]
     assert len(ordinals) == len(set(ordinals)) > fan_out
     assert min(ordinals) == 1

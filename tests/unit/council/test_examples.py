@@ -45,7 +45,10 @@ def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -
     assert examples_of(DOCSTRING.format(line), "sub") == ((found,) if found else ())
 
 
-@pytest.mark.parametrize("text", ["def sub(:", "", "x = 1", "def sub(a):\n    return a\n", "class A:\n  '''sub(1) == 2'''\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["def sub(:", "", "x = 1", "def sub(a):\n    return a\n", "class A:\n  '''sub(1) == 2'''\n"],
+)
 def test_where_there_is_none(text: str) -> None:
     assert examples_of(text, "sub") == ()
 
@@ -75,14 +78,24 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         "lib/a.py": "from one import X\n\n\ndef sub(a, b=0):\n    return a - b * X\n",
         "b.py": "1 / 0\n",
     }
-    examples = (("sub(3, 1)", "2"), ("sub(3, 2)", "2"), ("sub(0.3, 0.1)", "0.2"), ("sub('a', 1)", "2"), ("sub(2)", "2.0"))
+    examples = (
+        ("sub(3, 1)", "2"),
+        ("sub(3, 2)", "2"),
+        ("sub(0.3, 0.1)", "0.2"),
+        ("sub('a', 1)", "2"),
+        ("sub(2)", "2.0"),
+    )
     async with (
         local(tmp_path, files={**SAMPLE, **files}) as house,
         house.workspaces.open(await house.prepared(), "one") as workspace,
     ):
-        seat = SeatContext(LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60))
+        seat = SeatContext(
+            LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
+        )
         assert await find_broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])
-        assert await find_broken(examples, "b.py", seat, 10) == ()  # it cannot be loaded: that tells nothing
+        assert (
+            await find_broken(examples, "b.py", seat, 10) == ()
+        )  # it cannot be loaded: that tells nothing
         assert await find_broken((), "lib/a.py", seat, 10) == ()
 
 
@@ -103,7 +116,9 @@ async def test_a_green_function_that_breaks_them_is_kept_and_tried_anew(
     files = {**SAMPLE, "tests/test_utils.py": test, "src/utils.py": stub}
     answers = iter(f"```python\ndef twice(x):\n    return {body}\n```" for body in bodies)
     async with council(lambda _body, _headers: next(answers), files=files, functions="on") as house:
-        events = await house.run(house.deliberation("single", 1, description="Complete twice in src/utils.py"))
+        events = await house.run(
+            house.deliberation("single", 1, description="Complete twice in src/utils.py")
+        )
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == stuck
     assert outcomes(events) == {ONE: "proposed"}
     assert wins in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]

@@ -1,4 +1,6 @@
-"""A task that names one function: found, asked for as such, its code block read; and whole seats that work so."""
+"""A task that names one function: found, asked for as such, its code block read; and whole seats
+that work so.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from support.repos import SAMPLE, SOLUTION
 PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
 GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"
 SHOWN = Shown(
-    (("tests/test_a.py", "assert sub(3, 1) == 2"),), (("a.py", PYTHON), ("cart.go", GO), ("notes.md", "def read():")), "a.py"
+    (("tests/test_a.py", "assert sub(3, 1) == 2"),),
+    (("a.py", PYTHON), ("cart.go", GO), ("notes.md", "def read():")),
+    "a.py",
 )
 FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
 
@@ -77,7 +81,15 @@ def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
     assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
 
 
-@pytest.mark.parametrize("said", ["", "I would subtract.", "```python\ndef other():\n    pass\n```", "```python\nsub(1, 2)\n```"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "I would subtract.",
+        "```python\ndef other():\n    pass\n```",
+        "```python\nsub(1, 2)\n```",
+    ],
+)
 def test_a_reply_without_the_function_is_none(said: str) -> None:
     function = function_of("Complete sub", SHOWN, FILES)
     assert function is not None
@@ -103,7 +115,10 @@ async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> N
     assert "files.append" not in first.prompt
     assert second.prompt == first.prompt
     assert second.body["temperature"] > first.body["temperature"]
-    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["the function is not green", ""]
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
+        "the function is not green",
+        "",
+    ]
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -128,12 +143,15 @@ async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None
 
 @pytest.mark.e2e  # several runs of pytest
 @pytest.mark.parametrize(
-    ("turns", "most", "attempts"), [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])]
+    ("turns", "most", "attempts"),
+    [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])],
 )
 async def test_each_attempt_asks_for_the_function_so_often(
     council: Any, turns: int, most: tuple[int, int], attempts: list[int]
 ) -> None:
-    answers = iter(f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9))
+    answers = iter(
+        f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9)
+    )
     limits, own = most
 
     async with council(
@@ -155,7 +173,11 @@ async def test_each_attempt_asks_for_the_function_so_often(
     ("tests", "shown"),
     [
         (
-            "import math\nfrom a import sub\n\n\ndef test_a() -> None:\n    assert sub(3, 1) == 2\n\n\ndef test_b():\n    assert sub(0, 0) == 0\n",
+            (
+                "import math\nfrom a import sub\n\n\ndef test_a() -> None:\n    assert sub(3, 1) "
+                "== "
+                "2\n\n\ndef test_b():\n    assert sub(0, 0) == 0\n"
+            ),
             True,
         ),
         ("def test_a():\n    x = 3\n    assert sub(x, 1) == 2\n", False),
@@ -166,7 +188,9 @@ async def test_each_attempt_asks_for_the_function_so_often(
     ],
 )
 def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
-    function = function_of("Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES)
+    function = function_of(
+        "Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES
+    )
     assert function is not None
     said = function.whole.head[-1].content
     assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
@@ -178,8 +202,15 @@ def test_a_file_does_not_import_itself() -> None:
     function = function_of("Complete sub", SHOWN, FILES)
     assert function is not None
     code = "def sub(a, b):\n    return a - b"
-    for line in ("from a import sub\n\n", "from src.a import sub, add\n", "from .a import *\n", "import a\n"):
-        (action,) = function.read(reply(f"```python\nimport math\n{line}{code}\n```"), function.whole).actions
+    for line in (
+        "from a import sub\n\n",
+        "from src.a import sub, add\n",
+        "from .a import *\n",
+        "import a\n",
+    ):
+        (action,) = function.read(
+            reply(f"```python\nimport math\n{line}{code}\n```"), function.whole
+        ).actions
         assert action.arguments["content"] == f"import math\n{code}"
     other = f"from abc import sub\nimport ab\n{code}"
     (action,) = function.read(reply(other), function.whole).actions
@@ -187,7 +218,9 @@ def test_a_file_does_not_import_itself() -> None:
 
 
 @pytest.mark.e2e  # executors that run tests
-async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(council: Any) -> None:
+async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
+    council: Any,
+) -> None:
     """The small model copied the signature and the docstring, and no body."""
     stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
     files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
@@ -200,14 +233,23 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
         events = await house.run(house.deliberation("single", 1))
     assert "as it stood before" in house.server.requests[1].prompt
     assert "files.define" not in house.server.requests[1].prompt
-    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == ["", "the function is not green", ""]
-    assert house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
+        "",
+        "the function is not green",
+        "",
+    ]
+    assert (
+        house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
+    )
 
 
 @pytest.mark.e2e  # several runs of pytest
 async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
     tests = {
-        "tests/test_utils.py": "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef test_b():\n    assert twice(3) == 6\n"
+        "tests/test_utils.py": (
+            "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef "
+            "test_b():\n    assert twice(3) == 6\n"
+        )
     }
     half = "```python\ndef twice(x):\n    return 4\n```"
     right = "```python\ndef twice(x):\n    return x + x\n```"
@@ -217,7 +259,9 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
 
     files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
     async with council(answer, files=files, functions="on", function_turns=2) as house:
-        events = await house.run(house.deliberation("single", 1, description="Mend twice in src/utils.py"))
+        events = await house.run(
+            house.deliberation("single", 1, description="Mend twice in src/utils.py")
+        )
     assert "red yet: tests/test_utils.py::test_b" in house.server.requests[1].prompt
     assert len(of(events, EventType.SEAT_TURN)) == 2
     assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
@@ -225,8 +269,13 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
 
 @pytest.mark.e2e  # executors that run tests
 @pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
-async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(council: Any, lines: int, most: int) -> None:
-    files = {**SAMPLE, "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines))}
+async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(
+    council: Any, lines: int, most: int
+) -> None:
+    files = {
+        **SAMPLE,
+        "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines)),
+    }
 
     async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as house:
         await house.run(house.deliberation("single", 1))
@@ -240,7 +289,10 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
     ("text", "begun"),
     [
         (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
-        (STUB.replace("    ", "\t"), STUB.removeprefix("import math\n\n\n").rstrip().replace("    ", "\t")),
+        (
+            STUB.replace("    ", "\t"),
+            STUB.removeprefix("import math\n\n\n").rstrip().replace("    ", "\t"),
+        ),
         (f"{STUB}    return a\n", ""),
         (f"{STUB}\n\nX = 1\n", ""),
         ("def half(a): 'Halve.'\n", ""),
@@ -251,7 +303,9 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
 )
 def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
     function = function_of(
-        "Complete half", Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""), ()
+        "Complete half",
+        Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""),
+        (),
     )
     ways = function.completions if function else ()
     assert len(ways) == (2 if begun else 0)
@@ -267,13 +321,21 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
 
 def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
-    function = function_of("Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ())
+    function = function_of(
+        "Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
+    )
     assert function is not None
     said = function.whole.head[1].content
     assert f"```python\n{STUB.rstrip()}\n```" in said
     assert "assert" not in said
-    assert "assert half(2) == 1" not in "".join(message.content for way in function.completions for message in way.head)
-    with_body = function_of("Complete half", Shown((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""), ())
+    assert "assert half(2) == 1" not in "".join(
+        message.content for way in function.completions for message in way.head
+    )
+    with_body = function_of(
+        "Complete half",
+        Shown((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""),
+        (),
+    )
     assert with_body is not None
     said = with_body.whole.head[1].content
     assert "assert half(2) == 1" in said
@@ -295,7 +357,13 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
     function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
-    for way in (planned,) if said.startswith(" Halve") else (plain,) if said.startswith("    ") else (planned, plain):
+    for way in (
+        (planned,)
+        if said.startswith(" Halve")
+        else (plain,)
+        if said.startswith("    ")
+        else (planned, plain)
+    ):
         (action,) = function.read(reply(said), way).actions
         content = action.arguments["content"]
         assert content.startswith("@cache\ndef half(a):\n")
@@ -314,7 +382,12 @@ def test_prose_is_not_what_was_begun(said: str) -> None:
             function.read(reply(said), way)
 
 
-BODILESS = {**SAMPLE, "src/utils.py": f'{SAMPLE["src/utils.py"]}\n\ndef hello_world() -> str:\n    """Return the greeting."""\n'}
+BODILESS = {
+    **SAMPLE,
+    "src/utils.py": (
+        f'{SAMPLE["src/utils.py"]}\n\ndef hello_world() -> str:\n    """Return the greeting."""\n'
+    ),
+}
 
 
 def asked_in(body: Any) -> str:
@@ -326,11 +399,20 @@ def asked_in(body: Any) -> str:
 
 
 @pytest.mark.e2e
-async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(council: Any) -> None:
-    said = {"0.1": WRONG, "0.2": ' Greet.\n    return "Hi"\n```', "0.3": '    return "Hello, World!"\n```'}
+async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
+    council: Any,
+) -> None:
+    said = {
+        "0.1": WRONG,
+        "0.2": ' Greet.\n    return "Hi"\n```',
+        "0.3": '    return "Hello, World!"\n```',
+    }
 
     async with council(
-        lambda _body, headers: said[step_of(headers)], files=BODILESS, functions="on", function_attempts=3
+        lambda _body, headers: said[step_of(headers)],
+        files=BODILESS,
+        functions="on",
+        function_attempts=3,
     ) as house:
         events = await house.run(house.deliberation("single", 1))
     assert [asked_in(asked.body) for asked in house.server.requests] == ["whole", "plan", "body"]
@@ -342,14 +424,26 @@ async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(c
 async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
     said = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
 
-    async with council(lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on") as house:
+    async with council(
+        lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on"
+    ) as house:
         events = await house.run(house.deliberation("single", 1))
-    assert '+    # 1. Greet.\n+    return "Hello, World!"' in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    assert (
+        '+    # 1. Greet.\n+    return "Hello, World!"'
+        in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    )
 
 
 @pytest.mark.e2e  # several runs of pytest
 async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
-    async with council(lambda _body, _headers: WRONG, files=BODILESS, functions="on", limits=LimitSettings(attempts=1)) as house:
+    async with council(
+        lambda _body, _headers: WRONG,
+        files=BODILESS,
+        functions="on",
+        limits=LimitSettings(attempts=1),
+    ) as house:
         await house.run(house.deliberation("tests_then_verify", 3))
-    first = [asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id]
+    first = [
+        asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id
+    ]
     assert sorted(first) == ["body", "plan", "whole"]

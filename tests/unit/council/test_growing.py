@@ -1,4 +1,6 @@
-"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the work."""
+"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the
+work.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from moothall.council.facts import Facts
 from moothall.council.growing import Growing
 from moothall.council.recording import RecordedModel, Recording
 from moothall.domain.budget import Ledger, Usage
-from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription, ReplyMode, Writing
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    ReplyMode,
+    Writing,
+)
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable
 from support.council import open_council
@@ -91,7 +100,9 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
         async def describe(self) -> ModelDescription:
             return ModelDescription()
 
-        async def chat(self, request: ChatRequest, on_text: Any = None, *, ours: Any = None) -> ChatReply:
+        async def chat(
+            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+        ) -> ChatReply:
             del request, ours
             on_text("one two")
             await heard.came.wait()
@@ -108,7 +119,11 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             hint=heard.hint,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
-        reply = await model.ask(ChatRequest(f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline))
+        reply = await model.ask(
+            ChatRequest(
+                f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline
+            )
+        )
     assert reply.text == "one two three"
     assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
 
@@ -123,7 +138,9 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
         async def describe(self) -> ModelDescription:
             return ModelDescription()
 
-        async def chat(self, request: ChatRequest, on_text: Any = None, *, ours: Any = None) -> ChatReply:
+        async def chat(
+            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+        ) -> ChatReply:
             del on_text, ours
             calls.append(request.call_id)
             await asyncio.sleep(0)
@@ -132,9 +149,13 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
     async with open_council(tmp_path, lambda *_: "") as house:
         d = house.deliberation()
         ledger, facts = Ledger(d.budget), Facts(house.bus, d)
-        model = RecordedModel(Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm)
+        model = RecordedModel(
+            Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm
+        )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
-        request = ChatRequest(f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline)
+        request = ChatRequest(
+            f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline
+        )
         one, two = await asyncio.gather(model.ask(request), model.ask(request))
     assert (one.text, two.text, calls) == ("answer 1", "answer 1", [request.call_id])
     assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7

@@ -27,48 +27,68 @@ pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-t
 
 WRONG = '\n\ndef hello_world() -> str:\n    return "Goodbye"\n'
 OTHER = '\n\ndef hello_world() -> str:\n    return "Hello, " + "World!"\n'
-OWN_TEST = "from utils import greet, hello_world\n\n\ndef test_more():\n    assert hello_world() == greet('World')\n"
+OWN_TEST = (
+    "from utils import greet, hello_world\n\n\ndef test_more():\n    assert hello_world() == "
+    "greet('World')\n"
+)
 
 
 async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
-    answer = by_seat(one=append(WRONG), two=append(WRONG + "\n"), three=append("\n" + WRONG), revise=fix)
+    answer = by_seat(
+        one=append(WRONG), two=append(WRONG + "\n"), three=append("\n" + WRONG), revise=fix
+    )
     async with council(answer) as house:
         events = await house.run(house.deliberation("debate", max_turns=1))
     reviews = of(events, EventType.SEAT_REVIEWED)
     assert Counter(data["seat"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
     assert Counter(data["candidate"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
     assert all(data["seat"] != data["candidate"] for data in reviews)
-    assert {data["candidate"] for data in of(events, EventType.SEAT_REVISED)} == {f"{seat}.r1" for seat in (ONE, TWO, THREE)}
+    assert {data["candidate"] for data in of(events, EventType.SEAT_REVISED)} == {
+        f"{seat}.r1" for seat in (ONE, TWO, THREE)
+    }
     shown = verdicts(events)
     assert shown[ONE, "tests"] == "failed"
     assert shown[f"{ONE}.r1", "tests"] == "passed"
-    revision = next(call for call in house.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1")
+    revision = next(
+        call for call in house.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1"
+    )
     assert "Goodbye" in revision.body["messages"][2]["content"]
     assert "Score 0.7 of 1." in revision.prompt
     assert "agent-dev" not in revision.prompt
 
 
 async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(council: Any) -> None:
-    """A base that takes long is run once: that a name holds the time is seen when a candidate seems to lack the case."""
+    """A base that takes long is run once: that a name holds the time is seen when a candidate seems
+    to lack the case.
+    """
     async with council(by_seat(one=append())) as house:
         (base,) = house.prepared.runs.values()
-        once = replace(base, cases={**base.cases, "tests/test_utils.py::test_at[12:01:03]": "passed"})
+        once = replace(
+            base, cases={**base.cases, "tests/test_utils.py::test_at[12:01:03]": "passed"}
+        )
         house.prepared = replace(house.prepared, runs={"tests": once})
         events = await house.run(house.deliberation("vote", 1))
     assert verdicts(events)[ONE, "tests"] == "passed"
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
     assert applies["assessment"]["regressions"] == []
     assert applies["assessment"]["proven"]
-    assert sum(name.endswith("-base-tests") for name in house.workspaces.opened) == 1, house.workspaces.opened
+    assert sum(name.endswith("-base-tests") for name in house.workspaces.opened) == 1, (
+        house.workspaces.opened
+    )
 
 
 async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> None:
     tests = {
-        "tests/test_more.py": "import pytest, utils\n\n\n@pytest.mark.parametrize('n', utils.NUMBERS)\ndef test_n(n):\n    assert n\n"
+        "tests/test_more.py": (
+            "import pytest, utils\n\n\n@pytest.mark.parametrize('n', utils.NUMBERS)\ndef "
+            "test_n(n):\n    assert n\n"
+        )
     }
     files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\nNUMBERS = (1, 2)\n", **tests}
-    async with council(by_seat(one=append(SOLUTION + "\n\nNUMBERS = (1,)\n")), files=files) as house:
+    async with council(
+        by_seat(one=append(SOLUTION + "\n\nNUMBERS = (1,)\n")), files=files
+    ) as house:
         events = await house.run(house.deliberation("vote", 1))
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
     assert applies["assessment"]["regressions"] == ["tests/test_more.py::test_n[2]"]
@@ -76,7 +96,9 @@ async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> No
 
 async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
-    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG), revise=fix)) as house:
+    async with council(
+        by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG), revise=fix)
+    ) as house:
         events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
     revised = of(events, EventType.SEAT_REVISED)
     assert {data["candidate"] for data in revised} == {f"{seat}.r1" for seat in (ONE, TWO, THREE)}
@@ -115,36 +137,60 @@ async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
     async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
         events = await house.run(house.deliberation(protocol, max_turns=1, peer_review=True))
     reviews = [(data["seat"], data["candidate"]) for data in of(events, EventType.SEAT_REVIEWED)]
-    assert sorted(reviews) == [(ONE, TWO), (ONE, THREE), (TWO, ONE), (TWO, THREE), (THREE, ONE), (THREE, TWO)]
+    assert sorted(reviews) == [
+        (ONE, TWO),
+        (ONE, THREE),
+        (TWO, ONE),
+        (TWO, THREE),
+        (THREE, ONE),
+        (THREE, TWO),
+    ]
 
 
 async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG), review="great work")) as house:
+    async with council(
+        by_seat(one=append(), two=append(OTHER), three=append(WRONG), review="great work")
+    ) as house:
         events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVIEWED) == []
-    asked = Counter(call.call_id for call in house.server.requests if call.call_id.split("/")[2] == "verify")
+    asked = Counter(
+        call.call_id for call in house.server.requests if call.call_id.split("/")[2] == "verify"
+    )
     assert f"task-1/{ONE}/verify/2.1.2" in asked
     assert set(outcomes(events).values()) == {"proposed"}
 
 
 async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
-    files = {**SAMPLE, "tests/test_utils.py": "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"}
+    files = {
+        **SAMPLE,
+        "tests/test_utils.py": (
+            "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
+        ),
+    }
     with_test = act(
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
         ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
     )
     useless = act(
         ("files.append", {"path": "src/utils.py", "content": OTHER}),
-        ("files.write", {"path": "tests/test_useless.py", "content": "def test_nothing():\n    assert True\n"}),
+        (
+            "files.write",
+            {"path": "tests/test_useless.py", "content": "def test_nothing():\n    assert True\n"},
+        ),
     )
-    async with council(by_seat(one=with_test, two=useless, three=append(WRONG)), files=files) as house:
+    async with council(
+        by_seat(one=with_test, two=useless, three=append(WRONG)), files=files
+    ) as house:
         events = await house.run(house.deliberation("vote", max_turns=1))
     cross = {
         (data["candidate"], data["cross_author"]): data["evidence"]
         for data in of(events, EventType.CHECK_FINISHED)
         if data["evidence"]["check"] == "cross"
     }
-    assert {pair: item["verdict"] for pair, item in cross.items()} == {(TWO, ONE): "passed", (THREE, ONE): "failed"}
+    assert {pair: item["verdict"] for pair, item in cross.items()} == {
+        (TWO, ONE): "passed",
+        (THREE, ONE): "failed",
+    }
     assert cross[TWO, ONE]["proven"] is True
 
 
@@ -158,9 +204,19 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     ],
     ids=["contradicts", "fits", "unreadable", "a small model is not asked"],
 )
-async def test_a_reader_of_the_task_drops_tests_that_contradict_it(council: Any, said: str, window: int, *, counts: bool) -> None:
-    files = {**SAMPLE, "tests/test_utils.py": "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"}
-    own = "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == 'Goodbye'\n"
+async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
+    council: Any, said: str, window: int, *, counts: bool
+) -> None:
+    files = {
+        **SAMPLE,
+        "tests/test_utils.py": (
+            "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
+        ),
+    }
+    own = (
+        "from utils import hello_world\n\n\ndef test_more():\n    assert hello_world() == "
+        "'Goodbye'\n"
+    )
     with_test = act(
         ("files.append", {"path": "src/utils.py", "content": WRONG}),
         ("files.write", {"path": "tests/test_more.py", "content": own}),
@@ -179,11 +235,21 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(council: Any,
     assert ((TWO, "cross") in found) is counts
     assert ((ONE, "contradiction") in found) is not counts
     assert len(asked) == (window > 16_000)
-    assert not any("Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in asked), "it sees no candidate"
+    assert not any(
+        "Goodbye" in call.prompt and "hello_world() -> str" in call.prompt for call in asked
+    ), "it sees no candidate"
 
 
 async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
-    cheat = act(("files.write", {"path": "tests/test_utils.py", "content": "def test_hello_world():\n    assert True\n"}))
+    cheat = act(
+        (
+            "files.write",
+            {
+                "path": "tests/test_utils.py",
+                "content": "def test_hello_world():\n    assert True\n",
+            },
+        )
+    )
     async with council(by_seat(one=cheat)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=2))
     assert verdicts(events)[ONE, "tests"] == "failed"
@@ -191,8 +257,12 @@ async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
     assert applies["assessment"]["proven"] is False
 
 
-async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(council: Any) -> None:
-    async with council(by_seat(one=append("\nimport gc\nFOUND = gc.get_objects\n" + SOLUTION))) as house:
+async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
+    council: Any,
+) -> None:
+    async with council(
+        by_seat(one=append("\nimport gc\nFOUND = gc.get_objects\n" + SOLUTION))
+    ) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     looked = ["src/utils.py:9: runs code that cannot be read here"]
@@ -200,16 +270,26 @@ async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
     assert applies["assessment"]["proven"]
 
 
-async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing(council: Any) -> None:
+async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing(
+    council: Any,
+) -> None:
     red = act(
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
-        ("files.write", {"path": "tests/test_more.py", "content": "def test_more():\n    assert False\n"}),
+        (
+            "files.write",
+            {"path": "tests/test_more.py", "content": "def test_more():\n    assert False\n"},
+        ),
     )
     async with council(by_seat(one=red)) as house:
         events = await house.run(house.deliberation("single", 1, max_turns=1))
-    found = {data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)}
+    found = {
+        data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)
+    }
     assert (found["tests"]["verdict"], found["tests"]["proven"]) == ("passed", True)
-    assert (found["own tests"]["failed"], found["own tests"]["red"]) == (1, ["tests/test_more.py::test_more"])
+    assert (found["own tests"]["failed"], found["own tests"]["red"]) == (
+        1,
+        ["tests/test_more.py::test_more"],
+    )
 
 
 _NEEDS_OTHERS = """import os

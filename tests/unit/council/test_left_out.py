@@ -20,7 +20,9 @@ def result(tool: str, path: str) -> ToolResult:
     [{"target/": RULE}, {"target/gen/a.rs": RULE, "target/gen/b.rs": RULE, "target/old.rs": RULE}],
     ids=["folder", "files"],
 )
-def test_what_a_seat_wrote_is_told_whether_its_folder_was_listed_or_not(ignored: dict[str, str]) -> None:
+def test_what_a_seat_wrote_is_told_whether_its_folder_was_listed_or_not(
+    ignored: dict[str, str],
+) -> None:
     patch = Patch("0" * 40, "1" * 40, "", ignored=ignored)
     results = [
         result("files.write", "target/gen/a.rs"),

@@ -1,4 +1,6 @@
-"""A deliberation that brings commits together: one seat, no call of the model, judged as any other."""
+"""A deliberation that brings commits together: one seat, no call of the model, judged as any
+other.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,13 @@ def solving() -> str:
     assert isinstance(old, str)
     new = old + SOLUTION
     count, more = len(old.splitlines()), len(new.splitlines())
-    lines = [f" {line}" for line in old.splitlines()] + [f"+{line}" for line in new.splitlines()[count:]]
-    head = f"diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ -1,{count} +1,{more} @@\n"
+    lines = [f" {line}" for line in old.splitlines()] + [
+        f"+{line}" for line in new.splitlines()[count:]
+    ]
+    head = (
+        "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ "
+        f"-1,{count} +1,{more} @@\n"
+    )
     return head + "\n".join(lines) + "\n"
 
 
@@ -60,7 +67,9 @@ async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Pat
         assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
-async def test_commits_are_merged_into_the_original_base_and_not_into_one_without_its_hidden_tests(tmp_path: Path) -> None:
+async def test_commits_are_merged_into_the_original_base_and_not_into_one_without_its_hidden_tests(
+    tmp_path: Path,
+) -> None:
     bases: list[str] = []
 
     async def merge(base: Base, _: Sequence[str]) -> Patch:
@@ -74,7 +83,9 @@ async def test_commits_are_merged_into_the_original_base_and_not_into_one_withou
     assert verdicts(events)["agent-dev-001", "tests"] == "passed"
 
 
-@pytest.mark.parametrize(("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")])
+@pytest.mark.parametrize(
+    ("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")]
+)
 async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str, end: str) -> None:
     async with open_council(tmp_path, never) as house:
         events = await merging(house, diff).run(house.deliberation("single", 1, merge=COMMITS))

@@ -19,11 +19,16 @@ COMMIT = ("git.commit", {"message": "feat: add hello_world()\n\nIt greets."})
     ("replies", "message"),
     [
         ([act(WRITE, COMMIT)], COMMIT[1]["message"]),
-        ([act(("files.append", {"path": "README.md", "content": "More.\n"})), act(COMMIT)], COMMIT[1]["message"]),
+        (
+            [act(("files.append", {"path": "README.md", "content": "More.\n"})), act(COMMIT)],
+            COMMIT[1]["message"],
+        ),
         ([append()], ""),
     ],
 )
-async def test_a_proposal_has_the_message_of_its_seats_commits(council: Any, replies: list[str], message: str) -> None:
+async def test_a_proposal_has_the_message_of_its_seats_commits(
+    council: Any, replies: list[str], message: str
+) -> None:
     said = chain(replies, repeat(finish()))
     async with council(lambda _body, _headers: next(said)) as house:
         events = await house.run(house.deliberation("single", seats=1))

@@ -24,12 +24,18 @@ CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def by_phase(propose: str) -> Answer:
     def answer(_body: Any, headers: Any) -> Any:
-        return review(7) if phase_of(headers) in {"critique", "verify"} else propose.replace("SEAT", seat_of(headers))
+        return (
+            review(7)
+            if phase_of(headers) in {"critique", "verify"}
+            else propose.replace("SEAT", seat_of(headers))
+        )
 
     return scripted(answer)
 
 
-async def watched(house: Any, d: Any, *, content: bool = False) -> tuple[list[Event], list[ReadableSpan]]:
+async def watched(
+    house: Any, d: Any, *, content: bool = False
+) -> tuple[list[Event], list[ReadableSpan]]:
     """Deliberate under a caller's trace; return events and spans."""
     exporter = InMemorySpanExporter()
     async with recording(TraceSettings(content=content), "test", exporter=exporter):
@@ -47,7 +53,9 @@ def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
     by_id = {span.context.span_id: span.name for span in spans if span.context}
     found: dict[str, set[str]] = {}
     for span in spans:
-        found.setdefault(span.name, set()).add(by_id.get(span.parent.span_id, "elsewhere") if span.parent else "none")
+        found.setdefault(span.name, set()).add(
+            by_id.get(span.parent.span_id, "elsewhere") if span.parent else "none"
+        )
     return found
 
 
@@ -56,7 +64,9 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
     async with open_council(tmp_path, by_phase(append(SOLUTION))) as house:
         events, spans = await watched(house, house.deliberation("vote", seats=2, max_turns=1))
         seen = [(call.call_id, call.headers) for call in house.server.requests]
-    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {CALLER.split("-")[1]}
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
+        CALLER.split("-")[1]
+    }
     assert parents(spans) == {
         "deliberation": {"elsewhere"},
         "seat": {"deliberation"},
@@ -67,7 +77,9 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
         "check": {"seat"},
     }
     assert len(named(spans, "seat")) == 2
-    chats = {str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")}
+    chats = {
+        str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")
+    }
     assert set(chats) == {call_id for call_id, _ in seen}
     for call_id, headers in seen:  # the server's own spans join the call that it answers
         context = chats[call_id].context
@@ -98,10 +110,17 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
     told = []
     for number, traced in enumerate((True, False)):
         (tmp_path / str(number)).mkdir()
-        async with open_council(tmp_path / str(number), by_phase(finish("An old silent pond"))) as house:
+        async with open_council(
+            tmp_path / str(number), by_phase(finish("An old silent pond"))
+        ) as house:
             d = house.deliberation("vote", seats=2, repository=None, base_sha=None)
             events = (await watched(house, d))[0] if traced else await house.run(d)
-            told.append(({event.id for event in events}, sorted(json.dumps(call.body) for call in house.server.requests)))
+            told.append(
+                (
+                    {event.id for event in events},
+                    sorted(json.dumps(call.body) for call in house.server.requests),
+                )
+            )
             assert {bool(event.traceparent) for event in events} == {traced}
     assert told[0] == told[1]
 
@@ -125,7 +144,9 @@ async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
         _, spans = await watched(house, house.deliberation("single", seats=1, max_turns=1))
     new = {labels for labels, value in calls.values.items() if value != before.get(labels)}
     assert new == {("unknown", "invalid")}
-    assert {str((span.attributes or {})["gen_ai.tool.name"]) for span in named(spans, "execute_tool")} == {"unknown"}
+    assert {
+        str((span.attributes or {})["gen_ai.tool.name"]) for span in named(spans, "execute_tool")
+    } == {"unknown"}
 
 
 async def test_figures_of_model_calls(tmp_path: Path) -> None:

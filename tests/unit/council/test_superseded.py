@@ -1,4 +1,6 @@
-"""Existing tests that expect what the task asks to change: a right answer is not refused for failing them."""
+"""Existing tests that expect what the task asks to change: a right answer is not refused for
+failing them.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,44 @@ from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-TASK = "parse_port('') should raise ValueError('empty port') instead of returning 0; other ports stay as they are."
+TASK = (
+    "parse_port('') should raise ValueError('empty port') instead of returning 0; other ports "
+    "stay as they are."
+)
 BASE = "def parse_port(text):\n    return int(text or 0)\n"
-RIGHT = "def parse_port(text):\n    if not text:\n        raise ValueError('empty port')\n    return int(text)\n"
+RIGHT = (
+    "def parse_port(text):\n    if not text:\n        raise ValueError('empty port')\n    return "
+    "int(text)\n"
+)
 IDLE = BASE.replace("text or 0", "text.strip() or 0")
 OLD = (
-    "import pytest\n\nfrom ports import parse_port\n\n\ndef test_empty():\n    assert parse_port('') == 0\n\n\n"
+    "import pytest\n\nfrom ports import parse_port\n\n\ndef test_empty():\n    assert "
+    "parse_port('') == 0\n\n\n"
     "def test_number():\n    assert parse_port('80') == 80\n"
 )
 NEW = OLD.replace(
-    "    assert parse_port('') == 0\n", "    with pytest.raises(ValueError, match='empty port'):\n        parse_port('')\n"
+    "    assert parse_port('') == 0\n",
+    "    with pytest.raises(ValueError, match='empty port'):\n        parse_port('')\n",
 )
-FILES = {"src/ports.py": BASE, "tests/test_ports.py": OLD, "pyproject.toml": SAMPLE["pyproject.toml"]}
-SUPERSEDED = json.dumps({"superseded": [{"test": 1, "why": "the task asks for an error instead of 0"}]})
+FILES = {
+    "src/ports.py": BASE,
+    "tests/test_ports.py": OLD,
+    "pyproject.toml": SAMPLE["pyproject.toml"],
+}
+SUPERSEDED = json.dumps(
+    {"superseded": [{"test": 1, "why": "the task asks for an error instead of 0"}]}
+)
 NONE = json.dumps({"superseded": []})
 OFF = EvidenceSettings(test_writer=False, tie_breaker=False, review_tools=False)
-_REPLY = json.dumps({"comment": "", "met": [], "unmet": [1], "score": 5, "why": "", "contradicts": False})
+_REPLY = json.dumps(
+    {"comment": "", "met": [], "unmet": [1], "score": 5, "why": "", "contradicts": False}
+)
 
 
 def council_of(read: str, **seats: Mapping[str, str]) -> Callable[[Any, Any], Any]:
-    """Each seat (`one`, `two`) writes its files and submits; `read`: who reads changed tests against the task."""
+    """Each seat (`one`, `two`) writes its files and submits; `read`: who reads changed tests
+    against the task.
+    """
     named = {ONE: seats.get("one", {}), TWO: seats.get("two", {})}
 
     def answer(_body: Any, headers: Any) -> Any:
@@ -45,14 +65,19 @@ def council_of(read: str, **seats: Mapping[str, str]) -> Callable[[Any, Any], An
             return read
         if phase_of(headers) in {"critique", "verify"}:
             return _REPLY
-        writes = [("write", {"path": path, "content": text}) for path, text in named[seat_of(headers)].items()]
+        writes = [
+            ("write", {"path": path, "content": text})
+            for path, text in named[seat_of(headers)].items()
+        ]
         return NativeReply((*writes, ("submit", {"summary": "done"})))
 
     return answer
 
 
 async def run(native: Any, answer: Any, seats: int = 2) -> tuple[Outcome, list[Event], list[str]]:
-    """Return what the council comes to, its events, and what the reader of changed tests was shown."""
+    """Return what the council comes to, its events, and what the reader of changed tests was
+    shown.
+    """
     async with native(answer, files=FILES, evidence=OFF) as house:
         d = house.deliberation("vote", seats, description=TASK)
         events = await house.run(d)
@@ -61,28 +86,49 @@ async def run(native: Any, answer: Any, seats: int = 2) -> tuple[Outcome, list[E
 
 
 async def test_a_right_answer_that_breaks_a_superseded_test_wins(native: Any) -> None:
-    answer = council_of(SUPERSEDED, one={"src/ports.py": IDLE}, two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW})
+    answer = council_of(
+        SUPERSEDED,
+        one={"src/ports.py": IDLE},
+        two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW},
+    )
     outcome, events, prompts = await run(native, answer)
-    assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.SELF_TESTED), outcome.results[0].reasons
+    assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.SELF_TESTED), (
+        outcome.results[0].reasons
+    )
     assert verdicts(events)[TWO, "superseded tests"] == "passed"
     reasons = "\n".join(outcome.results[0].reasons)
     assert "it breaks tests that expect what the task asks to change" in reasons
     assert "tests/test_ports.py::test_empty (the task asks for an error instead of 0)" in reasons
     (prompt,) = prompts
     assert "1. tests/test_ports.py::test_empty" in prompt
-    assert "raise ValueError('empty port')\n    return int(text)" not in prompt, "no change of the code is shown"
+    assert "raise ValueError('empty port')\n    return int(text)" not in prompt, (
+        "no change of the code is shown"
+    )
 
 
-async def test_an_answer_with_the_same_behaviour_and_no_changed_test_is_excused_too(native: Any) -> None:
-    answer = council_of(SUPERSEDED, one={"src/ports.py": RIGHT + "\n"}, two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW})
+async def test_an_answer_with_the_same_behaviour_and_no_changed_test_is_excused_too(
+    native: Any,
+) -> None:
+    answer = council_of(
+        SUPERSEDED,
+        one={"src/ports.py": RIGHT + "\n"},
+        two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW},
+    )
     outcome, *_ = await run(native, answer)
     first, second = outcome.results
-    assert {first.evidence_level, second.evidence_level} == {EvidenceLevel.REPRODUCED, EvidenceLevel.SELF_TESTED}
+    assert {first.evidence_level, second.evidence_level} == {
+        EvidenceLevel.REPRODUCED,
+        EvidenceLevel.SELF_TESTED,
+    }
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
 
 
-async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_it(native: Any) -> None:
-    """The reader rejects the first change, and the second author's right answer is not refused for it."""
+async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_it(
+    native: Any,
+) -> None:
+    """The reader rejects the first change, and the second author's right answer is not refused for
+    it.
+    """
     weak = OLD.replace("    assert parse_port('') == 0\n", "    parse_port\n")
     broken = BASE.replace("int(text or 0)", "int(text or 1)")
     answer = council_of(
@@ -92,7 +138,10 @@ async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_i
     )
 
     def read(body: Any, headers: Any) -> Any:
-        weakened = ".superseded." in step_of(headers) and "+    parse_port\n" in body["messages"][-1]["content"]
+        weakened = (
+            ".superseded." in step_of(headers)
+            and "+    parse_port\n" in body["messages"][-1]["content"]
+        )
         return NONE if weakened else answer(body, headers)
 
     outcome, _, prompts = await run(native, read)
@@ -101,8 +150,12 @@ async def test_a_test_that_one_author_weakens_is_read_again_as_another_changes_i
 
 
 @pytest.mark.parametrize("read", [NONE, "no answer at all"])
-async def test_without_the_reader_s_word_an_existing_test_counts_as_it_is_on_the_base(native: Any, read: str) -> None:
-    answer = council_of(read, one={"src/ports.py": IDLE}, two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW})
+async def test_without_the_reader_s_word_an_existing_test_counts_as_it_is_on_the_base(
+    native: Any, read: str
+) -> None:
+    answer = council_of(
+        read, one={"src/ports.py": IDLE}, two={"src/ports.py": RIGHT, "tests/test_ports.py": NEW}
+    )
     outcome, events, prompts = await run(native, answer)
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.UNPROVEN)
     assert (TWO, "superseded tests") not in verdicts(events)

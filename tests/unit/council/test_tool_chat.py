@@ -26,7 +26,12 @@ class Parrot:
         size = sum(len(message.content) for message in request.messages) // 3
         if request.call_id.endswith(".0"):
             return ChatReply(f"notes {len(self.requests)}", "stop", Usage(size, 0, 5, 1))
-        return ChatReply("", "tool_calls", Usage(size, 0, 5, 1), calls=(FunctionCall("c", "bash", '{"command": "ls"}'),))
+        return ChatReply(
+            "",
+            "tool_calls",
+            Usage(size, 0, 5, 1),
+            calls=(FunctionCall("c", "bash", '{"command": "ls"}'),),
+        )
 
 
 def chat_with(model: Any) -> ToolChat:
@@ -62,6 +67,12 @@ async def test_going_back_undoes_compaction_and_what_was_heard() -> None:
 async def test_a_conversation_stays_below_its_window() -> None:
     model = Parrot()
     await take(chat_with(model), 1, 40)
-    sizes = [sum(len(message.content) for message in request.messages) // 3 for request in model.requests]
+    sizes = [
+        sum(len(message.content) for message in request.messages) // 3 for request in model.requests
+    ]
     assert max(sizes) < 2_000
-    assert model.requests[-1].messages[1].content.startswith("the task\n\nYour notes on the work so far:\nnotes ")
+    assert (
+        model.requests[-1]
+        .messages[1]
+        .content.startswith("the task\n\nYour notes on the work so far:\nnotes ")
+    )

@@ -45,19 +45,28 @@ def test_reservations_never_go_over_the_limit(steps: list[tuple[int, bool]]) -> 
     assert ledger.spent.tokens <= 100
 
 
-_AMOUNTS = st.builds(Amount, st.integers(0, 60), st.integers(0, 5), st.integers(0, 8).map(lambda eighths: eighths / 8))
+_AMOUNTS = st.builds(
+    Amount,
+    st.integers(0, 60),
+    st.integers(0, 5),
+    st.integers(0, 8).map(lambda eighths: eighths / 8),
+)
 _STEPS = st.lists(st.tuples(st.sampled_from("abc"), _AMOUNTS, _AMOUNTS, st.booleans()), max_size=30)
 
 
 @given(_AMOUNTS.filter(lambda limit: min(limit.tokens, limit.calls, limit.cost_usd) > 0), _STEPS)
-def test_a_storys_book_never_grants_more_than_there_is(limit: Amount, steps: list[tuple[str, Amount, Amount, bool]]) -> None:
+def test_a_storys_book_never_grants_more_than_there_is(
+    limit: Amount, steps: list[tuple[str, Amount, Amount, bool]]
+) -> None:
     book = Account(limit)
     for key, needed, more, closes in steps:
         try:
             after = book.draw(key, needed, Amount(), more)
         except BudgetExceeded:
             others = [draw.granted for name, draw in book.draws.items() if name != key]
-            assert not sum(others, needed).within(limit), "nothing is refused that there is room for"
+            assert not sum(others, needed).within(limit), (
+                "nothing is refused that there is room for"
+            )
             continue
         assert needed.within(after.draws[key].granted)
         assert after.draw(key, needed, Amount(), Amount()).draws[key].granted == needed
@@ -65,12 +74,15 @@ def test_a_storys_book_never_grants_more_than_there_is(limit: Amount, steps: lis
         assert (book.spent + book.reserved).within(limit)
         assert book.spent + book.reserved + book.left == limit
     assert all(
-        book.close(key, draw.spent).close(key, draw.spent) == book.close(key, draw.spent) for key, draw in book.draws.items()
+        book.close(key, draw.spent).close(key, draw.spent) == book.close(key, draw.spent)
+        for key, draw in book.draws.items()
     )
 
 
 def test_what_has_no_limit_is_counted_all_the_same() -> None:
-    book = Account(Amount(tokens=100)).draw("a", Amount(60, 2, 0.5), Amount(10, 1, 0.25), Amount(40, 1))
+    book = Account(Amount(tokens=100)).draw(
+        "a", Amount(60, 2, 0.5), Amount(10, 1, 0.25), Amount(40, 1)
+    )
     assert book.draws["a"].granted == Amount(65, 3, 0.5)
     assert book.left == Amount(35)
     assert book.lines() == [
@@ -79,13 +91,22 @@ def test_what_has_no_limit_is_counted_all_the_same() -> None:
         "US dollars: 0.25 spent, 0.25 reserved",
     ]
     with pytest.raises(
-        BudgetExceeded, match="story's budget of 100 tokens would be overspent: 65 are spent or reserved by others, 36"
+        BudgetExceeded,
+        match="story's budget of 100 tokens would be overspent: 65 are spent or reserved "
+        "by others, "
+        "36",
     ):
         book.draw("b", Amount(36), Amount(), Amount())
 
 
 @pytest.mark.parametrize(
-    "wrong", [Budget(tokens=-1), Budget(cost_usd=float("inf")), Budget(cost_usd=float("nan")), Budget(calls=-1)]
+    "wrong",
+    [
+        Budget(tokens=-1),
+        Budget(cost_usd=float("inf")),
+        Budget(cost_usd=float("nan")),
+        Budget(calls=-1),
+    ],
 )
 def test_a_budget_is_made_of_numbers_from_zero_up(wrong: Budget) -> None:
     with pytest.raises(InvalidRequest, match="numbers from 0"):

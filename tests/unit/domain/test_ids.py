@@ -19,12 +19,16 @@ TENANTS = st.one_of(st.just(LOCAL_TENANT), IDS)
 
 
 @given(IDS, TENANTS, IDS, TENANTS)
-def test_no_two_ids_of_two_tenants_have_one_key(first: str, one: str, second: str, other: str) -> None:
+def test_no_two_ids_of_two_tenants_have_one_key(
+    first: str, one: str, second: str, other: str
+) -> None:
     assert (key_of(first, one) == key_of(second, other)) == ((first, one) == (second, other))
 
 
 @given(IDS, TENANTS, st.sampled_from(["", "/agent-dev-001/propose/0.1", "-agent-dev-001"]))
-def test_an_id_comes_back_from_its_key_and_only_to_its_tenant(value: str, tenant: str, rest: str) -> None:
+def test_an_id_comes_back_from_its_key_and_only_to_its_tenant(
+    value: str, tenant: str, rest: str
+) -> None:
     key = key_of(value, tenant)
     assert own_id(key + rest, tenant) == value + rest
     assert is_id(key) == (tenant == LOCAL_TENANT)
@@ -42,7 +46,10 @@ def test_a_key_is_safe_wherever_it_stands(value: str, tenant: str) -> None:
     assert key_of("x", LOCAL_TENANT) == "x"  # the wire of one tenant stays as it is
 
 
-@pytest.mark.parametrize("wrong", ["", "_x", "x_", "a_b_c", "A_b", "a b", "a/b", "../x", "x" * 64, f"a_{'x' * 64}", "a_b\n"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "_x", "x_", "a_b_c", "A_b", "a b", "a/b", "../x", "x" * 64, f"a_{'x' * 64}", "a_b\n"],
+)
 def test_what_is_no_key_is_said(wrong: str) -> None:
     with pytest.raises(InvalidRequest, match="is neither an id nor TENANT_ID"):
         check_key(wrong, "task_id")

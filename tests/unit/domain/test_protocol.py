@@ -18,4 +18,6 @@ def test_a_protocol_revises_in_rounds_only_where_it_says_on_what(name: ProtocolN
     protocol = PROTOCOLS[name]
     assert check_protocol(f" {name.upper()} ") == name
     assert bool(protocol.rounds) == bool(protocol.revises_on)
-    assert not (protocol.one_seat and (protocol.revises_on or protocol.reviews_ties or protocol.stops_early))
+    assert not (
+        protocol.one_seat and (protocol.revises_on or protocol.reviews_ties or protocol.stops_early)
+    )

@@ -50,7 +50,10 @@ def test_nothing_of_a_secret_is_left(before: str, secret: str, between: str, oth
     ("text", "expected"),
     [
         ("https://me:s3cret@host/x", "https://me:redacted@host/x"),
-        ("git clone https://oauth2:abc@git.example.org/a.git", "git clone https://oauth2:redacted@git.example.org/a.git"),
+        (
+            "git clone https://oauth2:abc@git.example.org/a.git",
+            "git clone https://oauth2:redacted@git.example.org/a.git",
+        ),
         ("Authorization: Bearer abcdefghijkl.mnop", "Authorization: Bearer [redacted]"),
         ("my own-value-1 here", "my [redacted] here"),
     ],
@@ -83,7 +86,10 @@ def test_the_longer_value_goes_first() -> None:
     assert scrub("secret-value-and-more", ["secret-value", "secret-value-and-more"]) == "[redacted]"
 
 
-@given(st.text(max_size=300), st.lists(st.text(st.characters(categories=["L", "N"]), min_size=6, max_size=12), max_size=3))
+@given(
+    st.text(max_size=300),
+    st.lists(st.text(st.characters(categories=["L", "N"]), min_size=6, max_size=12), max_size=3),
+)
 def test_scrubbing_twice_changes_nothing_more(text: str, known: list[str]) -> None:
     known = [value for value in known if value not in "redacted"]
     once = scrub(text, known)
@@ -92,7 +98,9 @@ def test_scrubbing_twice_changes_nothing_more(text: str, known: list[str]) -> No
 
 def test_data_is_scrubbed_throughout() -> None:
     secret = SECRETS[1]
-    assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {"[redacted]": [1, None, {"x": ["a [redacted]"]}]}
+    assert scrub_all({secret: [1, None, {"x": (f"a {secret}",)}]}) == {
+        "[redacted]": [1, None, {"x": ["a [redacted]"]}]
+    }
 
 
 @given(
@@ -103,7 +111,13 @@ def test_data_is_scrubbed_throughout() -> None:
 )
 def test_the_quick_look_misses_nothing(before: str, secret: str, own: str, count: int) -> None:
     known = (own,) * count
-    for data in ({"a": [before + secret]}, {secret: 1}, {"a": before + own}, {"url": f"https://me:{own}@host"}, {"a": before}):
+    for data in (
+        {"a": [before + secret]},
+        {secret: 1},
+        {"a": before + own},
+        {"url": f"https://me:{own}@host"},
+        {"a": before},
+    ):
         raw = json.dumps(data, ensure_ascii=False)
         assert may_hold_secrets(raw, known) or scrub_all(data, known) == data
 

@@ -8,7 +8,12 @@ import pytest
 
 from moothall.config import Settings
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.evaluate.running import Configuration, Options, check_configurations, read_configurations
+from moothall.evaluate.running import (
+    Configuration,
+    Options,
+    check_configurations,
+    read_configurations,
+)
 from moothall.evaluate.tasks import Lines
 from moothall.settings import load_settings
 
@@ -25,7 +30,11 @@ def _file(tmp_path: Path, name: str, text: str) -> Path:
 
 def test_without_any_the_current_settings_are_measured(tmp_path: Path) -> None:
     (only,) = _read(tmp_path)
-    assert (only.name, only.options.agents, only.settings.data_dir) == ("default", 3, tmp_path / "data")
+    assert (only.name, only.options.agents, only.settings.data_dir) == (
+        "default",
+        3,
+        tmp_path / "data",
+    )
 
 
 def test_seats_have_no_way_to_the_network(tmp_path: Path) -> None:
@@ -53,7 +62,9 @@ def test_a_configuration_may_have_options_of_its_own(tmp_path: Path) -> None:
         (("a=,seats=3",), "no option"),
     ],
 )
-def test_what_is_no_configuration_is_refused(tmp_path: Path, named: tuple[str, ...], words: str) -> None:
+def test_what_is_no_configuration_is_refused(
+    tmp_path: Path, named: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(InvalidRequest, match=words):
         _read(tmp_path, *named)
 
@@ -66,7 +77,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_equal_configurations_are_refused(tmp_path: Path) -> None:
     path = _file(tmp_path, "same.toml", "[llm]\n")
     with pytest.raises(InvalidRequest, match="a and b have the same settings"):
-        check_configurations(_read(tmp_path, f"a={path}", f"b={path}"), Lines(tmp_path / "results.jsonl"))
+        check_configurations(
+            _read(tmp_path, f"a={path}", f"b={path}"), Lines(tmp_path / "results.jsonl")
+        )
 
 
 def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> None:
@@ -78,8 +91,18 @@ def test_a_configuration_that_was_another_needs_another_name(tmp_path: Path) -> 
         check_configurations(_read(tmp_path, "one=,agents=2"), results)
 
 
-def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(tmp_path: Path) -> None:
+def test_a_configuration_that_could_not_work_may_be_corrected_under_its_name(
+    tmp_path: Path,
+) -> None:
     results = Lines(tmp_path / "results.jsonl")
     (one,) = _read(tmp_path, "one=,agents=1")
-    results.add({"task": "t", "config": "one", "digest": one.digest, "broken": True, "why": "no model server"})
+    results.add(
+        {
+            "task": "t",
+            "config": "one",
+            "digest": one.digest,
+            "broken": True,
+            "why": "no model server",
+        }
+    )
     check_configurations(_read(tmp_path, "one=,agents=2"), results)

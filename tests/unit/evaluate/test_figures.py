@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from moothall.evaluate.figures import mean_of, summaries, wilson
 
-_COUNTS = st.integers(1, 400).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
+_COUNTS = st.integers(1, 400).flatmap(
+    lambda total: st.tuples(st.integers(0, total), st.just(total))
+)
 
 
 @given(_COUNTS)
@@ -48,10 +50,24 @@ def test_the_interval_of_a_mean_holds_it_and_lies_among_the_values(values: list[
     assert mean == mean_of(values)
 
 
-def _row(config: str, *, solved: bool, level: str, right: bool = False, tokens: int = 100, **more: Any) -> dict[str, Any]:
+def _row(
+    config: str, *, solved: bool, level: str, right: bool = False, tokens: int = 100, **more: Any
+) -> dict[str, Any]:
     winner = "agent-dev-001" if level else ""
-    row = {"config": config, "task": "t", "solved": solved, "winner": winner, "level": level, "tokens": tokens, "cost_usd": 0.5}
-    return row | {"seconds": 10.0, "undecided": False, "candidates": [{"solved": solved or right}]} | more
+    row = {
+        "config": config,
+        "task": "t",
+        "solved": solved,
+        "winner": winner,
+        "level": level,
+        "tokens": tokens,
+        "cost_usd": 0.5,
+    }
+    return (
+        row
+        | {"seconds": 10.0, "undecided": False, "candidates": [{"solved": solved or right}]}
+        | more
+    )
 
 
 def test_a_configuration_is_summed_up() -> None:
@@ -65,6 +81,10 @@ def test_a_configuration_is_summed_up() -> None:
     assert (first.solved.count, first.solved.total, first.none) == (1, 3, 1)
     assert (first.possible.count, first.selected.count, first.selected.total) == (2, 1, 2)
     assert (first.precision["reproduced"].count, first.precision["reproduced"].total) == (1, 2)
-    assert (first.tokens.value, first.tokens_per_solved, first.cost_per_solved) == (200.0, 600.0, 1.5)
+    assert (first.tokens.value, first.tokens_per_solved, first.cost_per_solved) == (
+        200.0,
+        600.0,
+        1.5,
+    )
     assert (first.wrong["reproduced"], second.wrong["unproven"]) == (1, 1)
     assert (second.config, second.tokens_per_solved) == ("b", None)

@@ -18,7 +18,9 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from support.repos import Repo, make_sample
 
-_COMMANDS = Commands.model_validate({"setup": ["/env/bin/pip install -e ."], "checks": {"tests": "/env/bin/python -m pytest"}})
+_COMMANDS = Commands.model_validate(
+    {"setup": ["/env/bin/pip install -e ."], "checks": {"tests": "/env/bin/python -m pytest"}}
+)
 
 
 def _task(repo: Repo) -> Task:
@@ -31,7 +33,8 @@ def _task(repo: Repo) -> Task:
         cases={"tests": ('tests/test_utils.py::test_x["a.b"]',)},
         kept={"tests": ("tests/test_utils.py::test_greet",)},
         paths={"tests": ("tests/test_utils.py",)},
-        tests="diff --git a/tests/test_utils.py b/tests/test_utils.py\n--- a/tests/test_utils.py\n+++ b/tests/test_utils.py\n@@ -1 +1 @@\n-a\n+b\n",
+        tests="diff --git a/tests/test_utils.py b/tests/test_utils.py\n--- a/tests/test_utils.py\n"
+        "+++ b/tests/test_utils.py\n@@ -1 +1 @@\n-a\n+b\n",
         fix="diff --git a/src/utils.py b/src/utils.py\n",
         commands={"checks": {"tests": ["pytest", "-q"]}},
     )
@@ -50,7 +53,9 @@ async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     script = (place / "tests" / "test.sh").read_text(encoding="utf-8")
     assert "/logs/verifier/reward.txt" in script
     assert "'tests/test_utils.py::test_x[\"a.b\"]' tests/test_utils.py::test_greet" in script
-    assert "RUN /env/bin/pip install -e ." in (place / "environment" / "Dockerfile").read_text(encoding="utf-8")
+    assert "RUN /env/bin/pip install -e ." in (place / "environment" / "Dockerfile").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +68,9 @@ async def test_a_task_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("npm test", "node:"),
     ],
 )
-async def test_the_image_is_of_the_language_that_the_checks_run(tmp_path: Path, check: str, image: str) -> None:
+async def test_the_image_is_of_the_language_that_the_checks_run(
+    tmp_path: Path, check: str, image: str
+) -> None:
     repo = make_sample(tmp_path / "repo")
     harbor = Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60))
     commands = Commands.model_validate({"checks": {"tests": check}})
@@ -94,7 +101,9 @@ async def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 async def test_a_foreign_task_says_what_it_lacks(tmp_path: Path) -> None:
     place = tmp_path / "harbor" / "hello"
     place.mkdir(parents=True)
-    (place / "task.toml").write_text('version = "1.0"\n[metadata]\nauthor_name = "Ada"\n', encoding="utf-8")
+    (place / "task.toml").write_text(
+        'version = "1.0"\n[metadata]\nauthor_name = "Ada"\n', encoding="utf-8"
+    )
     (place / "instruction.md").write_text("Write hello.txt\n", encoding="utf-8")
     with pytest.raises(InvalidRequest, match="container"):
         await Harbor(tmp_path / "harbor", GitRunner(tmp_path / "git", 60)).read(tmp_path / "clones")
@@ -132,7 +141,12 @@ def test_a_seat_is_told_as_steps_with_their_calls() -> None:
             {**common, "thought": "look", "calls": [call], "checks": {}},
             time="2024-05-06T07:08:09Z",
         ),
-        Event("3", EventType.MODEL_CALLED, "t", {**common, "model": "small", "usage": usage, "answer": "Sure!"}),
+        Event(
+            "3",
+            EventType.MODEL_CALLED,
+            "t",
+            {**common, "model": "small", "usage": usage, "answer": "Sure!"},
+        ),
         Event("5", EventType.SEAT_TURN, "t", {**common, "thought": ""}),
         Event("4", EventType.SEAT_TURN, "t", {**common, "seat": 5, "calls": "none"}),
     ]
@@ -142,8 +156,12 @@ def test_a_seat_is_told_as_steps_with_their_calls() -> None:
     assert document["schema_version"] == "ATIF-v1.6"
     first, second, third = document["steps"]
     assert (first["step_id"], first["source"], first["message"]) == (1, "user", "Fix it")
-    assert second["tool_calls"] == [{"tool_call_id": "c1", "function_name": "files.read", "arguments": {"path": "a"}}]
-    assert second["observation"] == {"results": [{"source_call_id": "c1", "content": '{"text": "x"}'}]}
+    assert second["tool_calls"] == [
+        {"tool_call_id": "c1", "function_name": "files.read", "arguments": {"path": "a"}}
+    ]
+    assert second["observation"] == {
+        "results": [{"source_call_id": "c1", "content": '{"text": "x"}'}]
+    }
     assert second["metrics"]["prompt_tokens"] == 10
     assert document["final_metrics"]["total_prompt_tokens"] == 20
     assert document["final_metrics"]["total_steps"] == 3

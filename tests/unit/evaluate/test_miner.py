@@ -20,7 +20,9 @@ async def _prepare(*_: Any) -> Any:
 
 
 async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_path: Path) -> None:
-    """One folder has tasks of two repositories. A person deleted a task, which is not mined again; the next commit is tried."""
+    """One folder has tasks of two repositories. A person deleted a task, which is not mined again;
+    the next commit is tried.
+    """
     repo = make_repo(tmp_path / "repo", {"shop.py": "a = 1\n"})
     older = repo.commit({"README.md": "# Shop\n"}, "Say in the README what the shop is")
     newer = repo.commit({"README.md": "# The shop\n"}, "Say in the README that it is the shop")
@@ -32,9 +34,13 @@ async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_pa
     other = replace(own, id="other-1", repository="/other", commit="c" * 40)
     for task in (other, own):
         write_task(folder, task)
-        looked.add({"repository": task.repository, "commit": task.commit, "why": "", "task": task.id})
+        looked.add(
+            {"repository": task.repository, "commit": task.commit, "why": "", "task": task.id}
+        )
     # No commit here changes tests, so nothing runs.
-    miner = Miner(repositories, Judge(repositories, cast("Any", None)), folder, looked, lambda _: None)
+    miner = Miner(
+        repositories, Judge(repositories, cast("Any", None)), folder, looked, lambda _: None
+    )
     assert await miner.mine(RepositoryRef(id=entry.id), 1, 10) == [own]
     assert not [*looked.of(commit=older)]
     (folder / "tasks" / "shop-1.json").unlink()

@@ -6,7 +6,14 @@ import pytest
 
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.evaluate import mining
-from moothall.evaluate.mining import Commit, HiddenCases, compare_runs, reject_commit, steady_cases, task_text
+from moothall.evaluate.mining import (
+    Commit,
+    HiddenCases,
+    compare_runs,
+    reject_commit,
+    steady_cases,
+    task_text,
+)
 
 _SAYS = "Fix the rounding of negative prices"
 
@@ -23,7 +30,10 @@ _SAYS = "Fix the rounding of negative prices"
         (("tests/test_price.py",), mining.NO_SOURCE),
         (("docs/conf.py", "tests/test_price.py"), mining.NO_SOURCE),
         (("README.md", "package-lock.json", "test/price.js"), mining.NO_SOURCE),
-        ((*tuple(f"shop/part{number}.py" for number in range(21)), "tests/test_price.py"), mining.LARGE),
+        (
+            (*tuple(f"shop/part{number}.py" for number in range(21)), "tests/test_price.py"),
+            mining.LARGE,
+        ),
     ],
 )
 def test_a_commit_changes_source_and_tests(paths: tuple[str, ...], why: str) -> None:
@@ -38,7 +48,10 @@ def test_merges_roots_and_empty_messages_are_dropped() -> None:
 
 
 def test_tests_inside_rust_source_count_as_tests() -> None:
-    diff = "diff --git a/src/lib.rs b/src/lib.rs\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1,1 +1,3 @@\n-a\n+b\n+    #[test]\n+    fn half() {}\n"
+    diff = (
+        "diff --git a/src/lib.rs b/src/lib.rs\n--- a/src/lib.rs\n+++ b/src/lib.rs\n@@ -1,1 +1,3 "
+        "@@\n-a\n+b\n+    #[test]\n+    fn half() {}\n"
+    )
     commit = Commit("a", ("b",), _SAYS, ("src/lib.rs",))
     assert reject_commit(commit) == mining.NO_TESTS
     assert reject_commit(commit, diff) == ""
@@ -53,17 +66,29 @@ def test_tests_inside_rust_source_count_as_tests() -> None:
         ("Fix rounding of negative prices\n\nFixes #12, #13.", "Fix rounding of negative prices"),
         ("Fix rounding of negative prices, closes org/shop#12", "Fix rounding of negative prices,"),
         (
-            "Fix rounding\n\nprice(-1.5) has to be -2.\n\nCo-authored-by: Ada <ada@localhost>\nSigned-off-by: Ada",
+            (
+                "Fix rounding\n\nprice(-1.5) has to be -2.\n\nCo-authored-by: Ada <ada@localhost>\n"
+                "Signed-off-by: Ada"
+            ),
             "Fix rounding\n\nprice(-1.5) has to be -2.",
         ),
         (
             "Fix rounding of prices\n\nSee https://forge.localhost/shop/issues/12 for more",
             "Fix rounding of prices\n\nSee for more",
         ),
-        ("Fix rounding of prices\n\n- add a regression test\n- round half up", "Fix rounding of prices\n\n- round half up"),
+        (
+            "Fix rounding of prices\n\n- add a regression test\n- round half up",
+            "Fix rounding of prices\n\n- round half up",
+        ),
         ("Fix rounding so that test_negative_price passes", "Fix rounding so that passes"),
-        ("Fix rounding as tests/test_price.py shows for prices", "Fix rounding as shows for prices"),
-        ("Fix the \x1b[31mrounding\x1b[0m of \u202eprices now", "Fix the [31mrounding[0m of prices now"),
+        (
+            "Fix rounding as tests/test_price.py shows for prices",
+            "Fix rounding as shows for prices",
+        ),
+        (
+            "Fix the \x1b[31mrounding\x1b[0m of \u202eprices now",
+            "Fix the [31mrounding[0m of prices now",
+        ),
         ("Fix rounding of negative prices \ud83d", "Fix rounding of negative prices"),
         ("wip", ""),
         ("#12", ""),
@@ -85,14 +110,19 @@ def _run(output: str = "", status: str = "success", **cases: str) -> CheckRun:
 
 
 def test_cases_that_fail_before_and_pass_after_count() -> None:
-    before, after = _run(a="failed", b="passed", c="failed"), _run(a="passed", b="passed", c="failed", d="passed")
+    before, after = (
+        _run(a="failed", b="passed", c="failed"),
+        _run(a="passed", b="passed", c="failed", d="passed"),
+    )
     found = compare_runs(_run(b="passed"), before, after, _SAYS)
     assert found == HiddenCases(("a",), ("b",))
 
 
 def test_a_case_that_the_commit_changes_counts() -> None:
     """It passes on the parent as it was, fails there as it is, and passes on the commit."""
-    found = compare_runs(_run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS)
+    found = compare_runs(
+        _run(a="passed", b="passed"), _run(a="failed"), _run(a="passed", b="passed"), _SAYS
+    )
     assert found == HiddenCases(("a",), ("b",))
 
 
@@ -119,7 +149,11 @@ def test_what_shows_nothing_has_a_reason(before: CheckRun, after: CheckRun, why:
 
 def test_cases_that_differ_from_run_to_run_do_not_count() -> None:
     found = HiddenCases(("a", "b"), ("c", "d"))
-    steady = steady_cases(found, [_run(a="failed", b="passed")], [_run(a="passed", b="passed", c="passed", d="failed")])
+    steady = steady_cases(
+        found,
+        [_run(a="failed", b="passed")],
+        [_run(a="passed", b="passed", c="passed", d="failed")],
+    )
     assert steady == HiddenCases(("a",), ("c",))
     assert steady_cases(found, [_run(a="passed")], [_run(a="passed")]).why == mining.UNSTEADY
 

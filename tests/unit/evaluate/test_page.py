@@ -11,7 +11,10 @@ from moothall.evaluate.page import render
 from moothall.evaluate.report import make_report, tables
 from moothall.evaluate.tasks import Task
 
-_HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202egnp.exe\x1b[31m \ud83d &amp;"
+_HOSTILE = (
+    "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"' \u202egnp.exe\x1b[31m \ud83d "
+    "&amp;"
+)
 
 
 class _Elements(HTMLParser):
@@ -29,7 +32,14 @@ class _Elements(HTMLParser):
 
 def _report(words: str) -> dict[str, Any]:
     task = Task("shop-1", words, "a" * 40, "b" * 40, words, {"tests": ("t::x",)}, "diff")
-    candidate = {"seat": words, "rank": 1, "level": "reproduced", "solved": False, "failing": [words], "why": words}
+    candidate = {
+        "seat": words,
+        "rank": 1,
+        "level": "reproduced",
+        "solved": False,
+        "failing": [words],
+        "why": words,
+    }
     row = {
         "task": "shop-1",
         "config": words,
@@ -85,6 +95,9 @@ def test_tables_name_the_figure_to_watch() -> None:
 
 def test_results_of_other_tasks_and_runs_without_a_result_are_left_out() -> None:
     task = Task("shop-1", "/repo", "a" * 40, "b" * 40, "Fix it", {"tests": ("t::x",)}, "diff")
-    rows: list[dict[str, Any]] = [{"task": "gone", "config": "small"}, {"task": "shop-1", "config": "small", "broken": True}]
+    rows: list[dict[str, Any]] = [
+        {"task": "gone", "config": "small"},
+        {"task": "shop-1", "config": "small", "broken": True},
+    ]
     report = make_report(Path("/evaluation"), [task], rows)
     assert (report.results, report.configurations) == ((), ())

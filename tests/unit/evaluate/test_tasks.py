@@ -10,7 +10,15 @@ from moothall.errors import InvalidRequest
 from moothall.evaluate.tasks import Lines, Task, read_tasks, write_task
 
 TASK = Task(
-    "shop-1", "/repo", "a" * 40, "b" * 40, "Fix it", {"tests": ("t::x",)}, "diff", fix="fix", commands={"setup": [["make"]]}
+    "shop-1",
+    "/repo",
+    "a" * 40,
+    "b" * 40,
+    "Fix it",
+    {"tests": ("t::x",)},
+    "diff",
+    fix="fix",
+    commands={"setup": [["make"]]},
 )
 
 
@@ -28,7 +36,9 @@ def test_a_file_that_is_no_task_is_named(tmp_path: Path, text: str) -> None:
         read_tasks(tmp_path)
 
 
-def test_an_incomplete_last_line_is_dropped_by_the_writer_and_left_alone_by_a_reader(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_dropped_by_the_writer_and_left_alone_by_a_reader(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "results.jsonl"
     lines = Lines(path)
     lines.add({"task": "a"})

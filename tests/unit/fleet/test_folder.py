@@ -29,12 +29,16 @@ async def main():
         await asyncio.Event().wait()
 
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
-@pytest.mark.parametrize("known_by", ["named", "open"])  # an agent of Ray writes a title over what it names
+@pytest.mark.parametrize(
+    "known_by", ["named", "open"]
+)  # an agent of Ray writes a title over what it names
 async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE
+    )
     assert owner.stdout is not None
     folder, pid = (await owner.stdout.readline()).decode().split()
     owner.kill()
@@ -46,7 +50,13 @@ async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_
 
 def _lives(pid: int) -> bool:
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        return (
+            "Z"
+            not in Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[0]
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -56,7 +66,9 @@ async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
         assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
         folder.chmod(0o777)  # as Ray does
         sleeping = ("-c", "import time; time.sleep(600)")
-        stranger = await asyncio.create_subprocess_exec(sys.executable, *sleeping, f"{folder.parent}"[:-3])
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, *sleeping, f"{folder.parent}"[:-3]
+        )
         (folder / "driver.log").touch()
         with (folder / "driver.log").open("rb") as log:  # as a person does who reads it
             reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
@@ -81,7 +93,9 @@ asyncio.run(main())
 
 
 async def test_an_owner_that_has_a_log_there_open_ends_by_itself() -> None:
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", OPEN_OWNER, stdout=asyncio.subprocess.PIPE)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OPEN_OWNER, stdout=asyncio.subprocess.PIPE
+    )
     out, _ = await owner.communicate()
     assert (owner.returncode, out) == (0, b"ended by itself\n")
 
@@ -92,4 +106,8 @@ def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path
     for name in (f"mh-{ended.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):
         (tmp_path / name).mkdir()
     assert sweep(tmp_path) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"mh-{os.getpid()}-abc",
+        "mh-other",
+        "elsewhere",
+    }

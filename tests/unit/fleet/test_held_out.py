@@ -21,15 +21,24 @@ def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
 
 
 def test_whole_files_are_held_back_up_to_the_share_and_one_always_stays() -> None:
-    cases = {f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)}
+    cases = {
+        f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)
+    }
     assert len(files_to_hold(_prepared(cases), 0.5)) == 2
     assert len(files_to_hold(_prepared(cases), 0.99)) == 3
-    assert files_to_hold(_prepared(cases), 0.5) == files_to_hold(_prepared(dict(reversed(cases.items()))), 0.5)
+    assert files_to_hold(_prepared(cases), 0.5) == files_to_hold(
+        _prepared(dict(reversed(cases.items()))), 0.5
+    )
     assert files_to_hold(_prepared(cases), 0.0) == ()
 
 
 def test_few_cases_or_one_file_are_not_divided() -> None:
-    assert files_to_hold(_prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5) == ()
+    assert (
+        files_to_hold(
+            _prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5
+        )
+        == ()
+    )
     three = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
     assert files_to_hold(_prepared(three), 0.5) == ()
     four = {**three, "tests/test_d.py::test_x": "failed"}
@@ -41,7 +50,9 @@ def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None
     hidden = hide_files(
         Base("r", "a" * 40, Profile(hidden=("secret/**",))), ("pages/[id].test.tsx", "tests/a*.py")
     ).profile.hidden
-    assert all(matches(hidden, path) for path in ("pages/[id].test.tsx", "tests/a*.py", "secret/x.py"))
+    assert all(
+        matches(hidden, path) for path in ("pages/[id].test.tsx", "tests/a*.py", "secret/x.py")
+    )
     assert not any(matches(hidden, path) for path in ("pages/i.test.tsx", "tests/ab.py"))
 
 
@@ -67,4 +78,7 @@ async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None
         told = [recorded.event.data.get("current_task") async for recorded in house.bus.replay()]
     assert ready is not None
     assert ready.hidden == tests
-    assert "No check runs these hidden tests: web/tests/a.test.js. Add one for their folder to .moothall.toml." in told
+    assert (
+        "No check runs these hidden tests: web/tests/a.test.js. Add one for their folder to "
+        ".moothall.toml." in told
+    )

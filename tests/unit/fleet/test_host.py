@@ -69,7 +69,9 @@ def finished(events: list[Event]) -> int:
     return sum(event.type is EventType.SEAT_FINISHED for event in events)
 
 
-async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends_it(tmp_path: Path) -> None:
+async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends_it(
+    tmp_path: Path,
+) -> None:
     model = Answering()
     async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
         slow, quick = host_of(house), host_of(house)
@@ -82,7 +84,9 @@ async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends
         assert await first == "SUPERSEDED"
         assert slow.busy == quick.busy == 0
         assert finished(await house.events()) == 3
-        assert await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"  # an old delivery
+        assert (
+            await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"
+        )  # an old delivery
         listening.cancel()
 
 
@@ -94,7 +98,9 @@ async def gone(work: Any) -> str:
     return "done"
 
 
-async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not_acked_away(tmp_path: Path) -> None:
+async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not_acked_away(
+    tmp_path: Path,
+) -> None:
     model = Answering()
     async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
         host = host_of(house)
@@ -116,10 +122,18 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
         looking = group.create_task(host._look_for_ends())
         work = group.create_task(host._work(Recorded(1, request(d))))
         await until(lambda: len(house.server.requests) >= 3)
-        await house.bus.publish(new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}))
+        await house.bus.publish(
+            new_event(
+                EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
+            )
+        )
         async with asyncio.timeout(30):
             await work
-        outcomes = [event.data["outcome"]["status"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        outcomes = [
+            event.data["outcome"]["status"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
         assert outcomes == ["cancelled"] * 3
         looking.cancel()
 
@@ -154,15 +168,25 @@ async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) 
         assert len(house.server.requests) == asked
 
 
-async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(tmp_path: Path) -> None:
+async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
+    tmp_path: Path,
+) -> None:
     async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
         host = replace(host_of(house), look_seconds=60)
         d = house.deliberation(repository=None, base_sha=None)
         looking = group.create_task(host._look_for_ends())
-        await house.bus.publish(new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}))
+        await house.bus.publish(
+            new_event(
+                EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
+            )
+        )
         async with asyncio.timeout(30):
             await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
-        outcomes = [event.data["outcome"]["status"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        outcomes = [
+            event.data["outcome"]["status"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
         assert outcomes == ["cancelled"] * 3
         looking.cancel()
 
@@ -200,7 +224,9 @@ class Unsteady:
 
 
 @pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
-async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp_path: Path, deaths: int, ended: str) -> None:
+async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
+    tmp_path: Path, deaths: int, ended: str
+) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         from support.council import append
 
@@ -210,7 +236,11 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(tmp
         host = Host("host", house.bus, Unsteady(house, deaths), house.parts, 4)
         d = house.deliberation("single", 1)
         await host._work(Recorded(1, request(d)))
-        ends = [event.data["outcome"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        ends = [
+            event.data["outcome"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
         assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
 
 
@@ -254,7 +284,9 @@ async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Pat
         assert finished(await house.events()) == 0
 
 
-async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(tmp_path: Path) -> None:
+async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(
+    tmp_path: Path,
+) -> None:
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         return finish("never asked")
 
@@ -268,7 +300,10 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
         assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
         assert "no test was collected" in ends[0]["error_message"]
         assert "no tests ran in 0.01s" in ends[0]["error_message"]
-        steps = [item.event.data["current_task"] async for item in house.bus.replay((Channel.PROGRESS.all,))]
+        steps = [
+            item.event.data["current_task"]
+            async for item in house.bus.replay((Channel.PROGRESS.all,))
+        ]
         assert "base: tests no test was collected" in steps
         assert house.server.requests == []
 
@@ -282,16 +317,27 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(answer)) as house:
         host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
         await host._work(Recorded(1, request(house.deliberation("single", 1))))
-        steps = [item.event.data["current_task"] async for item in house.bus.replay((Channel.PROGRESS.all,))]
-        assert [step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step]
+        steps = [
+            item.event.data["current_task"]
+            async for item in house.bus.replay((Channel.PROGRESS.all,))
+        ]
+        assert [
+            step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step
+        ]
 
 
 async def _with_story(house: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, Accounts]:
     """A host, a deliberation of a story with a budget, and the books."""
-    card = await Board(house.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
+    card = await Board(house.bus).create(
+        StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget
+    )
     accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
     host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
-    return host, house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id), accounts
+    return (
+        host,
+        house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id),
+        accounts,
+    )
 
 
 async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
@@ -300,7 +346,11 @@ async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
     async with council(tmp_path, model) as house:
         host, d, accounts = await _with_story(house, Budget(calls=3))
         await host._work(Recorded(1, request(d)))
-        ends = [event.data["outcome"] for event in await house.events() if event.type is EventType.SEAT_FINISHED]
+        ends = [
+            event.data["outcome"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
         refused = [end for end in ends if end["error_code"] == "BUDGET_EXCEEDED"]
         assert len(house.server.requests) == 3
         assert refused
@@ -310,7 +360,9 @@ async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
         assert book.spent.tokens > 0
 
 
-async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(tmp_path: Path) -> None:
+async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(
+    tmp_path: Path,
+) -> None:
     model = Answering()
     async with council(tmp_path, model) as house:
         host, d, accounts = await _with_story(house, Budget(calls=100))
@@ -321,7 +373,9 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
         await asyncio.wait({work})
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved.calls >= 3
-        over = new_event(EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"})
+        over = new_event(
+            EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"}
+        )
         await house.bus.publish(over)
         other = Host("other", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
         await other._work(Recorded(1, request(d), {"deliveries": "2"}))
@@ -340,7 +394,9 @@ async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> 
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
 
 
-async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_roles(tmp_path: Path) -> None:
+async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_roles(
+    tmp_path: Path,
+) -> None:
     running = most = 0
 
     async def think(body: dict[str, Any], headers: Mapping[str, str]) -> str:
@@ -356,7 +412,11 @@ async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_ro
         hosting = group.create_task(replace(host_of(house), concurrency=2).run())
         for number in range(9):
             role = ("dev", "qa", "architect")[number % 3]
-            d = replace(house.deliberation("single", 1, repository=None, base_sha=None), task_id=f"task-{number}", role=role)
+            d = replace(
+                house.deliberation("single", 1, repository=None, base_sha=None),
+                task_id=f"task-{number}",
+                role=role,
+            )
             await house.bus.enqueue(Channel.WORK.of(role), request(d))
         async with asyncio.timeout(30):
             while finished(await house.events()) < 9:

@@ -43,12 +43,18 @@ host = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(me.pid), str(me.
 host.stdout.readline()
 print(host.pid, flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 def lives(pid: int) -> bool:
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        return (
+            "Z"
+            not in Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[0]
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -56,7 +62,9 @@ def lives(pid: int) -> bool:
 @asynccontextmanager
 async def house(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """A house and the pid of its host."""
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", HOUSE, HOST, str(folder), stdout=asyncio.subprocess.PIPE)
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOUSE, HOST, str(folder), stdout=asyncio.subprocess.PIPE
+    )
     assert owner.stdout is not None
     host = int(await owner.stdout.readline())
     try:
@@ -93,7 +101,9 @@ async def test_a_process_ends_with_another_that_nobody_reaps(when: str) -> None:
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
         assert not process_of(other.pid).lives()
-    host = await asyncio.create_subprocess_exec(sys.executable, "-c", ENDS_WITH, str(other.pid), stdout=asyncio.subprocess.PIPE)
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENDS_WITH, str(other.pid), stdout=asyncio.subprocess.PIPE
+    )
     try:
         if when == "while":
             assert host.stdout is not None
@@ -112,11 +122,17 @@ async def test_a_process_ends_with_another_that_nobody_reaps(when: str) -> None:
 
 
 async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
-    owner = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(600)")
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import time; time.sleep(600)"
+    )
     me = this_process()
-    started = int(Path(f"/proc/{owner.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+    started = int(
+        Path(f"/proc/{owner.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    )
     arguments = (str(owner.pid), str(started), me.place, str(tmp_path), "without pidfds")
-    host = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, *arguments, stdout=asyncio.subprocess.PIPE)
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOST, *arguments, stdout=asyncio.subprocess.PIPE
+    )
     assert host.stdout is not None
     assert await host.stdout.readline() == b"registered\n"
     assert lives(host.pid)
@@ -133,15 +149,23 @@ async def test_one_that_stood_still_is_ended_at_the_next_start(tmp_path: Path) -
         owner.kill()
         await owner.wait()
         assert lives(host)
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())] == [0o700, 0o600]
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())] == [
+            0o700,
+            0o600,
+        ]
         assert await asyncio.to_thread(end_left, folder) == 1
         assert not lives(host)
         assert list(folder.iterdir()) == []
 
 
-def test_who_has_the_pid_by_now_and_who_is_of_another_machine_are_left_alone(tmp_path: Path) -> None:
+def test_who_has_the_pid_by_now_and_who_is_of_another_machine_are_left_alone(
+    tmp_path: Path,
+) -> None:
     me = this_process()
-    records = {"later": replace(me, started=me.started - 1), "elsewhere": replace(me, place="another boot pid:[1]")}
+    records = {
+        "later": replace(me, started=me.started - 1),
+        "elsewhere": replace(me, place="another boot pid:[1]"),
+    }
     for name, process in records.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(asdict(process)))
     (tmp_path / "torn.json").write_text('{"pid": 1')
@@ -168,7 +192,7 @@ import subprocess, sys, time
 agent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={}, start_new_session=True)
 print(agent.pid, flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 @pytest.mark.parametrize("named", ["argument", "environment"])
@@ -179,7 +203,9 @@ async def test_a_ray_whose_owner_is_gone_ends_with_its_folder(tmp_path: Path, na
     folder.mkdir()
     more = [str(folder / "r")] if named == "argument" else []
     env = {"RAY": str(folder)} if named == "environment" else {}
-    raylet = await asyncio.create_subprocess_exec(sys.executable, "-c", RAYLET, *more, env=env, stdout=asyncio.subprocess.PIPE)
+    raylet = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", RAYLET, *more, env=env, stdout=asyncio.subprocess.PIPE
+    )
     assert raylet.stdout is not None
     agent = int(await raylet.stdout.readline())
     assert await asyncio.to_thread(sweep, tmp_path) == 1

@@ -1,4 +1,6 @@
-"""A deliberation that is paused: it stops between turns, stays so over a restart, and goes on without repeating a call."""
+"""A deliberation that is paused: it stops between turns, stays so over a restart, and goes on
+without repeating a call.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ from moothall.planning.coach import StoryDraft
 from support.council import CouncilHouse, Thinking, open_council, scripted, until
 from support.story import DEADLINE, START, Remembering, deliberation
 
-ASKED = DeliberationRequest("Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True)
+ASKED = DeliberationRequest(
+    "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
+)
 
 
 @asynccontextmanager
-async def working(house: CouncilHouse, request: Event) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
+async def working(
+    house: CouncilHouse, request: Event
+) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
     """A host with this in hand, which listens; at the end it is killed."""
     host = Host("host", house.bus, Remembering(), house.parts, 4)
     listening = asyncio.create_task(host._listen_for_words())
@@ -48,7 +54,9 @@ async def working(house: CouncilHouse, request: Event) -> AsyncIterator[tuple[Ho
         await asyncio.gather(listening, work, return_exceptions=True)
 
 
-async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_without_repeating_a_call(tmp_path: Path) -> None:
+async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_without_repeating_a_call(
+    tmp_path: Path,
+) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house:
         desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
@@ -78,7 +86,11 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
         events = await house.events()
         calls = [event.data["call_id"] for event in events if event.type is EventType.MODEL_CALLED]
         assert calls == [f"{d.task_id}/{d.seats[0]}/propose/0.{turn}" for turn in (1, 2)]
-        (end,) = [event.data["outcome"]["status"] for event in events if event.type is EventType.SEAT_FINISHED]
+        (end,) = [
+            event.data["outcome"]["status"]
+            for event in events
+            if event.type is EventType.SEAT_FINISHED
+        ]
         assert end == "proposed"
 
 
@@ -101,7 +113,9 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
 async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
     model, budget = Thinking(), Budget(calls=100)
     async with open_council(tmp_path, scripted(model)) as house:
-        card = await Board(house.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
+        card = await Board(house.bus).create(
+            StoryDraft("Say hello"), LOCAL, key="one", budget=budget
+        )
         accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
         desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
@@ -113,7 +127,9 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
             await until(lambda: host._running[d.task_id].pauses.held)
             model.go_on.set()
             async with asyncio.timeout(30):
-                while (book := await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls:
+                while (
+                    book := await accounts.of(card.story.id, LOCAL.tenant, budget)
+                ).reserved.calls:
                     await asyncio.sleep(0.01)
             assert book.spent.calls == 1
             await desk.cancel(d.task_id, "", LOCAL)
@@ -127,7 +143,9 @@ async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> 
     async with open_council(tmp_path, scripted(Thinking())) as house:
         desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
-        await house.bus.publish(new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id}))
+        await house.bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
+        )
         with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):
             await desk.pause(d.task_id, LOCAL)
 
@@ -135,11 +153,15 @@ async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> 
 def turned(number: int, seconds: float) -> Event:
     kind = EventType.DELIBERATION_RESUMED if number % 2 else EventType.DELIBERATION_PAUSED
     data = {"task_id": "task-a", "number": number}
-    return new_event(kind, "task-a", data, ordinal=number, time=(START + timedelta(seconds=seconds)).isoformat())
+    return new_event(
+        kind, "task-a", data, ordinal=number, time=(START + timedelta(seconds=seconds)).isoformat()
+    )
 
 
 def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
-    asked = new_event(EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat())
+    asked = new_event(
+        EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
+    )
     turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
     after = DEADLINE + timedelta(hours=1)
     state = fold(fold(None, asked), turns[0])
@@ -156,7 +178,12 @@ def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
 
 @pytest.mark.parametrize("data", [{"number": 1}, {"number": "0"}, {}])
 def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
-    event = new_event(EventType.DELIBERATION_PAUSED, "task-a", {"task_id": "task-a", **data}, time=START.isoformat())
+    event = new_event(
+        EventType.DELIBERATION_PAUSED,
+        "task-a",
+        {"task_id": "task-a", **data},
+        time=START.isoformat(),
+    )
     assert not Pauses.of([event]).held
 
 

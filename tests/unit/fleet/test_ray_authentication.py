@@ -28,14 +28,18 @@ async def cluster(code: grpc.StatusCode | None) -> AsyncIterator[str]:
     server = grpc.aio.server()
     handler: Any = grpc.unary_unary_rpc_method_handler(check_alive)
     service = "ray.rpc.NodeInfoGcsService"
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"CheckAlive": handler}),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {"CheckAlive": handler}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"
     await server.stop(None)
 
 
-@pytest.mark.parametrize("code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED])
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED]
+)
 async def test_a_cluster_that_wants_its_token_may_be_used(code: grpc.StatusCode) -> None:
     async with cluster(code) as address:
         assert await probe_access(address) == (Access.RESTRICTED, "")
@@ -48,7 +52,10 @@ async def test_a_cluster_that_wants_its_token_may_be_used(code: grpc.StatusCode)
 async def test_a_cluster_without_a_token_is_used_only_if_the_setting_accepts_it() -> None:
     async with cluster(None) as address:
         assert await probe_access(address) == (Access.OPEN, "")
-        with pytest.raises(ConfigurationError, match=r"takes drivers without a token: .* MOOTHALL_RAY__ALLOW_NO_TOKEN"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"takes drivers without a token: .* MOOTHALL_RAY__ALLOW_NO_TOKEN",
+        ):
             await check_access(RaySettings(address=address), address)
         await check_access(RaySettings(address=address, allow_no_token=True), address)
         assert await explain_refusal(address) == ""

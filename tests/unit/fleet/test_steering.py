@@ -1,4 +1,6 @@
-"""What is said to a council while it is under way: heard at the next turn, and the same again after a restart."""
+"""What is said to a council while it is under way: heard at the next turn, and the same again after
+a restart.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from support.story import Remembering
 FRENCH = "Say it in French."
 
 
-async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(tmp_path: Path) -> None:
+async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
+    tmp_path: Path,
+) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house, asyncio.TaskGroup() as group:
         host, desk = (
             Host("host", house.bus, Remembering(), house.parts, 4),
             Desk(house.bus, Remembering(), Defaults(LimitSettings())),
         )
-        asked = DeliberationRequest("Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True)
+        asked = DeliberationRequest(
+            "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
+        )
         d = await desk.submit(asked, LOCAL)
         listening = group.create_task(host._listen_for_words())
         events = [recorded.event async for recorded in house.bus.replay()]
@@ -56,4 +62,6 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(tmp
         )
         heard = [len(again.words_for(str(event.data["call_id"]))) for event in called]
         assert heard == [0, 1]
-        assert len(again.words_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, "a call that was never made hears all"
+        assert len(again.words_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
+            "a call that was never made hears all"
+        )

@@ -23,8 +23,10 @@ from moothall.forge.texts import (
 )
 
 HOSTILE = (
-    "fixes #1, Closes: acme/app#2, resolve GH-3, close https://forge.example/acme/app/issues/4 !5 @ada @acme/team ada@example.org "
-    "[here](javascript:x) <img src=x onerror=y> www.example.org `code` | a | \u202eback\u200b ```\n# head\n- [ ] todo\n<!-- x -->"
+    "fixes #1, Closes: acme/app#2, resolve GH-3, close https://forge.example/acme/app/issues/4 !5 "
+    "@ada @acme/team ada@example.org "
+    "[here](javascript:x) <img src=x onerror=y> www.example.org `code` | a | \u202eback\u200b "
+    "```\n# head\n- [ ] todo\n<!-- x -->"
 )
 # What either forge looks for, in the raw text (a squashed commit's) and in the rendered one.
 _FINDS = (
@@ -84,12 +86,21 @@ ISSUE = Issue(number=7, title=HOSTILE, body=HOSTILE, author="eve")
     ids=["text", "title", "pull", "unproven", "none", "left", "further"],
 )
 def test_nobody_is_called_nothing_is_linked_or_closed(said: str, find: str) -> None:
-    ours = said.replace("issue #7", "").replace("Closes #7", "").replace("<br>", "").replace("agent-dev-00", "")
+    ours = (
+        said.replace("issue #7", "")
+        .replace("Closes #7", "")
+        .replace("<br>", "")
+        .replace("agent-dev-00", "")
+    )
     raw = ours.replace("issue-1-abc", "")
     shown = html.unescape(raw)
     raw = re.sub(r"&#\d+;", "", raw)
     assert not re.search(find, raw)
-    if find not in {r"www\.\w", r"\]\(", r"<[a-z!/]"}:  # these are looked for before what is escaped is read
+    if find not in {
+        r"www\.\w",
+        r"\]\(",
+        r"<[a-z!/]",
+    }:  # these are looked for before what is escaped is read
         assert not re.search(find, shown)
 
 
@@ -114,7 +125,9 @@ def test_texts_are_as_long_as_a_forge_takes() -> None:
 
 def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
     issue = ISSUE.model_copy(update={"body": "x" * 5_000})
-    asked = issue_task("acme/app", issue, Post(id=1, body="Only the parser, please.", author="writer"), limit=2_000)
+    asked = issue_task(
+        "acme/app", issue, Post(id=1, body="Only the parser, please.", author="writer"), limit=2_000
+    )
     assert len(asked) == 2_000
     assert "Only the parser, please." in asked
 

@@ -1,4 +1,6 @@
-"""What asks, what does not, and what is done about it, against a forge over HTTP; the council is played."""
+"""What asks, what does not, and what is done about it, against a forge over HTTP; the council is
+played.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,24 @@ class House:
     def commit(self, after: str) -> str:
         """Make a commit."""
         self.made += 1  # no two are the same
-        return self.forge.repo.git("commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.made}")
+        return self.forge.repo.git(
+            "commit-tree", f"{after}^{{tree}}", "-p", after, "-m", f"work {self.made}"
+        )
 
     def won(self, d: Deliberation, *, proven: bool = True) -> Outcome:
         """End with a winner."""
         assert d.repository is not None
         sha = self.commit(d.repository.ref or self.forge.sha("main"))
-        result = Result(1, d.seats[0], d.role, 1.0, ("its tests pass",), passed_gates=True, proven=proven, content="done")
+        result = Result(
+            1,
+            d.seats[0],
+            d.role,
+            1.0,
+            ("its tests pass",),
+            passed_gates=True,
+            proven=proven,
+            content="done",
+        )
         branch = f"moothall/{d.task_id}"
         return Outcome(
             d.task_id,
@@ -76,10 +89,24 @@ class House:
     @asynccontextmanager
     async def watching(self, **settings: object) -> AsyncIterator[Watch]:
         """A watch of its own, as after a start."""
-        given = {"kind": self.forge.kind, "url": self.forge.url, "repositories": (REPOSITORY,), "mention": CALL, **settings}
+        given = {
+            "kind": self.forge.kind,
+            "url": self.forge.url,
+            "repositories": (REPOSITORY,),
+            "mention": CALL,
+            **settings,
+        }
         ours = ForgeSettings.model_validate({"token": SecretStr(TOKENS["moothall-bot"]), **given})
         async with forge_client(ours) as client:
-            yield Watch(ours, client, self.desk, self.offer, {REPOSITORY: "app"}, task_chars=5000, tell=self.said.append)
+            yield Watch(
+                ours,
+                client,
+                self.desk,
+                self.offer,
+                {REPOSITORY: "app"},
+                task_chars=5000,
+                tell=self.said.append,
+            )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
         """Look once, with a council that ends like this."""
@@ -100,7 +127,9 @@ def house(forge: FakeForge) -> House:
     return House(forge)
 
 
-async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(house: House, forge: FakeForge) -> None:
+async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
+    house: House, forge: FakeForge
+) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
@@ -111,14 +140,23 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(house:
     assert await house.look(lost)
     assert await house.look(lost), "a third one, after all was done"
     (pull,) = forge.pulls.values()
-    assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (f"moothall/{task}", "main", "Add a thing")
+    assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (
+        f"moothall/{task}",
+        "main",
+        "Add a thing",
+    )
     assert house.desk.known() == [task]
     request = house.desk.request(task)
     assert request.repository == RepositoryRef(id="app")
-    assert all(words in request.description for words in ("Solve issue 1 of acme/app", "Add a thing", "with care"))
+    assert all(
+        words in request.description
+        for words in ("Solve issue 1 of acme/app", "Add a thing", "with care")
+    )
 
 
-async def test_a_changed_issue_is_still_the_task_that_was_begun(house: House, forge: FakeForge) -> None:
+async def test_a_changed_issue_is_still_the_task_that_was_begun(
+    house: House, forge: FakeForge
+) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
     await house.look(house.won)
@@ -138,7 +176,9 @@ async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) 
         eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go {number}")
     forge.calls.clear()
     assert await house.look(house.won)
-    assert sum("/eve/permission" in call for call in forge.calls) == 1, "whoever writes many comments costs one question a look"
+    assert sum("/eve/permission" in call for call in forge.calls) == 1, (
+        "whoever writes many comments costs one question a look"
+    )
     assert house.desk.known() == []
     ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
     assert await house.look(house.won)
@@ -147,35 +187,54 @@ async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) 
     assert "Yes, " in house.desk.request(task).description
 
 
-async def test_without_a_mention_in_the_settings_nobody_calls_us(house: House, forge: FakeForge) -> None:
+async def test_without_a_mention_in_the_settings_nobody_calls_us(
+    house: House, forge: FakeForge
+) -> None:
     place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
     assert await house.look(house.won, mention="")
     assert house.desk.known() == []
 
 
-async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(house: House, forge: FakeForge) -> None:
+async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
+    house: House, forge: FakeForge
+) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
-    eve("POST", "/pulls", title="mine", body=f"Task `{task}`", head=f"eve:moothall/{task}", base="main")
+    eve(
+        "POST",
+        "/pulls",
+        title="mine",
+        body=f"Task `{task}`",
+        head=f"eve:moothall/{task}",
+        base="main",
+    )
     eve("POST", f"/issues/{number}/comments", body=f"Task `{task}`: there is no answer")
     assert await house.look(house.won)
     assert [pull["user"]["login"] for pull in forge.pulls.values()] == ["eve", "moothall-bot"]
 
 
-async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(house: House, forge: FakeForge) -> None:
+async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
+    house: House, forge: FakeForge
+) -> None:
     ada = place_of(forge).person("ada")
     first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
     answered = task_of(forge.url, REPOSITORY, first)
-    assert await house.look(lambda d: lost(d) if d.task_id == answered else house.won(d, proven=False))
+    assert await house.look(
+        lambda d: lost(d) if d.task_id == answered else house.won(d, proven=False)
+    )
     assert (forge.pulls, house.offered) == ({}, [])
-    assert ada.comments(first)[0].startswith(f"Task `{answered}`: there is no answer: no candidate passed")
+    assert ada.comments(first)[0].startswith(
+        f"Task `{answered}`: there is no answer: no candidate passed"
+    )
     assert "no test that was red before shows that it is right" in ada.comments(second)[0]
     assert await house.look(lost)
     assert len(ada.comments(first)) == 1
 
 
-async def test_changes_that_a_writer_requests_go_onto_the_same_branch(house: House, forge: FakeForge) -> None:
+async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
+    house: House, forge: FakeForge
+) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
     assert await house.look(house.won)
@@ -185,13 +244,22 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(house: Hou
     eve.review(at, "Remove the tests.")
     ada.review(at, "I like it.", event="COMMENT")
     ada.review(at, "Forget this.")
-    forge.reviews[at][-1] |= {"dismissed": True, "state": "DISMISSED" if forge.kind == "github" else "REQUEST_CHANGES"}
+    forge.reviews[at][-1] |= {
+        "dismissed": True,
+        "state": "DISMISSED" if forge.kind == "github" else "REQUEST_CHANGES",
+    }
     ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
     assert await house.look(lambda d: house.won(d, proven=False))
     task = house.desk.known()[-1]
     request = house.desk.request(task)
-    assert (request.follows, request.repository) == (task_of(forge.url, REPOSITORY, number), RepositoryRef("app", ref=first))
-    assert all(words in request.description for words in ("Name it otherwise.", "On src/utils.py", "this one"))
+    assert (request.follows, request.repository) == (
+        task_of(forge.url, REPOSITORY, number),
+        RepositoryRef("app", ref=first),
+    )
+    assert all(
+        words in request.description
+        for words in ("Name it otherwise.", "On src/utils.py", "this one")
+    )
     assert "Remove the tests" not in request.description
     assert forge.repo.git("rev-parse", f"{branch}^") == first
     (said,) = ada.comments(at)
@@ -201,7 +269,9 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(house: Hou
     assert (len(house.desk.known()), len(forge.pulls)) == (2, 1)
 
 
-async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(house: House, forge: FakeForge) -> None:
+async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
+    house: House, forge: FakeForge
+) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
     assert await house.look(house.won)
@@ -221,7 +291,9 @@ async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(house: Hou
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
-async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(house: House, forge: FakeForge) -> None:
+async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
+    house: House, forge: FakeForge
+) -> None:
     ada = place_of(forge).person("ada")
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()

@@ -33,7 +33,9 @@ SIGNED = hmac.new(SECRET.encode(), BODY, sha256).hexdigest()
         ({}, 401, 0),
     ],
 )
-async def test_a_signature_is_of_the_body_by_the_secret(headers: dict[str, str], status: int, woken: int) -> None:
+async def test_a_signature_is_of_the_body_by_the_secret(
+    headers: dict[str, str], status: int, woken: int
+) -> None:
     settings, calls = ForgeSettings(webhook_port=0, webhook_secret=SecretStr(SECRET)), []
     async with (
         hearing(settings, lambda: calls.append(1)) as port,
@@ -52,7 +54,9 @@ async def test_a_taken_port_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
-        settings = ForgeSettings(webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET))
+        settings = ForgeSettings(
+            webhook_port=taken.getsockname()[1], webhook_secret=SecretStr(SECRET)
+        )
         with pytest.raises(ConfigurationError, match=r"choose another forge\.webhook_port"):
             async with hearing(settings, lambda: None):
                 pass
@@ -76,7 +80,10 @@ def test_wrong_settings_are_named(given: dict[str, object], wanted: str) -> None
 def test_where_the_api_is() -> None:
     assert api_of(ForgeSettings()) == "https://api.github.com"
     assert api_of(ForgeSettings(url="https://git.example/")) == "https://git.example/api/v3"
-    assert api_of(ForgeSettings(kind="gitea", url="https://git.example/sub")) == "https://git.example/sub/api/v1"
+    assert (
+        api_of(ForgeSettings(kind="gitea", url="https://git.example/sub"))
+        == "https://git.example/sub/api/v1"
+    )
     with pytest.raises(ConfigurationError, match="no https://"):
         api_of(ForgeSettings(url="http://git.example"))
 
@@ -93,5 +100,9 @@ async def test_a_missing_token_is_named() -> None:
     ids=["later", "now", "some left"],
 )
 def test_a_forge_says_when_to_ask_again(left: str, reset_in: int, low: int, high: int) -> None:
-    headers = {"X-RateLimit-Remaining": left, "X-RateLimit-Reset": str(int(time.time()) + reset_in), "Retry-After": "7"}
+    headers = {
+        "X-RateLimit-Remaining": left,
+        "X-RateLimit-Reset": str(int(time.time()) + reset_in),
+        "Retry-After": "7",
+    }
     assert low <= int(_retry_after(headers)) <= high

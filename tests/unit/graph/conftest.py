@@ -27,7 +27,11 @@ def neo4j(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
 def settings_for(address: Address) -> GraphSettings:
     # A fresh server plans each query for the first time on a busy machine.
     return GraphSettings(
-        url=address.url, user=address.user, password=SecretStr(address.password), query_seconds=120, retry_seconds=60
+        url=address.url,
+        user=address.user,
+        password=SecretStr(address.password),
+        query_seconds=120,
+        retry_seconds=60,
     )
 
 

@@ -89,14 +89,23 @@ async def test_provenance_leads_from_a_commit_to_everything_behind_it(graph: Cyp
     (row,) = await graph.ask("provenance", tenant="local", commit_sha=delivered(), path=PATH)
     assert row["commit"] == delivered()
     assert row["repository"] == {"id": "sample", "url": "/r"}
-    assert row["story"] == {"story_id": "story-1", "headline": "Greeting", "brief": "Greet everybody.", "state": "ready"}
+    assert row["story"] == {
+        "story_id": "story-1",
+        "headline": "Greeting",
+        "brief": "Greet everybody.",
+        "state": "ready",
+    }
     assert row["task"] == {"task_id": "task-a", "description": "add it", "role": "dev"}
     assert row["deliberation"]["branch"] == "moothall/task-a"
     assert row["deliberation"]["base_sha"] == BASE
     assert row["seat"]["seat"] == SEATS[0]
     assert row["proposal"]["candidate"] == SEATS[0]
     assert row["proposal"]["commit_sha"] == proposal_of(SEATS[0]).commit_sha
-    assert (row["proposal"]["rank"], row["proposal"]["won"], row["proposal"]["proven"]) == (1, True, True)
+    assert (row["proposal"]["rank"], row["proposal"]["won"], row["proposal"]["proven"]) == (
+        1,
+        True,
+        True,
+    )
     assert [(entry["reviewer"], entry["score"]) for entry in row["reviews"]] == [(SEATS[1], 0.8)]
     assert [(entry["check"], entry["verdict"]) for entry in row["evidence"]] == [
         ("tests", "passed"),
@@ -108,14 +117,18 @@ async def test_provenance_leads_from_a_commit_to_everything_behind_it(graph: Cyp
     assert len(call["prompt_sha256"]) == 64
     assert call["answer"].endswith("\N{SNOWMAN}")
     assert [entry["tool"] for entry in row["tool_calls"]] == ["files.append"]
-    assert [(entry["approver"], entry["decision"]) for entry in row["decisions"]] == [("ann", "approved")]
+    assert [(entry["approver"], entry["decision"]) for entry in row["decisions"]] == [
+        ("ann", "approved")
+    ]
     json.dumps(row)
 
 
 async def test_provenance_without_an_answer_is_empty(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     assert await graph.ask("provenance", tenant="local", commit_sha="0" * 40) == []
-    assert await graph.ask("provenance", tenant="local", commit_sha=delivered(), path="other.py") == []
+    assert (
+        await graph.ask("provenance", tenant="local", commit_sha=delivered(), path="other.py") == []
+    )
 
 
 async def test_a_deliberation_is_told_whole(graph: CypherGraph) -> None:
@@ -140,7 +153,9 @@ async def test_a_deliberation_that_has_only_begun_is_told_too(graph: CypherGraph
     assert row["proposals"] == row["model_calls"] == row["tool_calls"] == row["decisions"] == []
 
 
-async def test_the_context_of_a_task_is_what_happened_before_in_its_repository(graph: CypherGraph) -> None:
+async def test_the_context_of_a_task_is_what_happened_before_in_its_repository(
+    graph: CypherGraph,
+) -> None:
     await graph.project(recorded(Chronicle("task-a").whole().events))
     await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
     await graph.project(recorded(Chronicle("task-c", "story-3", days=2).deliberated().events, 200))
@@ -182,7 +197,11 @@ async def test_a_timeline_is_in_order_and_ends_with_the_latest(graph: CypherGrap
 async def test_a_story_is_told_with_its_tasks(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle().whole().events))
     (row,) = await graph.ask("story", tenant="local", story_id="story-1")
-    assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == ("Greeting", "Greet everybody.", "ready")
+    assert (row["story"]["headline"], row["story"]["brief"], row["story"]["state"]) == (
+        "Greeting",
+        "Greet everybody.",
+        "ready",
+    )
     assert row["story"]["criteria"] == ["greets the world"]
     assert [task["task_id"] for task in row["tasks"]] == ["task-a", "task-a-check"]
     assert [run["final_state"] for run in row["tasks"][0]["deliberations"]] == ["committed"]
@@ -235,7 +254,15 @@ async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\N{SNOWMAN} 雪 \N{PILE OF POO}", "a\0b", "\ud800 alone", "'; MATCH (n) DETACH DELETE n //", "{uid: $x}", "x" * 100_000, ""],
+    [
+        "\N{SNOWMAN} 雪 \N{PILE OF POO}",
+        "a\0b",
+        "\ud800 alone",
+        "'; MATCH (n) DETACH DELETE n //",
+        "{uid: $x}",
+        "x" * 100_000,
+        "",
+    ],
     ids=["unicode", "nul", "surrogate", "injection", "braces", "huge", "empty"],
 )
 async def test_any_text_is_kept_up_to_its_bound(graph: CypherGraph, text: str) -> None:
@@ -284,26 +311,44 @@ async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> 
     await graph.project(recorded(Chronicle("task-a").whole().events))
     await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
     (row,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev")
-    assert row["story"] == {"story_id": "story-2", "headline": "Greeting", "state": "ready", "rigor": "L1"}
+    assert row["story"] == {
+        "story_id": "story-2",
+        "headline": "Greeting",
+        "state": "ready",
+        "rigor": "L1",
+    }
     assert row["brief"] == {"brief": "Greet everybody.", "criteria": ["greets the world"]}
     assert [(item["approver"], item["about"]) for item in row["decisions"]] == [("ann", ["task-b"])]
     assert [item["comment"] for item in row["comments"]] == ["soon, please"]
     (summary,) = row["summaries"]
-    assert (summary["task_id"], summary["winner"]["paths"], summary["reviews"]) == ("task-b", [PATH], ["reads well"])
+    assert (summary["task_id"], summary["winner"]["paths"], summary["reviews"]) == (
+        "task-b",
+        [PATH],
+        ["reads well"],
+    )
     assert [item["plan_id"] for item in row["plan"]] == ["plan-story-2"]
     assert [(item["task_id"], item["after"], item["ends"]) for item in row["tasks"]] == [
         ("task-b", [], ["committed"]),
         ("task-b-check", ["task-b"], []),
     ]
     assert (row["repository"], row["of_story"]) == ("sample", "story-2")
-    elsewhere = await graph.ask("similar", tenant="local", repository="sample", story_id="story-2", role="dev")
-    assert [(item["task_id"], item["description"], item["paths"]) for item in elsewhere] == [("task-a", "add it", [PATH])]
+    elsewhere = await graph.ask(
+        "similar", tenant="local", repository="sample", story_id="story-2", role="dev"
+    )
+    assert [(item["task_id"], item["description"], item["paths"]) for item in elsewhere] == [
+        ("task-a", "add it", [PATH])
+    ]
     everywhere = await graph.ask("similar", tenant="local", repository="sample", role="dev")
     assert [item["task_id"] for item in everywhere] == ["task-b", "task-a"]
     assert (
-        await graph.ask("similar", tenant="local", repository="sample", role="dev", task_id="task-b", limit=1) == everywhere[1:]
+        await graph.ask(
+            "similar", tenant="local", repository="sample", role="dev", task_id="task-b", limit=1
+        )
+        == everywhere[1:]
     )
-    assert [(item["from_state"], item["to_state"]) for item in row["milestones"]] == [("draft", "ready")]
+    assert [(item["from_state"], item["to_state"]) for item in row["milestones"]] == [
+        ("draft", "ready")
+    ]
     (of_task,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
     assert of_task["story"] == row["story"]
     assert (of_task["summaries"], of_task["about"]) == ([], "add it"), "itself is left out"
@@ -313,23 +358,46 @@ async def test_a_pack_holds_a_story_with_what_came_of_it(graph: CypherGraph) -> 
 
 async def test_a_pack_holds_a_story_that_was_planned_outside(graph: CypherGraph) -> None:
     moved = {"from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
-    told = {"title": "Greeting", "brief": "Greet everybody.", "ac": ["greets the world", " "], "repository": "sample"}
+    told = {
+        "title": "Greeting",
+        "brief": "Greet everybody.",
+        "ac": ["greets the world", " "],
+        "repository": "sample",
+    }
     chronicle = Chronicle(story_id="story-9")
     chronicle.of_story(EventType.STORY_TRANSITIONED, **moved, **told)
     chronicle.of_story(EventType.STORY_CHANGED, brief="Greet everybody, politely.")
-    chronicle.of_story(EventType.STORY_TRANSITIONED, from_state="planning", to_state="ready", event="go", actor="po")
+    chronicle.of_story(
+        EventType.STORY_TRANSITIONED,
+        from_state="planning",
+        to_state="ready",
+        event="go",
+        actor="po",
+    )
     await graph.project(recorded(chronicle.events))
     (row,) = await graph.ask("context", tenant="local", story_id="story-9", role="dev")
-    assert row["story"] == {"story_id": "story-9", "headline": "Greeting", "state": "ready", "rigor": None}
+    assert row["story"] == {
+        "story_id": "story-9",
+        "headline": "Greeting",
+        "state": "ready",
+        "rigor": None,
+    }
     assert row["brief"] == {"brief": "Greet everybody, politely.", "criteria": ["greets the world"]}
     assert row["repository"] == "sample"
 
 
 async def test_a_task_without_a_story_has_its_repository(graph: CypherGraph) -> None:
     await graph.project(recorded(Chronicle("task-a").whole().events))
-    await graph.project(recorded(Chronicle("task-b", "", days=1).deliberated().decided().events, 100))
+    await graph.project(
+        recorded(Chronicle("task-b", "", days=1).deliberated().decided().events, 100)
+    )
     (row,) = await graph.ask("context", tenant="local", task_id="task-b", role="dev")
-    assert (row["story"], row["of_story"], row["about"], row["repository"]) == (None, "", "add it", "sample")
+    assert (row["story"], row["of_story"], row["about"], row["repository"]) == (
+        None,
+        "",
+        "add it",
+        "sample",
+    )
 
 
 _ABOUT = {"about", "repository", "of_story"}
@@ -342,24 +410,42 @@ async def test_a_pack_never_holds_what_is_outside_its_scopes(graph: CypherGraph)
     for phase in scopes().phases:
         for role in ("", *ROLES):
             (row,) = await graph.ask(
-                "context", tenant="local", story_id="story-2", role=role, phase=phase, only=",".join(scopes().worth)
+                "context",
+                tenant="local",
+                story_id="story-2",
+                role=role,
+                phase=phase,
+                only=",".join(scopes().worth),
             )
             allowed = set(scopes().allowed_scopes(role, phase)) - {"timeline"}
             noted = {"notes"} if "milestones" in allowed else set[str]()
-            assert {name for name, value in row.items() if value} - _ABOUT == (allowed - {"similar"}) | noted, (role, phase)
-            similar = await graph.ask("similar", tenant="local", repository="sample", role=role, phase=phase)
+            assert {name for name, value in row.items() if value} - _ABOUT == (
+                allowed - {"similar"}
+            ) | noted, (role, phase)
+            similar = await graph.ask(
+                "similar", tenant="local", repository="sample", role=role, phase=phase
+            )
             assert bool(similar) == ("similar" in allowed)
-            events = await graph.ask("timeline", tenant="local", story_id="story-2", role=role, phase=phase)
+            events = await graph.ask(
+                "timeline", tenant="local", story_id="story-2", role=role, phase=phase
+            )
             kinds = {event["kind"] for event in events}
-            assert ("story.commented" in kinds, "decision.made" in kinds) == ("comments" in allowed, "decisions" in allowed)
-    (few,) = await graph.ask("context", tenant="local", story_id="story-2", role="dev", only="plan,tasks")
+            assert ("story.commented" in kinds, "decision.made" in kinds) == (
+                "comments" in allowed,
+                "decisions" in allowed,
+            )
+    (few,) = await graph.ask(
+        "context", tenant="local", story_id="story-2", role="dev", only="plan,tasks"
+    )
     assert {name for name, value in few.items() if value} - _ABOUT == {"plan", "tasks"}
 
 
 async def test_a_pack_never_holds_what_is_another_tenants(graph: CypherGraph) -> None:
     """The same story, tasks and repository in two tenants."""
     await graph.project(recorded(Chronicle("task-a", tenant="one").whole().events))
-    await graph.project(recorded(Chronicle("task-b", "story-2", tenant="one", days=1).whole().events, 100))
+    await graph.project(
+        recorded(Chronicle("task-b", "story-2", tenant="one", days=1).whole().events, 100)
+    )
     await graph.project(recorded(Chronicle("task-a", tenant="two", days=2).told().events, 200))
     (one,) = await graph.ask("context", tenant="one", story_id="story-1", role="dev")
     assert [item["task_id"] for item in one["summaries"]] == ["task-a"]
@@ -372,7 +458,9 @@ async def test_a_pack_never_holds_what_is_another_tenants(graph: CypherGraph) ->
         assert (two["story"] or {}).get("headline") == "Greeting"
         assert (two["summaries"], two["decisions"]) == ([], [])
         assert [item["ends"] for item in two["tasks"]] == [[], []]
-    (none,) = await graph.ask("context", tenant="two/Story", story_id="story-1", task_id="task-a", repository="sample")
+    (none,) = await graph.ask(
+        "context", tenant="two/Story", story_id="story-1", task_id="task-a", repository="sample"
+    )
     assert not {name for name, value in none.items() if value} - {"repository"}
     assert len(await graph.ask("similar", tenant="one", repository="sample", role="dev")) == 2
     assert await graph.ask("similar", tenant="two", repository="sample", role="dev") == []

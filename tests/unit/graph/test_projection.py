@@ -1,4 +1,6 @@
-"""What holds whatever the log says: order, repeats and malformed events change nothing that they shouldn't."""
+"""What holds whatever the log says: order, repeats and malformed events change nothing that they
+shouldn't.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ SECOND = Chronicle("task-a-r2", days=1).whole().events
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4)
+    ),
 )
 NAMES = sorted({name for event in WHOLE for name in event.data})
 
@@ -50,20 +55,32 @@ def merged(batches: list[list[Event]]) -> Writes:
 @given(st.data())
 def test_any_order_any_repeats_and_any_batches_write_the_same(data: st.DataObject) -> None:
     events = [*WHOLE, *SECOND]
-    repeated = data.draw(st.permutations([*events, *data.draw(st.lists(st.sampled_from(events), max_size=10))]))
+    repeated = data.draw(
+        st.permutations([*events, *data.draw(st.lists(st.sampled_from(events), max_size=10))])
+    )
     cuts = sorted(data.draw(st.sets(st.integers(0, len(repeated)), max_size=5)))
-    batches = [repeated[start:end] for start, end in zip([0, *cuts], [*cuts, len(repeated)], strict=True)]
+    batches = [
+        repeated[start:end] for start, end in zip([0, *cuts], [*cuts, len(repeated)], strict=True)
+    ]
     assert merged(batches) == written(events)
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(sorted(READERS)), st.dictionaries(st.sampled_from(NAMES), values), st.text(max_size=40))
-def test_malformed_events_are_no_reason_to_stop(kind: EventType, data: dict[str, Any], time: str) -> None:
+@given(
+    st.sampled_from(sorted(READERS)),
+    st.dictionaries(st.sampled_from(NAMES), values),
+    st.text(max_size=40),
+)
+def test_malformed_events_are_no_reason_to_stop(
+    kind: EventType, data: dict[str, Any], time: str
+) -> None:
     """And whatever they bring has the type that the shape says."""
     writes = written([Event("id", kind, "x", data, time=time)])
     for (node, name), (_, told) in writes.groups.items():
         for key, kind_of in group_of(node.label, name).properties.items():
-            expected = {"text": str, "whole": int, "number": float, "flag": bool, "texts": list}[kind_of]
+            expected = {"text": str, "whole": int, "number": float, "flag": bool, "texts": list}[
+                kind_of
+            ]
             assert type(told[key]) is expected
     for node in writes.nodes:
         node.uid.encode()
@@ -92,7 +109,8 @@ def test_every_event_type_is_projected_or_named_as_left_out() -> None:
         EventType.COUNCIL_DELETED,
         EventType.AGENT_REGISTERED,
         EventType.AGENT_UNREGISTERED,
-        # Visits are outside of deliberations; the tools that workflows call are projected one by one.
+        # Visits are outside of deliberations; the tools that workflows call are projected one by
+        # one.
         EventType.WORKFLOW_STARTED,
         EventType.WORKFLOW_STEP,
         EventType.WORKFLOW_FINISHED,
@@ -116,11 +134,17 @@ def test_a_fingerprint_is_the_proposals_own() -> None:
 
 def test_a_run_again_is_of_the_same_task() -> None:
     writes = written([*WHOLE, *SECOND])
-    assert {node.key for node in writes.nodes if node.label == "Task"} == {"task-a", "task-a-check", "task-a-r2-check"}
+    assert {node.key for node in writes.nodes if node.label == "Task"} == {
+        "task-a",
+        "task-a-check",
+        "task-a-r2-check",
+    }
 
 
 def test_reserved_names_are_used_nowhere() -> None:
     """The embedded store fills them in by itself."""
     for label in LABELS.values():
         assert not {"id", "title", "type", "name"} & set(label.properties)
-        assert len(label.properties) == len(set(label.properties)), "groups have no property in common"
+        assert len(label.properties) == len(set(label.properties)), (
+            "groups have no property in common"
+        )

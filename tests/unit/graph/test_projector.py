@@ -1,4 +1,6 @@
-"""From the log into the graph: from where it is, at its own pace, over failures of the graph, never losing anything."""
+"""From the log into the graph: from where it is, at its own pace, over failures of the graph, never
+losing anything.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +133,9 @@ class Small(Flaky):
         await super().project(records)
 
 
-async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(graph: CypherGraph) -> None:
+async def test_a_batch_that_is_too_much_for_one_transaction_is_written_in_parts(
+    graph: CypherGraph,
+) -> None:
     bus, small = MemoryBus(), Small(graph, 0)
     last = await published(bus, Chronicle("task-a").whole())
     projector = Projector(bus, small, SETTINGS, pause_seconds=0)

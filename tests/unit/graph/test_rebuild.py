@@ -1,4 +1,6 @@
-"""The graph of a real log on a real bus: answered from without a server, rebuilt, and refused where that would lose something."""
+"""The graph of a real log on a real bus: answered from without a server, rebuilt, and refused where
+that would lose something.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ async def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     named: dict[str, Any] = {}
     if request.param == "neo4j":
         server: Address = request.getfixturevalue("neo4j")
-        named = {"url": server.url, "user": server.user, "password": SecretStr(server.password), "query_seconds": 120}
+        named = {
+            "url": server.url,
+            "user": server.user,
+            "password": SecretStr(server.password),
+            "query_seconds": 120,
+        }
     settings = load_settings(data_dir=tmp_path / "data", graph=GraphSettings(**named, batch=7))
     async with open_graph(settings.graph, settings.data_dir) as graph:
         await graph.clear()
@@ -75,5 +82,8 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
 
 
 async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
-    with directory.hold(settings.data_dir), pytest.raises(ConfigurationError, match="another process writes the graph"):
+    with (
+        directory.hold(settings.data_dir),
+        pytest.raises(ConfigurationError, match="another process writes the graph"),
+    ):
         await rebuild(settings, lambda _seq, _last: None)

@@ -1,4 +1,6 @@
-"""A graph that keeps so many deliberations: the oldest leave it with all that was theirs alone, on every store."""
+"""A graph that keeps so many deliberations: the oldest leave it with all that was theirs alone, on
+every store.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from moothall.graph.store import CypherGraph, Store
 from support.chronicle import Chronicle, delivered, recorded
 
 OF_STORIES = {"Story", "Transition", "Comment", "Note", "Plan", "Task", "Decision"}
-STORYS = OF_STORIES | {"DELIVERED_IN"} | {relation.type for relation in RELATIONS if {relation.start, relation.end} <= OF_STORIES}
+STORYS = (
+    OF_STORIES
+    | {"DELIVERED_IN"}
+    | {relation.type for relation in RELATIONS if {relation.start, relation.end} <= OF_STORIES}
+)
 """Nodes and relations of stories, of which nothing is forgotten."""
 
 
@@ -21,20 +27,29 @@ def whole(days: int) -> Chronicle:
 
 async def test_the_oldest_leave_with_what_was_theirs_alone(store: Store) -> None:
     kept = CypherGraph(store, keep=2)
-    late = Chronicle("task-late", "story-late", days=-1).told().deliberated()  # older than all, and not decided
+    late = (
+        Chronicle("task-late", "story-late", days=-1).told().deliberated()
+    )  # older than all, and not decided
     for chronicle in (late, *map(whole, (1, 2, 3, 4))):
         await kept.project(recorded(chronicle.events))
     there = sorted([line async for line in kept.dump()])
     for days in (1, 2):
         assert not await kept.ask("deliberation", tenant="local", task_id=f"task-{days}")
-        assert not await kept.ask("provenance", tenant="local", commit_sha=delivered(f"task-{days}"))
-        assert [row["story"]["story_id"] for row in await kept.ask("story", tenant="local", story_id=f"story-{days}")]
+        assert not await kept.ask(
+            "provenance", tenant="local", commit_sha=delivered(f"task-{days}")
+        )
+        assert [
+            row["story"]["story_id"]
+            for row in await kept.ask("story", tenant="local", story_id=f"story-{days}")
+        ]
         assert not [line for line in there if line[0] not in STORYS and f"/task-{days}" in line[1]]
     await kept.clear()
     for chronicle in (late, *map(whole, (3, 4))):
         await kept.project(recorded(chronicle.events))
     alone = sorted([line async for line in kept.dump()])
-    assert [line for line in there if line[0] not in STORYS] == [line for line in alone if line[0] not in STORYS]
+    assert [line for line in there if line[0] not in STORYS] == [
+        line for line in alone if line[0] not in STORYS
+    ]
     assert len(await kept.ask("provenance", tenant="local", commit_sha=delivered("task-4"))) > 0
 
 

@@ -46,7 +46,9 @@ asyncio.run(work())
 
 @pytest.mark.e2e  # a process that is killed
 @pytest.mark.parametrize("after", [1, 12])
-async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(tmp_path: Path, after: int) -> None:
+async def test_kill_9_in_the_middle_of_writes_loses_nothing_that_was_written(
+    tmp_path: Path, after: int
+) -> None:
     path = tmp_path / "context.kgl"
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     process = await asyncio.create_subprocess_exec(
@@ -126,15 +128,25 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 
 
 async def test_a_server_that_is_not_there_yet_is_no_error_for_who_can_wait() -> None:
-    async with neo4j_store(GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False) as store:
+    async with neo4j_store(
+        GraphSettings(url="bolt://127.0.0.1:9", connect_seconds=1, retry_seconds=0.1), at_once=False
+    ) as store:
         with pytest.raises(GraphUnavailable, match="did not answer"):
             await store.read("RETURN 1", {})
 
 
 @pytest.mark.e2e
-async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_written(neo4j: Address) -> None:
+async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_written(
+    neo4j: Address,
+) -> None:
     def settings(url: str) -> GraphSettings:
-        return GraphSettings(url=url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=1)
+        return GraphSettings(
+            url=url,
+            user=neo4j.user,
+            password=SecretStr(neo4j.password),
+            query_seconds=120,
+            retry_seconds=1,
+        )
 
     port, at = free_port(), urlsplit(neo4j.url)
     async with (
@@ -143,7 +155,9 @@ async def test_a_server_that_comes_later_has_its_constraints_before_anything_is_
         relayed((at.hostname or "", at.port or 0), port=port),
     ):
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
-            for row in await there.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
+            for row in await there.read(
+                f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}
+            ):
                 await there.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
         await later.write([])
         found = await later.read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
@@ -159,42 +173,64 @@ async def test_an_address_that_is_none_is_refused() -> None:
 @pytest.mark.e2e
 async def test_many_processes_find_an_empty_server_at_once(neo4j: Address) -> None:
     settings = GraphSettings(
-        url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), query_seconds=120, retry_seconds=60
+        url=neo4j.url,
+        user=neo4j.user,
+        password=SecretStr(neo4j.password),
+        query_seconds=120,
+        retry_seconds=60,
     )
     async with neo4j_store(settings) as first, AsyncExitStack() as stack:
         for kind, kinds in (("CONSTRAINT", "CONSTRAINTS"), ("INDEX", "INDEXES")):
-            for row in await first.read(f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}):
+            for row in await first.read(
+                f"SHOW {kinds} YIELD name WHERE name STARTS WITH 'moothall_'", {}
+            ):
                 await first.write([(f"DROP {kind} {row['name']} IF EXISTS", {})])
-        stores = await asyncio.gather(*(stack.enter_async_context(neo4j_store(settings)) for _ in range(5)))
-        found = await stores[-1].read("SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {})
+        stores = await asyncio.gather(
+            *(stack.enter_async_context(neo4j_store(settings)) for _ in range(5))
+        )
+        found = await stores[-1].read(
+            "SHOW INDEXES YIELD name WHERE name STARTS WITH 'moothall_'", {}
+        )
         assert len(found) == len(schema())
 
 
 @pytest.mark.e2e
 async def test_a_server_that_turns_us_away_names_the_settings(neo4j: Address) -> None:
     with pytest.raises(ConfigurationError, match=r"set graph\.user and graph\.password"):
-        async with neo4j_store(GraphSettings(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))):
+        async with neo4j_store(
+            GraphSettings(url=neo4j.url, user=neo4j.user, password=SecretStr("wrong"))
+        ):
             pass
 
 
 @pytest.mark.e2e
 async def test_a_database_that_is_not_there_is_named(neo4j: Address) -> None:
     settings = GraphSettings(
-        url=neo4j.url, user=neo4j.user, password=SecretStr(neo4j.password), database="nothing", retry_seconds=1
+        url=neo4j.url,
+        user=neo4j.user,
+        password=SecretStr(neo4j.password),
+        database="nothing",
+        retry_seconds=1,
     )
     with pytest.raises(ConfigurationError, match="no database 'nothing'"):
         async with neo4j_store(settings):
             pass
 
 
-async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_opened_anew(tmp_path: Path) -> None:
-    """The store numbers nodes by their count where they bring no id of their own, and then gives a number twice."""
+async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_opened_anew(
+    tmp_path: Path,
+) -> None:
+    """The store numbers nodes by their count where they bring no id of their own, and then gives a
+    number twice.
+    """
     path = tmp_path / "context.kgl"
     for start in (0, 4, 8):
         async with embedded_store(path, query_seconds=30) as store:
             graph = CypherGraph(store, keep=2)
             for days in range(start, start + 4):
-                await graph.project(recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events))
+                await graph.project(
+                    recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events)
+                )
             counts = await graph.counts()
     assert (counts["Deliberation"], counts["Story"]) == (2, 12)
 
@@ -202,9 +238,13 @@ async def test_what_is_forgotten_does_not_stand_in_the_way_after_the_file_is_ope
 async def test_a_store_that_is_opened_anew_while_it_is_written_has_the_same(tmp_path: Path) -> None:
     dumps = []
     for name, rows in (("once", 200_000), ("often", 1)):
-        async with embedded_store(tmp_path / name / "context.kgl", query_seconds=30, rows=rows) as store:
+        async with embedded_store(
+            tmp_path / name / "context.kgl", query_seconds=30, rows=rows
+        ) as store:
             graph = CypherGraph(store)
             for days in range(4):
-                await graph.project(recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events))
+                await graph.project(
+                    recorded(Chronicle(f"task-{days}", f"story-{days}", days=days).whole().events)
+                )
             dumps.append([line async for line in graph.dump()])
     assert dumps[0] == dumps[1]

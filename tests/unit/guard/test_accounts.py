@@ -14,7 +14,10 @@ from moothall.errors import BudgetExceeded
 from moothall.guard.accounts import BUCKET, Accounts, Purse
 from moothall.testing.bus import MemoryBus
 
-_CALLS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50), st.integers(0, 50), st.integers(0, 3)), max_size=40)
+_CALLS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 50), st.integers(0, 50), st.integers(0, 3)),
+    max_size=40,
+)
 
 
 async def _book(accounts: Accounts, tokens: int) -> tuple[int, int, int]:
@@ -23,11 +26,16 @@ async def _book(accounts: Accounts, tokens: int) -> tuple[int, int, int]:
 
 
 @given(st.integers(1, 400), _CALLS)
-async def test_processes_at_once_never_overspend(tokens: int, calls: list[tuple[int, int, int, int]]) -> None:
+async def test_processes_at_once_never_overspend(
+    tokens: int, calls: list[tuple[int, int, int, int]]
+) -> None:
     """Each deliberation is of a process of its own, which knows the others only by the bucket."""
     bus = MemoryBus()
     houses = [Accounts(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
-    purses = [house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens)) for number, house in enumerate(houses)]
+    purses = [
+        house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens))
+        for number, house in enumerate(houses)
+    ]
     ledgers = [Ledger(Budget()) for _ in purses]
     taken: dict[str, int] = {}
 
@@ -51,7 +59,11 @@ async def test_processes_at_once_never_overspend(tokens: int, calls: list[tuple[
     for purse, ledger in zip(purses, ledgers, strict=True):
         await purse.close(ledger.spent)
     spent, reserved, left = await _book(houses[0], tokens)
-    assert (spent, reserved, left) == (sum(ledger.spent.tokens for ledger in ledgers), 0, tokens - spent)
+    assert (spent, reserved, left) == (
+        sum(ledger.spent.tokens for ledger in ledgers),
+        0,
+        tokens - spent,
+    )
 
 
 async def _draw(purse: Purse, ledger: Ledger, call: str, tokens: int) -> None:
@@ -61,7 +73,10 @@ async def _draw(purse: Purse, ledger: Ledger, call: str, tokens: int) -> None:
 
 async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
     accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings())
-    purse, ledger = accounts.purse("story-1", "local", "task-1", Budget(tokens=500)), Ledger(Budget())
+    purse, ledger = (
+        accounts.purse("story-1", "local", "task-1", Budget(tokens=500)),
+        Ledger(Budget()),
+    )
 
     async def call(name: str) -> bool:
         try:
@@ -77,7 +92,10 @@ async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
 async def test_what_was_spent_before_a_crash_counts_once() -> None:
     bus = MemoryBus()
     budget = Budget(tokens=300)
-    first, ledger = Accounts(bus.bucket(BUCKET), LimitSettings()).purse("story-1", "local", "task-1", budget), Ledger(Budget())
+    first, ledger = (
+        Accounts(bus.bucket(BUCKET), LimitSettings()).purse("story-1", "local", "task-1", budget),
+        Ledger(Budget()),
+    )
     await _draw(first, ledger, "a", 100)
     again = Ledger(Budget())
     again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
@@ -109,7 +127,9 @@ async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bus = MemoryBus()
     bucket = bus.bucket(BUCKET)
     purse, ledger = (
-        Accounts(bucket, LimitSettings()).purse("story-1", "local", "task-1", Budget(tokens=100_000)),
+        Accounts(bucket, LimitSettings()).purse(
+            "story-1", "local", "task-1", Budget(tokens=100_000)
+        ),
         Ledger(Budget()),
     )
     await _draw(purse, ledger, "0", 10)

@@ -18,21 +18,32 @@ def alerts_of(house: House) -> list[Event]:
     return [event for event in house.facts.events if event.type == EventType.GUARD_ALERTED]
 
 
-async def refused(house: House, times: int, tool: str = "git.push", first: int = 1, **arguments: Any) -> None:
+async def refused(
+    house: House, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
+) -> None:
     for number in range(first, first + times):
         result = await house.gate.call(house.seat(), tool_call(tool, number=number, **arguments))
         assert result.status is ToolStatus.BLOCKED
 
 
-async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(tmp_path: Path) -> None:
+async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
+    tmp_path: Path,
+) -> None:
     async with open_house(tmp_path, alert_denials=5) as house:
         await refused(house, 4, branch="x")
         assert alerts_of(house) == []
         await refused(house, 3, first=5, branch="x")
         [alert] = alerts_of(house)
-        assert (alert.data["kind"], alert.data["count"], alert.data["principal"], alert.data["tool"]) == (
-            *("denials", 5),
-            *(house.seat().principal.name, "git.push"),
+        assert (
+            alert.data["kind"],
+            alert.data["count"],
+            alert.data["principal"],
+            alert.data["tool"],
+        ) == (
+            "denials",
+            5,
+            house.seat().principal.name,
+            "git.push",
         )
         assert (subject_of(alert), "not granted" in alert.data["reason"]) == ("audit.local", True)
         await refused(house, 3, first=8, branch="x")
@@ -41,7 +52,9 @@ async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(t
 
 
 @pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd", "a/../../b"])
-async def test_attempts_to_leave_the_workspace_are_called_out_soon(tmp_path: Path, path: str) -> None:
+async def test_attempts_to_leave_the_workspace_are_called_out_soon(
+    tmp_path: Path, path: str
+) -> None:
     async with open_house(tmp_path, alert_escapes=3) as house:
         await refused(house, 3, "files.read", path=path)
         [alert] = alerts_of(house)
@@ -50,13 +63,18 @@ async def test_attempts_to_leave_the_workspace_are_called_out_soon(tmp_path: Pat
 
 async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) -> None:
     def wall(call: ToolCall) -> ToolResult:
-        return ToolResult(call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace")
+        return ToolResult(
+            call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace"
+        )
 
     async with open_house(tmp_path, alert_escapes=2) as house:
         house.room.answer = wall
         await refused(house, 2, "files.read", path="link")
         [alert] = alerts_of(house)
-    assert (alert.data["kind"], alert.data["reason"]) == ("escapes", "a link that leaves the workspace")
+    assert (alert.data["kind"], alert.data["reason"]) == (
+        "escapes",
+        "a link that leaves the workspace",
+    )
 
 
 async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
@@ -93,17 +111,31 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
 
     bus = MemoryBus()
     parking = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
-    async with open_house(tmp_path, policy=Policy("enforce", Parks().decide), parking=parking) as house:
+    async with open_house(
+        tmp_path, policy=Policy("enforce", Parks().decide), parking=parking
+    ) as house:
         call = tool_call(path="a")
         assert (await house.gate.call(house.seat(), call)).status is ToolStatus.PARKED
         await parking.resolve("local", call.request_id, allow=True, approver="ann")
         assert (await house.gate.call(house.seat(), call)).status is ToolStatus.SUCCESS
         phases = [(record["phase"], record.get("approved_by")) for record in house.records()]
-        assert phases == [("start", None), ("finish", None), ("start", None), ("approved", "ann"), ("finish", None)]
+        assert phases == [
+            ("start", None),
+            ("finish", None),
+            ("start", None),
+            ("approved", "ann"),
+            ("finish", None),
+        ]
         report = verify_all(tmp_path)
         assert (report.ok, report.unfinished) == (True, 0)
         [approved] = report.approved
-        assert (approved.by, approved.tool, approved.request_id) == ("ann", "files.read", call.request_id)
+        assert (approved.by, approved.tool, approved.request_id) == (
+            "ann",
+            "files.read",
+            call.request_id,
+        )
         lines = house.chain.read_text(encoding="ascii")
-        house.chain.write_text(lines.replace('"approved_by":"ann"', '"approved_by":"bob"'), encoding="ascii")
+        house.chain.write_text(
+            lines.replace('"approved_by":"ann"', '"approved_by":"bob"'), encoding="ascii"
+        )
         assert not verify_all(tmp_path).ok

@@ -22,7 +22,9 @@ from moothall.guard.chain import Head, head_path, record_hash, render_head, rend
 
 
 def entry(number: int = 1, tenant: str = "local") -> AuditEntry:
-    return AuditEntry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
+    return AuditEntry(
+        tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64
+    )
 
 
 async def write(data_dir: Path, count: int, *, writer: str = "host-1") -> Path:
@@ -42,7 +44,14 @@ async def test_calls_side_by_side_make_one_chain(tmp_path: Path) -> None:
 
 async def test_calls_without_an_end_are_counted(tmp_path: Path) -> None:
     async with AuditLog(tmp_path, "host-1") as audit:
-        for number, phase in ((1, "start"), (2, "start"), (2, "start"), (2, "finish"), (3, "start"), (3, "finish")):
+        for number, phase in (
+            (1, "start"),
+            (2, "start"),
+            (2, "start"),
+            (2, "finish"),
+            (3, "start"),
+            (3, "finish"),
+        ):
             kind: Any = phase
             await audit.append(replace(entry(number), phase=kind))
     assert verify_all(tmp_path).unfinished == 2
@@ -109,8 +118,10 @@ async def main():
             except AuditUnavailable:
                 print("refused", end=" ")
 asyncio.run(main())
-"""
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30)
+"""  # noqa: E501 - a line of embedded text
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=30
+    )
     said = [word for word in done.stdout.split() if word in {"wrote", "refused"}]
     assert said[:4] == ["wrote"] * 4
     assert said[4:9].count("refused") >= 3
@@ -120,7 +131,9 @@ asyncio.run(main())
     assert [problem.serious for problem in report.problems].count(False) == 1
 
 
-async def test_a_record_torn_by_a_crash_is_marked_and_not_taken_for_tampering(tmp_path: Path) -> None:
+async def test_a_record_torn_by_a_crash_is_marked_and_not_taken_for_tampering(
+    tmp_path: Path,
+) -> None:
     path = await write(tmp_path, 3)
     with path.open("ab") as file:
         file.write(b'{"seq":4,"time":"2026-')
@@ -130,7 +143,11 @@ async def test_a_record_torn_by_a_crash_is_marked_and_not_taken_for_tampering(tm
     (problem,) = verify(path)
     assert not problem.serious
     assert "torn" in problem.what
-    phases = [json.loads(line)["phase"] for number, line in enumerate(path.read_text().splitlines()) if number != 3]
+    phases = [
+        json.loads(line)["phase"]
+        for number, line in enumerate(path.read_text().splitlines())
+        if number != 3
+    ]
     assert phases == ["start"] * 3 + ["torn"] + ["start"] * 2
 
 
@@ -210,7 +227,11 @@ def forge(lines: Lines, at: int, dice: random.Random) -> Lines:
 
 def respell(lines: Lines, at: int, dice: random.Random) -> Lines:
     del dice
-    return [*lines[:at], lines[at].replace(b'{"seq"', b'{"tool":"git.push","seq"'), *lines[at + 1 :]]
+    return [
+        *lines[:at],
+        lines[at].replace(b'{"seq"', b'{"tool":"git.push","seq"'),
+        *lines[at + 1 :],
+    ]
 
 
 def cut(lines: Lines, at: int, dice: random.Random) -> Lines:
@@ -232,7 +253,10 @@ def untouched() -> tuple[bytes, bytes]:
     st.randoms(use_true_random=False),
 )
 def test_whatever_was_touched_wherever_shows(
-    untouched: tuple[bytes, bytes], touch: Callable[[Lines, int, random.Random], Lines], at: int, dice: random.Random
+    untouched: tuple[bytes, bytes],
+    touch: Callable[[Lines, int, random.Random], Lines],
+    at: int,
+    dice: random.Random,
 ) -> None:
     lines = touch(untouched[0].splitlines(), at, dice)
     with tempfile.TemporaryDirectory() as folder:
@@ -255,8 +279,10 @@ async def main():
             said = await audit.append(AuditEntry("local", "ann", "task-1", "seat", "r", "files.read", "0" * 64))
             print(said, flush=True)
 asyncio.run(main())
-"""
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+"""  # noqa: E501 - a line of embedded text
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         said = [process.stdout.readline() for _ in range(50)]
         os.kill(process.pid, 9)
@@ -278,7 +304,9 @@ async def write_signed(data_dir: Path, count: int) -> Path:
     return data_dir / "audit" / "local" / "host-1.jsonl"
 
 
-async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_signature(tmp_path: Path) -> None:
+async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_signature(
+    tmp_path: Path,
+) -> None:
     path = await write_signed(tmp_path, 5)
     assert verify(path, KEY) == ()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -291,10 +319,14 @@ async def test_an_end_that_was_cut_off_with_its_head_made_anew_is_found_by_the_s
     assert verify(path) == (), "without the key nothing shows"
     await write_signed(tmp_path, 2)
     (problem,) = verify(path, KEY)
-    assert (problem.serious, "another key" in problem.what) == (True, True), "going on signs nothing of before"
+    assert (problem.serious, "another key" in problem.what) == (True, True), (
+        "going on signs nothing of before"
+    )
 
 
-async def test_a_chain_from_before_signatures_stays_readable_and_is_said_to_be_one(tmp_path: Path) -> None:
+async def test_a_chain_from_before_signatures_stays_readable_and_is_said_to_be_one(
+    tmp_path: Path,
+) -> None:
     path = await write(tmp_path, 3)
     (before,) = verify(path, KEY)
     assert (before.serious, "not signed" in before.what) == (False, True)

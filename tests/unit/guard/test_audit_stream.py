@@ -19,7 +19,9 @@ KEY = b"k" * 32
 
 
 def entry(number: int, tenant: str = "local") -> AuditEntry:
-    return AuditEntry(tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64)
+    return AuditEntry(
+        tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64
+    )
 
 
 class Stream:
@@ -50,7 +52,11 @@ async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
     stream = Stream()
     await write(tmp_path, stream, 150)
     assert {event.type for event in stream.events} == {EventType.AUDIT_RECORDED}
-    told = [record for event in stream.events for record in (*event.data["records"], event.data["record"])]
+    told = [
+        record
+        for event in stream.events
+        for record in (*event.data["records"], event.data["record"])
+    ]
     assert [record["seq"] for record in told] == list(range(1, 151))
     report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
     assert (report.ok, report.problems) == (True, ())
@@ -69,7 +75,9 @@ async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: P
     assert "ends at record 3, the AUDIT stream tells of 5" in report.problems[0].what
     await write(tmp_path, stream, 9)
     grown = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
-    assert "record 5 is not the one that the AUDIT stream tells of" in [problem.what for problem in grown.problems]
+    assert "record 5 is not the one that the AUDIT stream tells of" in [
+        problem.what for problem in grown.problems
+    ]
 
 
 async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
@@ -85,7 +93,9 @@ async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
 async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> None:
     stream, other = Stream(), Stream()
     await write(tmp_path, stream, 3)
-    async with AuditLog(tmp_path / "other", "host-1", key=b"x" * 32, publish=other.publish) as audit:
+    async with AuditLog(
+        tmp_path / "other", "host-1", key=b"x" * 32, publish=other.publish
+    ) as audit:
         for number in range(9):
             await audit.append(entry(number))
     for forged in (
@@ -96,10 +106,14 @@ async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> N
     ):
         other.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
     assert await read_told(other.replay(), KEY) == StreamChains({}, {})
-    assert verify_all(tmp_path, KEY, await read_told(stream.replay([*stream.events, *other.events]), KEY)).ok
+    assert verify_all(
+        tmp_path, KEY, await read_told(stream.replay([*stream.events, *other.events]), KEY)
+    ).ok
 
 
-async def test_a_bus_that_is_away_stops_no_call_and_the_next_record_vouches_for_all(tmp_path: Path) -> None:
+async def test_a_bus_that_is_away_stops_no_call_and_the_next_record_vouches_for_all(
+    tmp_path: Path,
+) -> None:
     stream = Stream()
     stream.down = True
     async with AuditLog(tmp_path, "host-1", key=KEY, publish=stream.publish) as audit:
@@ -143,9 +157,21 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
     await elsewhere(tmp_path / "far", stream, 3)
     first, second = stream.events
     record = first.data["records"][1]
-    changed = replace(first, data={**first.data, "records": [first.data["records"][0], {**record, "tool": "shell.run"}]})
-    scrubbed = replace(first, data={**first.data, "records": [first.data["records"][0], {**record, "tool": f"a{HOLE}"}]})
-    forged = replace(first, data={**first.data, "records": [{**record, "seq": 1, "hash": "0"}, *first.data["records"][1:]]})
+    changed = replace(
+        first,
+        data={**first.data, "records": [first.data["records"][0], {**record, "tool": "shell.run"}]},
+    )
+    scrubbed = replace(
+        first,
+        data={**first.data, "records": [first.data["records"][0], {**record, "tool": f"a{HOLE}"}]},
+    )
+    forged = replace(
+        first,
+        data={
+            **first.data,
+            "records": [{**record, "seq": 1, "hash": "0"}, *first.data["records"][1:]],
+        },
+    )
     unsigned = replace(first, data={**first.data, "mac": "0"})
     for events, ok, said in (
         ([changed, second], False, "its hash is wrong"),
@@ -154,11 +180,18 @@ async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> N
         ([unsigned, second], True, "not told of records 1 to 3"),
         ([second], True, "not told of records 1 to 3"),
     ):
-        report = verify_all(tmp_path / "house", KEY, await read_told(stream.replay(events), KEY, HOSTS), HOSTS)
+        report = verify_all(
+            tmp_path / "house", KEY, await read_told(stream.replay(events), KEY, HOSTS), HOSTS
+        )
         assert (report.ok, [said in problem.what for problem in report.problems]) == (ok, [True])
     other = Stream()
     await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
-    report = verify_all(tmp_path / "house", KEY, await read_told(stream.replay([first, *other.events]), KEY, HOSTS), HOSTS)
+    report = verify_all(
+        tmp_path / "house",
+        KEY,
+        await read_told(stream.replay([first, *other.events]), KEY, HOSTS),
+        HOSTS,
+    )
     assert not report.ok
     assert (await read_told(stream.replay(), KEY)).remote == {}
 
@@ -186,7 +219,9 @@ def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
     ],
     ids=lambda said: str(said.data["record"]),
 )
-async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(tmp_path: Path, said: Event) -> None:
+async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
+    tmp_path: Path, said: Event
+) -> None:
     stream = Stream()
     await write(tmp_path, stream, 3)
     told = await read_told(stream.replay([said, *stream.events]), KEY, HOSTS)

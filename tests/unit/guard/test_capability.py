@@ -59,9 +59,15 @@ class Web:
         (lambda house, token: token[:-2], "is refused"),
         (lambda house, token: house.seat(workspace_id="ws-2").token, "Audience"),
         (lambda house, token: house.seat(role="qa").token, "somebody else's"),
-        (lambda house, token: narrow(token, seconds=60, tools=["files.list"]), "files.write is not covered"),
+        (
+            lambda house, token: narrow(token, seconds=60, tools=["files.list"]),
+            "files.write is not covered",
+        ),
         (lambda house, token: narrow(token, seconds=60, protected=["src/"]), "protected: src/"),
-        (lambda house, token: narrow(token, seconds=60, request="0" * 64), "bound to another request"),
+        (
+            lambda house, token: narrow(token, seconds=60, request="0" * 64),
+            "bound to another request",
+        ),
         (lambda house, token: Rules().tokens.check, "is refused"),
     ],
 )
@@ -69,7 +75,8 @@ async def test_without_a_good_token_nothing_runs(house: House, token: Any, words
     seat = house.seat()
     given = token(house, seat.token)
     result = await house.gate.call(
-        replace(seat, token=given if isinstance(given, str) else "x.y.z"), tool_call("files.write", path="src/a", content="")
+        replace(seat, token=given if isinstance(given, str) else "x.y.z"),
+        tool_call("files.write", path="src/a", content=""),
     )
     assert result.status is ToolStatus.BLOCKED
     assert words in result.error
@@ -91,31 +98,47 @@ async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
         assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         gone.add("ws-1")
         refused = await house.gate.call(seat, tool_call(path="a", number=2))
-    assert (refused.status, refused.error) == (ToolStatus.BLOCKED, "the capability token was revoked")
+    assert (refused.status, refused.error) == (
+        ToolStatus.BLOCKED,
+        "the capability token was revoked",
+    )
 
 
 async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(house: House) -> None:
     seat = house.seat()
-    results = [await house.gate.call(seat, tool_call("tests.pytest", number=number)) for number in range(11)]
-    assert [result.status for result in results] == [ToolStatus.SUCCESS] * 10 + [ToolStatus.RATE_LIMITED]
+    results = [
+        await house.gate.call(seat, tool_call("tests.pytest", number=number))
+        for number in range(11)
+    ]
+    assert [result.status for result in results] == [ToolStatus.SUCCESS] * 10 + [
+        ToolStatus.RATE_LIMITED
+    ]
     assert "may be called 10 a minute" in results[-1].error
     assert len(house.room.calls) == 10
     neighbour = replace(house.seat(), seat="agent-dev-002")
-    assert (await house.gate.call(neighbour, tool_call("tests.pytest"))).status is ToolStatus.SUCCESS
+    assert (
+        await house.gate.call(neighbour, tool_call("tests.pytest"))
+    ).status is ToolStatus.SUCCESS
 
 
 async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
     async with open_house(tmp_path, breaker_seconds=600) as house:
         house.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
         seat = house.seat()
-        results = [await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)]
+        results = [
+            await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)
+        ]
         other = await house.gate.call(seat, tool_call("files.list", number=7))
-    assert [result.status for result in results] == [ToolStatus.TIMEOUT] * 5 + [ToolStatus.CIRCUIT_OPEN]
+    assert [result.status for result in results] == [ToolStatus.TIMEOUT] * 5 + [
+        ToolStatus.CIRCUIT_OPEN
+    ]
     assert other.status is ToolStatus.TIMEOUT
     assert len(house.room.calls) == 6
 
 
-async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(tmp_path: Path) -> None:
+async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
+    tmp_path: Path,
+) -> None:
     web = Web()
     async with open_house(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as house:
         seat = house.seat(grant=ALL)
@@ -126,8 +149,12 @@ async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
         assert len(house.records()) == 4
         web.status = ToolStatus.ERROR
         for number in (3, 4):
-            assert (await house.gate.call(seat, tool_call("web.send", number=number))).status is ToolStatus.ERROR
+            assert (
+                await house.gate.call(seat, tool_call("web.send", number=number))
+            ).status is ToolStatus.ERROR
     assert [call.tool for call in web.calls] == ["web.look", "web.send", "web.send"]
     assert house.room.calls == []
-    kinds = [str(event.type) for event in house.facts.events if event.data["request_id"] == "request-3"]
+    kinds = [
+        str(event.type) for event in house.facts.events if event.data["request_id"] == "request-3"
+    ]
     assert kinds == ["moothall.tool.started", "moothall.tool.finished"]

@@ -67,10 +67,25 @@ async def test_one_event_tells_of_each_result(house: House) -> None:
         ("append_file", {}, "did you mean files.append?"),
         ("read", {"path": "a"}, "did you mean files.read?"),
         ("zzzz", {}, "the tools are files.read, files.write"),
-        ("files.read", {}, "argument 'path' is missing. Right is files.read(path: string, start?: integer, lines?: integer)"),
-        ("files.append", {"path": "a", "contents": "x"}, "there is no argument 'contents' (did you mean 'content'?)"),
+        (
+            "files.read",
+            {},
+            (
+                "argument 'path' is missing. Right is files.read(path: string, start?: integer, "
+                "lines?: integer)"
+            ),
+        ),
+        (
+            "files.append",
+            {"path": "a", "contents": "x"},
+            "there is no argument 'contents' (did you mean 'content'?)",
+        ),
         ("files.read", {"path": 7}, "argument 'path': Input should be a valid string"),
-        ("files.read", {"path": "a", "start": "1"}, "argument 'start': Input should be a valid integer"),
+        (
+            "files.read",
+            {"path": "a", "start": "1"},
+            "argument 'start': Input should be a valid integer",
+        ),
         ("files.read", {"path": "a", "start": True}, "argument 'start'"),
         ("files.read", {"path": "a", "start": 0}, "greater than or equal to 1"),
         ("git.add", {"paths": "a.py"}, "git.add(paths: list of strings)"),
@@ -81,7 +96,9 @@ async def test_one_event_tells_of_each_result(house: House) -> None:
         ("files.read", {"path": object()}, "are not JSON"),
     ],
 )
-async def test_a_wrong_call_is_told_what_would_be_right(house: House, tool: str, arguments: Any, words: str) -> None:
+async def test_a_wrong_call_is_told_what_would_be_right(
+    house: House, tool: str, arguments: Any, words: str
+) -> None:
     result = await house.gate.call(house.seat(), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.INVALID
@@ -101,13 +118,27 @@ async def test_arguments_may_be_no_object_at_all(house: House) -> None:
 
 async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
     async with open_house(tmp_path, argument_bytes=1000) as house:
-        result = await house.gate.call(house.seat(), tool_call("files.write", path="a", content="é" * 400))
+        result = await house.gate.call(
+            house.seat(), tool_call("files.write", path="a", content="é" * 400)
+        )
     assert result.status is ToolStatus.INVALID
     assert "at most 1000" in result.error
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../x", "a/../../x", ".git/config", "a/.GIT/hooks/x", "-rf", "a\0b", "~/x", "C:/x", "a\\..\\x"]
+    "path",
+    [
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        ".git/config",
+        "a/.GIT/hooks/x",
+        "-rf",
+        "a\0b",
+        "~/x",
+        "C:/x",
+        "a\\..\\x",
+    ],
 )
 async def test_paths_stay_inside(house: House, path: str) -> None:
     for tool, arguments in (
@@ -134,7 +165,9 @@ async def test_paths_stay_inside(house: House, path: str) -> None:
         ("architect", "files.edit", {"path": "a", "old": "b", "new": "c"}),
     ],
 )
-async def test_what_is_not_granted_is_blocked(house: House, role: str, tool: str, arguments: Any) -> None:
+async def test_what_is_not_granted_is_blocked(
+    house: House, role: str, tool: str, arguments: Any
+) -> None:
     result = await house.gate.call(house.seat(role=role), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.BLOCKED
@@ -146,14 +179,24 @@ async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(house:
     path = "./.github/workflows/ci.yml"
     written = await house.gate.call(house.seat(), tool_call("files.write", path=path, content="x"))
     read = await house.gate.call(house.seat(), tool_call(path=path))
-    devops = await house.gate.call(house.seat(role="devops"), tool_call("files.write", path=path, content="x"))
+    devops = await house.gate.call(
+        house.seat(role="devops"), tool_call("files.write", path=path, content="x")
+    )
 
-    assert (written.status, read.status, devops.status) == (ToolStatus.BLOCKED, ToolStatus.SUCCESS, ToolStatus.SUCCESS)
+    assert (written.status, read.status, devops.status) == (
+        ToolStatus.BLOCKED,
+        ToolStatus.SUCCESS,
+        ToolStatus.SUCCESS,
+    )
 
 
 async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(house: House) -> None:
-    test = await house.gate.call(house.seat(), tool_call("files.write", path="tests/test_a.py", content="x"))
-    code = await house.gate.call(house.seat(), tool_call("files.write", path="src/a.py", content="x"))
+    test = await house.gate.call(
+        house.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
+    )
+    code = await house.gate.call(
+        house.seat(), tool_call("files.write", path="src/a.py", content="x")
+    )
 
     assert test.status is ToolStatus.SUCCESS
     assert "judged as it was" in test.output["note"]
@@ -169,10 +212,15 @@ async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(hous
         {"tenant": "../x", "principal": Principal("a", "../x")},
     ],
 )
-async def test_a_seat_that_is_not_what_it_says_is_stopped(house: House, changes: dict[str, Any]) -> None:
+async def test_a_seat_that_is_not_what_it_says_is_stopped(
+    house: House, changes: dict[str, Any]
+) -> None:
     grant = house.seat().grant
     result = await house.gate.call(house.seat(grant=grant, **changes), tool_call(path="a"))
-    assert result.status in {ToolStatus.BLOCKED, ToolStatus.ERROR}  # an unwritable tenant has no audit to go through
+    assert result.status in {
+        ToolStatus.BLOCKED,
+        ToolStatus.ERROR,
+    }  # an unwritable tenant has no audit to go through
     assert house.room.calls == []
 
 
@@ -187,9 +235,16 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(house: House) -
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
 
 
-@pytest.mark.parametrize(("asked", "seconds"), [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)])
-async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(house: House, asked: dict[str, int], seconds: int) -> None:
-    await house.gate.call(house.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked))
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
+)
+async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
+    house: House, asked: dict[str, int], seconds: int
+) -> None:
+    await house.gate.call(
+        house.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
+    )
     (made,) = house.room.calls
     assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
 
@@ -208,7 +263,9 @@ async def test_a_deadline_that_the_caller_chose_opens_no_circuit(house: House) -
     for number in range(6, 12):
         await house.gate.call(house.seat(), tool_call(path="a", number=number, seconds=1))
     house.room.answer = echo
-    assert (await house.gate.call(house.seat(), tool_call(path="a", number=12))).status is ToolStatus.SUCCESS
+    assert (
+        await house.gate.call(house.seat(), tool_call(path="a", number=12))
+    ).status is ToolStatus.SUCCESS
 
 
 async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:
@@ -269,14 +326,21 @@ async def test_an_audit_that_fails_after_the_run_is_not_hidden(house: House) -> 
     assert "the tool ran" in result.error
 
 
-async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(tmp_path: Path) -> None:
+async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
+    tmp_path: Path,
+) -> None:
     async with open_house(tmp_path, calls_in_flight=1, seat_in_flight=2) as house:
         house.room.open.clear()
         seat = house.seat()
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(house.gate.call(seat, tool_call(path="a", number=number))) for number in (1, 2)]
+            running = [
+                group.create_task(house.gate.call(seat, tool_call(path="a", number=number)))
+                for number in (1, 2)
+            ]
             await house.room.entered.wait()
-            while seat.meter.in_flight < 2:  # the second one waits for a slot, which nothing announces
+            while (
+                seat.meter.in_flight < 2
+            ):  # the second one waits for a slot, which nothing announces
                 await asyncio.sleep(0)
             refused = await house.gate.call(seat, tool_call(path="a", number=3))
             assert len(house.room.calls) == 1
@@ -303,8 +367,14 @@ async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_p
 async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
     async with open_house(tmp_path, seat_calls=2) as house:
         seat = house.seat()
-        results = [await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(3)]
-    assert [result.status for result in results] == [ToolStatus.SUCCESS, ToolStatus.SUCCESS, ToolStatus.BUDGET_EXCEEDED]
+        results = [
+            await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(3)
+        ]
+    assert [result.status for result in results] == [
+        ToolStatus.SUCCESS,
+        ToolStatus.SUCCESS,
+        ToolStatus.BUDGET_EXCEEDED,
+    ]
 
 
 async def test_refused_calls_cost_nothing(house: House) -> None:
@@ -313,7 +383,9 @@ async def test_refused_calls_cost_nothing(house: House) -> None:
     assert seat.meter.calls == 0
 
 
-async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_turn_does(house: House) -> None:
+async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_turn_does(
+    house: House,
+) -> None:
     last = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=100))
     over = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=101))
     paid = await house.gate.call(house.seat(ledger=last), tool_call(path="a"))
@@ -322,7 +394,9 @@ async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_tu
     assert "100 tokens" in unpaid.error
 
 
-async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(tmp_path: Path) -> None:
+async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
+    tmp_path: Path,
+) -> None:
     async with open_house(tmp_path, result_bytes=2000, event_bytes=1000) as house:
         house.room.answer = lambda _: ToolResult(
             "another", "git.push", ToolStatus.ERROR, {"text": "\ud800" + "x" * 9000}, "y" * 9000
@@ -349,28 +423,51 @@ async def test_a_bus_that_is_down_is_the_callers_matter(house: House) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(exclude_categories=())), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=())),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=())), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 NAMES = st.sampled_from(sorted(CATALOGUE)) | st.text(st.characters(exclude_categories=()))
-KEYS = st.sampled_from(["path", "paths", "content", "ref", "glob", "count", "message", "target", "pattern"])
+KEYS = st.sampled_from(
+    ["path", "paths", "content", "ref", "glob", "count", "message", "target", "pattern"]
+)
 
 
 @given(st.lists(st.tuples(NAMES, JSON | st.dictionaries(KEYS, JSON)), min_size=1, max_size=8))
-def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(calls: list[tuple[str, Any]]) -> None:
+def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
+    calls: list[tuple[str, Any]],
+) -> None:
     async def play(folder: Path) -> None:
         async with open_house(folder, seat_in_flight=100) as house:
             seat = house.seat()
             async with asyncio.TaskGroup() as group:
-                asked = [ToolCall(f"r-{n}", tool, args, in_seconds(60)) for n, (tool, args) in enumerate(calls)]
+                asked = [
+                    ToolCall(f"r-{n}", tool, args, in_seconds(60))
+                    for n, (tool, args) in enumerate(calls)
+                ]
                 answers = [group.create_task(house.gate.call(seat, call)) for call in asked]
             for call, answer in zip(asked, answers, strict=True):
                 result = answer.result()
-                assert (result.request_id, result.tool) == (call.request_id, shorten(call.tool, 200))  # half a character is none
-                phases = [record["phase"] for record in house.records() if record["request_id"] == call.request_id]
+                assert (result.request_id, result.tool) == (
+                    call.request_id,
+                    shorten(call.tool, 200),
+                )  # half a character is none
+                phases = [
+                    record["phase"]
+                    for record in house.records()
+                    if record["request_id"] == call.request_id
+                ]
                 assert phases == ["start", "finish"]
-                assert [event.data["request_id"] for event in house.facts.events].count(call.request_id) == 1
+                assert [event.data["request_id"] for event in house.facts.events].count(
+                    call.request_id
+                ) == 1
             assert verify(house.chain) == ()
 
     with tempfile.TemporaryDirectory() as folder:

@@ -35,8 +35,12 @@ def house_of(folder: Path, parking: Parking) -> Any:
     return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
-async def delete(house: House, number: int = 1, path: str = "a", **seat: Any) -> tuple[ToolStatus, str]:
-    result = await house.gate.call(house.seat(**seat), tool_call("files.delete", number=number, path=path))
+async def delete(
+    house: House, number: int = 1, path: str = "a", **seat: Any
+) -> tuple[ToolStatus, str]:
+    result = await house.gate.call(
+        house.seat(**seat), tool_call("files.delete", number=number, path=path)
+    )
     return result.status, result.error
 
 
@@ -58,12 +62,16 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
         assert parking.list_waiting("local") == []
-        assert (await delete(house, path="b", number=2))[0] is ToolStatus.PARKED  # other arguments are another request
+        assert (await delete(house, path="b", number=2))[
+            0
+        ] is ToolStatus.PARKED  # other arguments are another request
         assert (await delete(house))[0] is ToolStatus.SUCCESS
         assert await delete(house) == (ToolStatus.BLOCKED, "the approval was used already")
         assert [call.arguments for call in house.room.calls] == [{"path": "a"}]
         ids = [event.id for event in house.facts.events]
-        assert len(ids[:1] + ids[2:3]) == len({ids[0], ids[2]})  # that it was parked, and how it ended, are two events
+        assert len(ids[:1] + ids[2:3]) == len(
+            {ids[0], ids[2]}
+        )  # that it was parked, and how it ended, are two events
         assert [record["status"] for record in house.records() if record["phase"] == "finish"] == [
             "parked",
             "parked",
@@ -82,7 +90,10 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
         assert (await delete(house, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
         assert (await delete(house, 4))[0] is ToolStatus.SUCCESS
         assert (await delete(house, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
-        assert {item.request_id for item in parking.list_waiting("local")} == {"request-3", "request-5"}
+        assert {item.request_id for item in parking.list_waiting("local")} == {
+            "request-3",
+            "request-5",
+        }
 
 
 async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
@@ -98,7 +109,14 @@ async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "change", [{"tenant": "other"}, {"workspace": "ws-2"}, {"request_id": "r"}, {"tool": "x"}, {"arguments_digest": "1"}]
+    "change",
+    [
+        {"tenant": "other"},
+        {"workspace": "ws-2"},
+        {"request_id": "r"},
+        {"tool": "x"},
+        {"arguments_digest": "1"},
+    ],
 )
 def test_an_approval_is_over_one_request(change: dict[str, str]) -> None:
     approvals = Approvals(KEY, 900)
@@ -142,10 +160,15 @@ async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> N
         await delete(one)
         await here.resolve("local", "request-1", allow=True, approver="ann")
         await there.refresh()
-        assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [ToolStatus.BLOCKED, ToolStatus.SUCCESS]
+        assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [
+            ToolStatus.BLOCKED,
+            ToolStatus.SUCCESS,
+        ]
 
 
-async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_allowed(tmp_path: Path) -> None:
+async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_allowed(
+    tmp_path: Path,
+) -> None:
     bus = MemoryBus()
     here, there = parking_on(bus), parking_on(bus)
     heard: asyncio.Queue[str] = asyncio.Queue()

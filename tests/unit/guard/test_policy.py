@@ -24,7 +24,7 @@ import rego.v1
 default decision := {"allow": true}
 decision := {"allow": false, "reason": "secrets stay closed"} if startswith(input.arguments.path, "secret/")
 decision := {"allow": false, "reason": "ask first", "park": true} if input.tool == "files.delete"
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 class Down:
@@ -63,12 +63,18 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
         async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
             closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
             open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
-    assert (closed.status, closed.error) == (ToolStatus.BLOCKED, "files.read is refused by policy: secrets stay closed")
+    assert (closed.status, closed.error) == (
+        ToolStatus.BLOCKED,
+        "files.read is refused by policy: secrets stay closed",
+    )
     assert open_.status is ToolStatus.SUCCESS
     assert [call.arguments["path"] for call in house.room.calls] == ["src/a"]
 
 
-@pytest.mark.parametrize("answer", [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}])
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}],
+)
 async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
     async with open_house(tmp_path, policy=Policy("enforce", Says(answer).decide)) as house:
         result = await house.gate.call(house.seat(), tool_call(path="a"))
@@ -78,21 +84,37 @@ async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
-async def test_an_engine_that_is_down_blocks_where_it_is_enforced(tmp_path: Path, mode: Mode, ran: bool) -> None:  # noqa: FBT001 - a column of the table
+async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
+    tmp_path: Path,
+    mode: Mode,
+    ran: bool,  # noqa: FBT001 - a column of the table
+) -> None:
     engine = Down()
     async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
-        results = [await house.gate.call(house.seat(), tool_call(path="a", number=number)) for number in (1, 2)]
+        results = [
+            await house.gate.call(house.seat(), tool_call(path="a", number=number))
+            for number in (1, 2)
+        ]
     assert bool(house.room.calls) is ran
     assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
-    assert {result.status for result in results} == {ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED}
+    assert {result.status for result in results} == {
+        ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
+    }
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
-async def test_what_a_policy_denies_runs_where_it_is_not_enforced(tmp_path: Path, mode: Mode, ran: bool) -> None:  # noqa: FBT001 - as above
+async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
+    tmp_path: Path,
+    mode: Mode,
+    ran: bool,  # noqa: FBT001 - as above
+) -> None:
     with rego(tmp_path) as engine:
         async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
             result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
-            assert (bool(house.room.calls), result.status) == (ran, ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED)
+            assert (bool(house.room.calls), result.status) == (
+                ran,
+                ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
+            )
 
 
 async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:
@@ -132,18 +154,26 @@ async def test_all_that_the_policy_reads_is_what_it_was_asked(house: House) -> N
 
 
 _ARGUMENTS = st.fixed_dictionaries(
-    {"path": st.text(st.characters(codec="utf-8"), min_size=1, max_size=3), "content": st.text(max_size=2) | st.just("x" * 400)}
+    {
+        "path": st.text(st.characters(codec="utf-8"), min_size=1, max_size=3),
+        "content": st.text(max_size=2) | st.just("x" * 400),
+    }
 )
 
 
 @given(one=_ARGUMENTS, two=_ARGUMENTS)
-async def test_questions_that_differ_are_never_taken_for_one(one: dict[str, Any], two: dict[str, Any]) -> None:
+async def test_questions_that_differ_are_never_taken_for_one(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         async with open_house(Path(folder)) as house:
             seat = house.seat()
-            asked = [policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000)) for args in (one, two)]
+            asked = [
+                policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
+                for args in (one, two)
+            ]
     assert (asked[0] == asked[1]) is (asked[0].document() == asked[1].document())
     assert (one == two) is (asked[0] == asked[1])
 
@@ -151,7 +181,10 @@ async def test_questions_that_differ_are_never_taken_for_one(one: dict[str, Any]
 def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no policy in"):
         Rego(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"the policy .*tools\.rego cannot be used"), rego(tmp_path, "package x\n what?"):
+    with (
+        pytest.raises(ConfigurationError, match=r"the policy .*tools\.rego cannot be used"),
+        rego(tmp_path, "package x\n what?"),
+    ):
         pass
     with (
         pytest.raises(ConfigurationError, match=r"need a package moothall\.tools"),
@@ -161,7 +194,10 @@ def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:
 
 
 async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> None:
-    text = 'package moothall.tools\nimport rego.v1\ndecision := {"allow": true} if input.tool == "git.log"'
+    text = (
+        'package moothall.tools\nimport rego.v1\ndecision := {"allow": true} if input.tool == '
+        '"git.log"'
+    )
     with rego(tmp_path, text) as engine:
         with pytest.raises(PolicyUnavailable):
             await engine.decide({"tool": "files.read"})
@@ -170,7 +206,13 @@ async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("operation", "allow", "park"),
-    [("read", True, False), ("write", True, False), ("execute", True, False), ("outside", False, True), ("new", False, False)],
+    [
+        ("read", True, False),
+        ("write", True, False),
+        ("execute", True, False),
+        ("outside", False, True),
+        ("new", False, False),
+    ],
 )
 async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, park: bool) -> None:  # noqa: FBT001 - columns of the table
     with closing(Rego(policies_folder())) as engine:
@@ -178,10 +220,14 @@ async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, 
     assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
-async def test_a_refusal_says_whether_an_operator_may_allow_it(house: House, tmp_path: Path) -> None:
+async def test_a_refusal_says_whether_an_operator_may_allow_it(
+    house: House, tmp_path: Path
+) -> None:
     with rego(tmp_path) as engine:
         policy = Policy("enforce", engine.decide)
         for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
             with pytest.raises(Stopped) as stopped:
-                await policy.check(house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))
+                await policy.check(
+                    house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000)
+                )
             assert stopped.value.may_be_allowed is may

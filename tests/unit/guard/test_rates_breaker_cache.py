@@ -99,12 +99,20 @@ def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -
     for _ in range(4):
         assert call(breakers, ToolStatus.TIMEOUT) is ToolStatus.TIMEOUT
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
-    for status in (ToolStatus.TIMEOUT, ToolStatus.ERROR, ToolStatus.MEMORY, ToolStatus.TIMEOUT, ToolStatus.ERROR):
+    for status in (
+        ToolStatus.TIMEOUT,
+        ToolStatus.ERROR,
+        ToolStatus.MEMORY,
+        ToolStatus.TIMEOUT,
+        ToolStatus.ERROR,
+    ):
         assert call(breakers, status) is status
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
     clock.now += 31
     with breakers.watching(("local",), PUSH) as told:
-        assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # one tries, the others wait
+        assert (
+            call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
+        )  # one tries, the others wait
         told(ToolStatus.TIMEOUT)
     clock.now += 31
     assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the rest has doubled
@@ -164,17 +172,23 @@ _CALLS = st.tuples(
     st.sampled_from(["a", "b", "ab"]),
     st.sampled_from(["ws-1", "ws-2", "bws-1"]),
     st.sampled_from([("web.look", "1"), ("web.look", "2"), ("web.see", "1")]),
-    st.dictionaries(st.sampled_from(["url", "u"]), st.text(max_size=3) | st.integers(0, 2), max_size=2),
+    st.dictionaries(
+        st.sampled_from(["url", "u"]), st.text(max_size=3) | st.integers(0, 2), max_size=2
+    ),
 )
 
 
 @given(one=_CALLS, two=_CALLS, files=st.booleans())
-def test_two_calls_share_a_key_only_if_they_are_the_same(one: Any, two: Any, *, files: bool) -> None:
+def test_two_calls_share_a_key_only_if_they_are_the_same(
+    one: Any, two: Any, *, files: bool
+) -> None:
     needs = Requirements(file_system="read") if files else Requirements(network_access=True)
 
     def key(of: Any) -> str:
         tenant, workspace, (name, version), arguments = of
-        return cache_key(tenant, workspace, spec_of(name=name, version=version, requirements=needs), arguments)
+        return cache_key(
+            tenant, workspace, spec_of(name=name, version=version, requirements=needs), arguments
+        )
 
     def seen(of: Any) -> Any:
         tenant, workspace, tool, arguments = of
@@ -192,19 +206,25 @@ def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
     assert cache.get("a") == result()
 
 
-async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_workspace(tmp_path: Path) -> None:
+async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_workspace(
+    tmp_path: Path,
+) -> None:
     bus = MemoryBus()
     statuses: list[ToolStatus] = []
     async with AsyncExitStack() as stack:
         houses = [
-            await stack.enter_async_context(open_house(tmp_path / str(number), rates=SharedRates(bus.bucket("rates"))))
+            await stack.enter_async_context(
+                open_house(tmp_path / str(number), rates=SharedRates(bus.bucket("rates")))
+            )
             for number in range(3)
         ]
 
         async def push(number: int) -> None:
             house = houses[number % 3]
             grant = Grant(("git.*", "files.*"))
-            result = await house.gate.call(house.seat(grant=grant), tool_call("git.push", number=number, branch="x"))
+            result = await house.gate.call(
+                house.seat(grant=grant), tool_call("git.push", number=number, branch="x")
+            )
             statuses.append(result.status)
 
         async with asyncio.TaskGroup() as group:
@@ -214,7 +234,9 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
         assert sum(len(house.room.calls) for house in houses) == 10
         # What stays in a workspace asks nobody.
         before = await bus.bucket("rates").entries()
-        assert (await houses[0].gate.call(houses[0].seat(), tool_call(path="a"))).status is ToolStatus.SUCCESS
+        assert (
+            await houses[0].gate.call(houses[0].seat(), tool_call(path="a"))
+        ).status is ToolStatus.SUCCESS
         assert await bus.bucket("rates").entries() == before
 
 

@@ -33,7 +33,12 @@ async def test_a_request_id_is_kept_and_so_it_is_short(tmp_path: Path) -> None:
         opened = await house.visits.open(ANN, SAMPLE, "DEV")
         for name in ("", "x" * 201):
             with pytest.raises(InvalidRequest, match="request_id"):
-                await house.visits.call(ANN, opened.workspace, opened.token, ToolCall(name, "files.list", {}, in_seconds(5)))
+                await house.visits.call(
+                    ANN,
+                    opened.workspace,
+                    opened.token,
+                    ToolCall(name, "files.list", {}, in_seconds(5)),
+                )
 
 
 async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: Path) -> None:
@@ -47,7 +52,9 @@ async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: 
         assert await house.visits.call(ANN, opened.workspace, opened.token, call) == first
 
 
-async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_one(tmp_path: Path) -> None:
+async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_one(
+    tmp_path: Path,
+) -> None:
     async def find(workspace: str, who: Principal) -> Awaited | None:
         del workspace, who
         return Awaited(SAMPLE, "DEV")

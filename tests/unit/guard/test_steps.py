@@ -14,7 +14,14 @@ from moothall.domain.text import encodable
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, InvalidRequest
 from moothall.guard.grants import grant_for, intersection, read_grants, shipped_grants
-from moothall.guard.limits import book_time, check_limits, check_spending, cut_output, reserve, shorten
+from moothall.guard.limits import (
+    book_time,
+    check_limits,
+    check_spending,
+    cut_output,
+    reserve,
+    shorten,
+)
 from moothall.guard.paths import covers, refuse_path, relative_path
 from moothall.guard.seat import Meter, Stopped
 from moothall.guard.steps import check_grants, check_schema
@@ -25,7 +32,9 @@ from support.tools import CATALOGUE
 ALL = Grant(tools=("*",))
 
 
-@pytest.mark.parametrize("nested", [10**5000, json.loads("[" * 900 + "]" * 900)], ids=["long", "deep"])
+@pytest.mark.parametrize(
+    "nested", [10**5000, json.loads("[" * 900 + "]" * 900)], ids=["long", "deep"]
+)
 def test_arguments_that_break_json_are_refused_not_raised(nested: Any) -> None:
     with pytest.raises(Stopped) as stopped:
         check_schema(tool_call("files.read", path=nested), ALL, 10**6)
@@ -72,7 +81,9 @@ def test_a_wrong_table_of_roles_is_refused(text: str, words: str) -> None:
 
 
 def test_a_role_is_granted_operations_of_tools() -> None:
-    grants = read_grants("roles: {dev: {tools: {'files.*': [read], git.push: [outside], git.commit: [read]}}}")
+    grants = read_grants(
+        "roles: {dev: {tools: {'files.*': [read], git.push: [outside], git.commit: [read]}}}"
+    )
     assert "files.read" in grants.of("dev").tools
     assert "files.write" not in grants.of("dev").tools
     assert "git.push" in grants.of("dev").tools
@@ -130,15 +141,26 @@ def test_an_absolute_path_below_the_workspace_is_its_relative_one(path: str, wan
     assert relative_path(path) == wanted
 
 
-@pytest.mark.parametrize("tool", [name for name, spec in CATALOGUE.items() if name.startswith("files.") and spec.writes])
-@pytest.mark.parametrize("path", ["/workspace/tests/a.py", "//workspace//tests/./a.py", "/workspace/./tests//a.py"])
+@pytest.mark.parametrize(
+    "tool", [name for name, spec in CATALOGUE.items() if name.startswith("files.") and spec.writes]
+)
+@pytest.mark.parametrize(
+    "path", ["/workspace/tests/a.py", "//workspace//tests/./a.py", "/workspace/./tests//a.py"]
+)
 def test_a_protected_path_is_protected_when_it_is_absolute(tool: str, path: str) -> None:
-    more: dict[str, Any] = {"files.edit": {"old": "b", "new": "c"}, "files.define": {"name": "f", "content": "x"}}
-    given: dict[str, Any] = more.get(tool, {"content": "x"} if tool in {"files.write", "files.append"} else {})
+    more: dict[str, Any] = {
+        "files.edit": {"old": "b", "new": "c"},
+        "files.define": {"name": "f", "content": "x"},
+    }
+    given: dict[str, Any] = more.get(
+        tool, {"content": "x"} if tool in {"files.write", "files.append"} else {}
+    )
     checked = check_schema(tool_call(tool, path=path, **given), ALL, 1000)
     assert checked.arguments["path"] == "tests/a.py"
     check_grants(ALL, checked)
-    with pytest.raises(Stopped, match=r"'tests/a\.py' may not be changed by this role \(protected: tests/\*\*\)"):
+    with pytest.raises(
+        Stopped, match=r"'tests/a\.py' may not be changed by this role \(protected: tests/\*\*\)"
+    ):
         check_grants(Grant(tools=("*",), protected=("tests/**",)), checked)
 
 
@@ -161,7 +183,11 @@ def test_no_absolute_path_leads_out(path: str, why: str) -> None:
     assert stopped.value.escape
 
 
-@given(st.lists(st.sampled_from(["", ".", "..", "workspace", "tests", "a.py", ".git", "b::c"]), max_size=8))
+@given(
+    st.lists(
+        st.sampled_from(["", ".", "..", "workspace", "tests", "a.py", ".git", "b::c"]), max_size=8
+    )
+)
 def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     relative = relative_path(path)
@@ -169,7 +195,9 @@ def test_an_absolute_path_is_judged_as_what_it_leads_to(parts: list[str]) -> Non
         return
     real = f"/{posixpath.normpath(path).lstrip('/')}/"
     assert real.startswith("/workspace/")
-    assert covers("/tests/**", relative) is (real.startswith("/workspace/tests/") and real != "/workspace/tests/")
+    assert covers("/tests/**", relative) is (
+        real.startswith("/workspace/tests/") and real != "/workspace/tests/"
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +233,13 @@ def test_a_pattern_made_to_be_slow_is_not() -> None:
     assert not covers("/".join(["**", "*a*a*a*a*a*b"] * 30), "/".join(["a" * 60] * 60))
 
 
-@given(st.lists(st.sampled_from(["..", ".", "a", "", ".git", "~", "b c", "-x", ".GIT. "]), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.sampled_from(["..", ".", "a", "", ".git", "~", "b c", "-x", ".GIT. "]),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_no_accepted_path_leaves_the_workspace_or_enters_git(parts: list[str]) -> None:
     path = "/".join(parts)
     if refuse_path(path):
@@ -217,7 +251,9 @@ def test_no_accepted_path_leaves_the_workspace_or_enters_git(parts: list[str]) -
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=300),
-    lambda inner: st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=50), inner, max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=10) | st.dictionaries(st.text(max_size=50), inner, max_size=10)
+    ),
     max_leaves=20,
 )
 
@@ -245,7 +281,9 @@ def test_cut_text_says_how_much_is_missing() -> None:
     assert shorten("short", 100) == "short"
 
 
-@pytest.mark.parametrize(("length", "limit"), [(93, 80), (81, 80), (1000, 80), (125, 100), (220, 200), (5, 1), (5, 0)])
+@pytest.mark.parametrize(
+    ("length", "limit"), [(93, 80), (81, 80), (1000, 80), (125, 100), (220, 200), (5, 1), (5, 0)]
+)
 def test_a_name_and_what_is_hardly_too_long_is_cut_at_its_end(length: int, limit: int) -> None:
     cut = shorten("x" * length, limit)
     assert cut == "x" * (limit - 1) + "…"

@@ -23,7 +23,10 @@ async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "memory":
         yield MemoryBus().bucket(SWITCHES)
         return
-    async with embedded_server(BusSettings(), tmp_path / "bus") as url, open_bus(BusSettings(), url) as bus:
+    async with (
+        embedded_server(BusSettings(), tmp_path / "bus") as url,
+        open_bus(BusSettings(), url) as bus,
+    ):
         yield bus.bucket(SWITCHES)
 
 
@@ -49,7 +52,9 @@ async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None
 
 async def test_an_unknown_tool_is_not_switched() -> None:
     with pytest.raises(InvalidRequest, match=r"there is no tool 'files\.reed'"):
-        await Switches(MemoryBus().bucket(SWITCHES)).switch("local", "files.reed", enabled=False, who="ann")
+        await Switches(MemoryBus().bucket(SWITCHES)).switch(
+            "local", "files.reed", enabled=False, who="ann"
+        )
 
 
 async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
@@ -67,7 +72,9 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
         assert "files.append" in [spec.name for spec in house.gate.list_tools("local", grant)]
         await known.switch("local", "files.append", enabled=False, who="ann")
 
-        refused = await house.gate.call(house.seat(), tool_call("files.append", path="a", content="x"))
+        refused = await house.gate.call(
+            house.seat(), tool_call("files.append", path="a", content="x")
+        )
         near = await house.gate.call(house.seat(), tool_call("files.appendd", number=2))
         none = await house.gate.call(house.seat(), tool_call("zzz", number=3))
         assert refused.status is ToolStatus.INVALID
@@ -79,5 +86,7 @@ async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
         assert "files.append" in [spec.name for spec in house.gate.list_tools("other", grant)]
 
         await known.switch("local", "files.append", enabled=True, who="ann")
-        again = await house.gate.call(house.seat(), tool_call("files.append", number=4, path="a", content="x"))
+        again = await house.gate.call(
+            house.seat(), tool_call("files.append", number=4, path="a", content="x")
+        )
         assert again.status is ToolStatus.SUCCESS

@@ -32,7 +32,12 @@ class Clock:
 
 def minted(tokens: Tokens, tools: tuple[str, ...] = NAMES, seconds: float = 60) -> str:
     return tokens.mint(
-        principal="ann", tenant="local", workspace="ws-1", role="dev", grant=Grant(tools, ("docs/",)), seconds=seconds
+        principal="ann",
+        tenant="local",
+        workspace="ws-1",
+        role="dev",
+        grant=Grant(tools, ("docs/",)),
+        seconds=seconds,
     )
 
 
@@ -42,12 +47,19 @@ def claims_of(token: str) -> dict[str, Any]:
 
 def test_a_token_says_who_where_and_what() -> None:
     found = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
-    assert (found.principal, found.tenant, found.role, found.workspace) == ("ann", "local", "dev", "ws-1")
+    assert (found.principal, found.tenant, found.role, found.workspace) == (
+        "ann",
+        "local",
+        "dev",
+        "ws-1",
+    )
     assert found.grant == Grant(NAMES, ("docs/",))
     assert found.request == ""
 
 
-def signed(claims: dict[str, Any], *, key: Any = KEY, algorithm: str = "HS256", typ: str = TYPE) -> str:
+def signed(
+    claims: dict[str, Any], *, key: Any = KEY, algorithm: str = "HS256", typ: str = TYPE
+) -> str:
     return jwt.encode(claims, key, algorithm=algorithm, headers={"typ": typ})
 
 
@@ -74,7 +86,9 @@ def test_claims_that_are_wrong_are_refused(change: dict[str, Any], words: str) -
     if "iat" in change:
         claims["exp"] = claims["iat"] + 50
     with pytest.raises(Refused, match=words):
-        tokens.check(signed({name: value for name, value in claims.items() if value is not None}), "ws-1")
+        tokens.check(
+            signed({name: value for name, value in claims.items() if value is not None}), "ws-1"
+        )
 
 
 def test_algorithm_type_and_key_must_be_ours() -> None:
@@ -119,7 +133,9 @@ def test_a_bound_token_is_bound_for_good() -> None:
     tokens = Tokens(KEY, 100)
     bound = narrow(minted(tokens), seconds=30, request=request_digest(tool_call(path="a")))
     assert tokens.check(bound, "ws-1").request == request_digest(tool_call(path="a"))
-    assert tokens.check(narrow(bound, seconds=30), "ws-1").request == request_digest(tool_call(path="a"))
+    assert tokens.check(narrow(bound, seconds=30), "ws-1").request == request_digest(
+        tool_call(path="a")
+    )
     with pytest.raises(Refused, match="another request"):
         tokens.check(narrow(bound, seconds=30, request=request_digest(tool_call(path="b"))), "ws-1")
     assert request_digest(tool_call(path="a", number=2)) != request_digest(tool_call(path="a"))
@@ -157,9 +173,13 @@ def test_lines_are_short_and_children_short_lived() -> None:
 
 def test_deeply_nested_claims_are_refused_and_not_a_crash() -> None:
     tokens = Tokens(KEY, 100)
-    head = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "typ": CHILD_TYPE}).encode()).rstrip(b"=")
+    head = base64.urlsafe_b64encode(
+        json.dumps({"alg": "HS256", "typ": CHILD_TYPE}).encode()
+    ).rstrip(b"=")
     body = base64.urlsafe_b64encode(b'{"parent":' + b"[" * 5000 + b"]" * 5000 + b"}").rstrip(b"=")
-    mac = base64.urlsafe_b64encode(hmac.new(KEY, head + b"." + body, hashlib.sha256).digest()).rstrip(b"=")
+    mac = base64.urlsafe_b64encode(
+        hmac.new(KEY, head + b"." + body, hashlib.sha256).digest()
+    ).rstrip(b"=")
     with pytest.raises(Refused):
         tokens.check(b".".join((head, body, mac)).decode(), "ws-1")
 
@@ -192,16 +212,27 @@ def test_delegation_only_narrows(tools: list[str], steps: list[dict[str, Any]]) 
         assert after.expires <= before.expires
         assert after.chain[:-1] == before.chain
         assert not before.request or after.request == before.request
-        assert (after.tenant, after.principal, after.role, after.workspace) == ("local", "ann", "dev", "ws-1")
+        assert (after.tenant, after.principal, after.role, after.workspace) == (
+            "local",
+            "ann",
+            "dev",
+            "ws-1",
+        )
         before = after
 
 
-@pytest.mark.parametrize("times", [{"exp": 10**400}, {"iat": 10**400}, {"iat": -(10**400)}, {"exp": float("inf")}])
+@pytest.mark.parametrize(
+    "times", [{"exp": 10**400}, {"iat": 10**400}, {"iat": -(10**400)}, {"exp": float("inf")}]
+)
 def test_times_that_no_clock_shows_are_refused(times: dict[str, Any]) -> None:
     tokens = Tokens(KEY, 100)
     parent = minted(tokens)
     now = int(time.time())
     claims = {"iat": now, "exp": now + 5, "jti": "a", "parent": parent.rpartition(".")[0], **times}
-    key = hmac.new(base64.urlsafe_b64decode(parent.rpartition(".")[2] + "=="), b"moothall delegation", hashlib.sha256).digest()
+    key = hmac.new(
+        base64.urlsafe_b64decode(parent.rpartition(".")[2] + "=="),
+        b"moothall delegation",
+        hashlib.sha256,
+    ).digest()
     with pytest.raises(Refused):
         tokens.check(signed(claims, key=key, typ=CHILD_TYPE), "ws-1")

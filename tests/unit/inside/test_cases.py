@@ -51,7 +51,12 @@ def test_lines(tmp_path: Path) -> None:
     cases = Cases()
     read_folder(cases, str(tmp_path))
     assert cases.results == {"a": "passed", "b": "failed"}
-    assert (cases.said, cases.ms, list(cases.begun), cases.ended) == ({"b": "why"}, {"a": 12}, ["c"], True)
+    assert (cases.said, cases.ms, list(cases.begun), cases.ended) == (
+        {"b": "why"},
+        {"a": 12},
+        ["c"],
+        True,
+    )
     cases.stop("hit the limit of 3 s")
     assert (cases.results["c"], cases.said["c"]) == ("failed", "hit the limit of 3 s")
 
@@ -73,9 +78,13 @@ def test_junit(tmp_path: Path) -> None:
 
 def test_a_report_that_is_none(tmp_path: Path) -> None:
     cases = Cases()
-    (tmp_path / "broken.xml").write_text("<testsuites><testcase name='a' classname='b'>", encoding="utf-8")
+    (tmp_path / "broken.xml").write_text(
+        "<testsuites><testcase name='a' classname='b'>", encoding="utf-8"
+    )
     entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
-    (tmp_path / "bomb.xml").write_text(f'<!DOCTYPE x [<!ENTITY e0 "lol">{entities}]><testcase name="&e11;"/>', encoding="utf-8")
+    (tmp_path / "bomb.xml").write_text(
+        f'<!DOCTYPE x [<!ENTITY e0 "lol">{entities}]><testcase name="&e11;"/>', encoding="utf-8"
+    )
     (tmp_path / "deep.xml").write_text("<a>" * 100_000, encoding="utf-8")
     (tmp_path / "link.xml").symlink_to(tmp_path / "broken.xml")
     os.mkfifo(tmp_path / "pipe.xml")
@@ -85,7 +94,12 @@ def test_a_report_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     (tmp_path / "c.jsonl").mkdir()
     write(
-        tmp_path, "[" * 100_000, '"text"', '{"case": "x", "result": "passed", "ms": 1e400}', '{"case": [1], "result": {}}', "\x00"
+        tmp_path,
+        "[" * 100_000,
+        '"text"',
+        '{"case": "x", "result": "passed", "ms": 1e400}',
+        '{"case": [1], "result": {}}',
+        "\x00",
     )
     read_folder(cases, str(tmp_path))
     read_folder(cases, str(tmp_path / "absent"))
@@ -93,7 +107,9 @@ def test_a_report_that_is_none(tmp_path: Path) -> None:
 
 
 def test_no_report_is_too_long(tmp_path: Path) -> None:
-    lines = [{"case": f"c{number}", "result": "failed", "said": "x" * 9000} for number in range(2000)]
+    lines = [
+        {"case": f"c{number}", "result": "failed", "said": "x" * 9000} for number in range(2000)
+    ]
     write(tmp_path, *lines)
     cases = Cases()
     read_folder(cases, str(tmp_path))
@@ -124,12 +140,15 @@ def test_no_bytes_make_reading_fail(tmp_path_factory: pytest.TempPathFactory, da
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 objects = st.dictionaries(
-    st.sampled_from(["case", "start", "end", "result", "ms", "said"]), leaves | st.lists(leaves, max_size=2)
+    st.sampled_from(["case", "start", "end", "result", "ms", "said"]),
+    leaves | st.lists(leaves, max_size=2),
 )
 
 
 @given(st.lists(objects, max_size=10))
-def test_no_line_makes_reading_fail(tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]) -> None:
+def test_no_line_makes_reading_fail(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]
+) -> None:
     folder = tmp_path_factory.mktemp("reports")
     write(folder, *lines)
     cases = Cases()

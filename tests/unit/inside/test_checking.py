@@ -18,7 +18,10 @@ def test_data_that_lie_with_tests_are_known_by_when_they_were_changed(tmp_path: 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1", encoding="utf-8")
     before = data_of_tests(str(tmp_path))
-    assert {str(Path(path).relative_to(tmp_path)) for path in before} == {"tests/data/a.json", "shop/testdata/b.txt"}
+    assert {str(Path(path).relative_to(tmp_path)) for path in before} == {
+        "tests/data/a.json",
+        "shop/testdata/b.txt",
+    }
     (tmp_path / names[0]).write_text("2", encoding="utf-8")
     (tmp_path / names[1]).unlink()
     after = data_of_tests(str(tmp_path))

@@ -52,9 +52,21 @@ def test_paths_and_keywords_are_no_options() -> None:
 @pytest.mark.parametrize(
     ("argv", "cases", "expected"),
     [
-        (("pytest",), ["t.py::test_a[x y]"], ("pytest", "-q", "--rootdir=.", "--", "t.py::test_a[x y]")),
-        (("python", "-m", "unittest"), ["t.T.test_a"], ("python", "-m", "moothall_unittest", "-k", "t.T.test_a")),
-        (GO, ["m/p::TestA/sub", "m/p::TestB"], ("go", "test", "-json", "-run=^(TestA|TestB)$", "m/p")),
+        (
+            ("pytest",),
+            ["t.py::test_a[x y]"],
+            ("pytest", "-q", "--rootdir=.", "--", "t.py::test_a[x y]"),
+        ),
+        (
+            ("python", "-m", "unittest"),
+            ["t.T.test_a"],
+            ("python", "-m", "moothall_unittest", "-k", "t.T.test_a"),
+        ),
+        (
+            GO,
+            ["m/p::TestA/sub", "m/p::TestB"],
+            ("go", "test", "-json", "-run=^(TestA|TestB)$", "m/p"),
+        ),
         (GO, ["m/p"], ("go", "test", "-json", "m/p")),
         (GO, ["-exec=sh::TestA"], ("go", "test", "-json", "./...")),
         (
@@ -65,7 +77,9 @@ def test_paths_and_keywords_are_no_options() -> None:
         (("make", "test"), ["x"], ("make", "test")),
     ],
 )
-def test_narrowed_to_cases(argv: tuple[str, ...], cases: list[str], expected: tuple[str, ...]) -> None:
+def test_narrowed_to_cases(
+    argv: tuple[str, ...], cases: list[str], expected: tuple[str, ...]
+) -> None:
     assert command(argv, cases=cases) == expected
 
 
@@ -106,11 +120,20 @@ def test_what_is_pytest(argv: tuple[str, ...], *, expected: bool) -> None:
     ("argv", "started"),
     [
         ("python manage.py test", "python -m moothall_script manage.py test"),
-        ("python -W error manage.py test app1", "python -W error -m moothall_script manage.py test app1"),
+        (
+            "python -W error manage.py test app1",
+            "python -W error -m moothall_script manage.py test app1",
+        ),
         ("./manage.py test", "python -m moothall_script ./manage.py test"),
         ("uv run manage.py test", "uv run python -m moothall_script manage.py test"),
-        ("env --chdir=web python manage.py test", "env --chdir=web python -m moothall_script manage.py test"),
-        ("python -m django test --settings=a.b", "python -m moothall_script -m django test --settings=a.b"),
+        (
+            "env --chdir=web python manage.py test",
+            "env --chdir=web python -m moothall_script manage.py test",
+        ),
+        (
+            "python -m django test --settings=a.b",
+            "python -m moothall_script -m django test --settings=a.b",
+        ),
         ("django-admin test app1", "python -m moothall_script -m django test app1"),
         ("python tests/runtests.py -v", "python -m moothall_script tests/runtests.py -v"),
     ],
@@ -170,7 +193,9 @@ def test_a_new_test_file_runs_beside_the_cases(
 
 def test_a_new_file_of_unittest_is_not_filtered_by_the_cases_of_others() -> None:
     narrowed = command(
-        ("python", "-m", "unittest"), ("tests/test_a.py", "tests/test_new.py"), cases=("tests.test_a.T.test", "tests/test_new.py")
+        ("python", "-m", "unittest"),
+        ("tests/test_a.py", "tests/test_new.py"),
+        cases=("tests.test_a.T.test", "tests/test_new.py"),
     )
     assert narrowed[-2:] == ("tests/test_a.py", "tests/test_new.py")
     assert "-k" not in narrowed

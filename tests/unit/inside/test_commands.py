@@ -33,7 +33,10 @@ WALLS = Walls(
         (1, "Error: EFBIG: file too large, write"),
         (
             101,
-            'called `Result::unwrap()` on an `Err` value: Os { code: 28, kind: StorageFull, message: "No space left on device" }',
+            (
+                "called `Result::unwrap()` on an `Err` value: Os { code: 28, kind: StorageFull, "
+                'message: "No space left on device" }'
+            ),
         ),
         (1, "java.io.IOException: No space left on device"),
         (1, "File size limit exceeded (core dumped)"),

@@ -124,7 +124,13 @@ def made(language: str, name: str, content: str) -> str:
     ("language", "name", "content", "old", "new"),
     [
         # decorators and comments stay where the content has none, and give way where it has
-        ("python", "f", "def f(a, b):\n    return b\n", PYTHON[PYTHON.index("def f") : PYTHON.index("\n\n\ndef g")], "def f(a, b):\n    return b"),
+        (
+            "python",
+            "f",
+            "def f(a, b):\n    return b\n",
+            PYTHON[PYTHON.index("def f") : PYTHON.index("\n\n\ndef g")],
+            "def f(a, b):\n    return b",
+        ),
         (
             "python",
             "f",
@@ -133,37 +139,123 @@ def made(language: str, name: str, content: str) -> str:
             "# about f\n@other\ndef f(a):\n    return 1",
         ),
         ("python", "A.run", "def run(self):\n    return 1", 'return """\nflush\n"""', "return 1"),
-        ("python", "A.run", "class A:\n    def run(self):\n        return 1", 'return """\nflush\n"""', "return 1"),
+        (
+            "python",
+            "A.run",
+            ("class A:\n    def run(self):\n        return 1"),
+            'return """\nflush\n"""',
+            "return 1",
+        ),
         ("python", "run", "  def run(self):\n      return 1", 'return """\nflush\n"""', "return 1"),
-        ("python", "f.inner", "def inner():\n    return 5", "    def inner():\n        return a", "    def inner():\n        return 5"),
+        (
+            "python",
+            "f.inner",
+            "def inner():\n    return 5",
+            ("    def inner():\n        return a"),
+            ("    def inner():\n        return 5"),
+        ),
         ("python", "g()", "def g():\n    return 3", "def g(): return 2", "def g():\n    return 3"),
         # a property is told from its setter by the decorators
         ("python", "A.x", "@x.setter\ndef x(self, v):\n    pass", "self._x = v", "pass"),
         # text within a string keeps its own indentation
-        ("python", "A.run", "def run(self):\n    return '''\nflat\n'''", '"""\nflush\n"""', "'''\nflat\n'''"),
+        (
+            "python",
+            "A.run",
+            ("def run(self):\n    return '''\nflat\n'''"),
+            '"""\nflush\n"""',
+            "'''\nflat\n'''",
+        ),
         ("javascript", "add", "function add(a, b) {\n  return 0;\n}", "return a + b", "return 0"),
         ("javascript", "mul", "const mul = (a, b) => 0;", "=> a * b;", "=> 0;"),
         ("javascript", "C.m", "m() { return 2; }", "m() { return 1; }", "m() { return 2; }"),
         ("javascript", "m", "m() { return 2; }", "m() { return 1; }", "m() { return 2; }"),
-        ("javascript", "div", "exports.div = (a, b) => 0;", "exports.div = function (a, b) { return a / b };", "exports.div = (a, b) => 0;"),
-        ("javascript", "sub", "sub(a, b) { return 0; }", "sub(a, b) { return a - b; }", "sub(a, b) { return 0; }"),
-        ("javascript", "P.go", "P.prototype.go = function () { return 2; };", "go = function () { return 1; };", "go = function () { return 2; };"),
-        ("typescript", "Box.area", "area(): number { return 2; }", "area(): number { return 1; }", "area(): number { return 2; }"),
+        (
+            "javascript",
+            "div",
+            "exports.div = (a, b) => 0;",
+            ("exports.div = function (a, b) { return a / b };"),
+            "exports.div = (a, b) => 0;",
+        ),
+        (
+            "javascript",
+            "sub",
+            "sub(a, b) { return 0; }",
+            "sub(a, b) { return a - b; }",
+            "sub(a, b) { return 0; }",
+        ),
+        (
+            "javascript",
+            "P.go",
+            ("P.prototype.go = function () { return 2; };"),
+            "go = function () { return 1; };",
+            "go = function () { return 2; };",
+        ),
+        (
+            "typescript",
+            "Box.area",
+            "area(): number { return 2; }",
+            "area(): number { return 1; }",
+            "area(): number { return 2; }",
+        ),
         ("typescript", "N.deep", "function deep(a: string): void { a; }", "void {}", "void { a; }"),
-        ("typescript", "pick", "export const pick = async (a: number) => 1;", "(a: number): Promise<number> => a;", "(a: number) => 1;"),
-        ("typescript", "Shape", "interface Shape { side(): number }", "area(): number }\n", "side(): number }\n"),
+        (
+            "typescript",
+            "pick",
+            ("export const pick = async (a: number) => 1;"),
+            "(a: number): Promise<number> => a;",
+            "(a: number) => 1;",
+        ),
+        (
+            "typescript",
+            "Shape",
+            "interface Shape { side(): number }",
+            "area(): number }\n",
+            "side(): number }\n",
+        ),
         ("go", "(*T).M", "func (t *T[K]) M() int {\n    return 2\n}", "return t.n", "return 2"),
         ("go", "M", "func (t *T[K]) M() int {\n\treturn 2\n}", "return t.n", "return 2"),
-        ("go", "T.M", "// M is new.\nfunc (t *T[K]) M() int {\n\treturn t.n\n}", "// M does.\n", "// M is new.\n"),
+        (
+            "go",
+            "T.M",
+            ("// M is new.\nfunc (t *T[K]) M() int {\n\treturn t.n\n}"),
+            "// M does.\n",
+            "// M is new.\n",
+        ),
         ("go", "f", "func f() {\n\tprintln()\n}", "func f() {}", "func f() {\n\tprintln()\n}"),
-        ("rust", "P::new", "pub fn new(x: T) -> Self {\n    todo!()\n}", "Self { P { x } }", "Self {\n        todo!()\n    }"),
-        ("rust", "P::new", "/// Made.\npub fn new(x: T) -> Self { P { x } }", "/// New.", "/// Made."),
-        ("rust", "<P as LowerHex>::fmt", "fn fmt(&self) {}", RUST[RUST.index("LowerHex") : RUST.rindex("\n}\n\n#[cfg")], "LowerHex for P<T> {\n    fn fmt(&self) {}"),
+        (
+            "rust",
+            "P::new",
+            ("pub fn new(x: T) -> Self {\n    todo!()\n}"),
+            "Self { P { x } }",
+            "Self {\n        todo!()\n    }",
+        ),
+        (
+            "rust",
+            "P::new",
+            ("/// Made.\npub fn new(x: T) -> Self { P { x } }"),
+            "/// New.",
+            "/// Made.",
+        ),
+        (
+            "rust",
+            "<P as LowerHex>::fmt",
+            "fn fmt(&self) {}",
+            RUST[RUST.index("LowerHex") : RUST.rindex("\n}\n\n#[cfg")],
+            ("LowerHex for P<T> {\n    fn fmt(&self) {}"),
+        ),
         ("rust", "P", "pub struct P<T> { y: T }", "struct P<T> { x: T }", "struct P<T> { y: T }"),
-        ("rust", "tests::works", "#[test]\nfn works() { panic!() }", "works() {}", "works() { panic!() }"),
+        (
+            "rust",
+            "tests::works",
+            ("#[test]\nfn works() { panic!() }"),
+            "works() {}",
+            "works() { panic!() }",
+        ),
     ],
-)  # fmt: skip
-def test_the_named_span_changes_and_nothing_else(language: str, name: str, content: str, old: str, new: str) -> None:
+)
+def test_the_named_span_changes_and_nothing_else(
+    language: str, name: str, content: str, old: str, new: str
+) -> None:
     assert TEXTS[language].count(old) == 1
     assert made(language, name, content) == TEXTS[language].replace(old, new)
 
@@ -171,9 +263,27 @@ def test_the_named_span_changes_and_nothing_else(language: str, name: str, conte
 @pytest.mark.parametrize(
     ("language", "name", "content", "before", "added"),
     [
-        ("python", "A.new", "def new(self):\n    return 7", '"""\n', "\n    def new(self):\n        return 7\n"),
-        ("python", "h", "def h():\n    return 7", "def g(): return 2\n\n\n", "def h():\n    return 7\n\n\n"),
-        ("javascript", "C.k", "k() {\n  return 2;\n}", "m() { return 1; }\n", "\n  k() {\n    return 2;\n  }\n"),
+        (
+            "python",
+            "A.new",
+            "def new(self):\n    return 7",
+            '"""\n',
+            "\n    def new(self):\n        return 7\n",
+        ),
+        (
+            "python",
+            "h",
+            "def h():\n    return 7",
+            "def g(): return 2\n\n\n",
+            "def h():\n    return 7\n\n\n",
+        ),
+        (
+            "javascript",
+            "C.k",
+            "k() {\n  return 2;\n}",
+            "m() { return 1; }\n",
+            "\n  k() {\n    return 2;\n  }\n",
+        ),
         ("javascript", "id", "const id = (a) => a;", "return 1; };\n", "\nconst id = (a) => a;\n"),
         (
             "go",
@@ -187,29 +297,64 @@ def test_the_named_span_changes_and_nothing_else(language: str, name: str, conte
         ("rust", "free", "pub fn free() {}", "Ok(()) }\n}\n\n", "pub fn free() {}\n\n"),
     ],
 )
-def test_what_is_new_is_added_where_it_belongs(language: str, name: str, content: str, before: str, added: str) -> None:
+def test_what_is_new_is_added_where_it_belongs(
+    language: str, name: str, content: str, before: str, added: str
+) -> None:
     text = TEXTS[language]
     at = text.rindex(before) + len(before)
     came = define(text, language, name, content)
     assert came.text == text[:at] + added + text[at:]
     assert not came.replaced
-    assert "".join(came.text.splitlines(keepends=True)[came.start - 1 : came.end]).strip() == added.strip()
+    assert (
+        "".join(came.text.splitlines(keepends=True)[came.start - 1 : came.end]).strip()
+        == added.strip()
+    )
 
 
 @pytest.mark.parametrize(
     ("language", "name", "content", "why"),
     [
-        ("python", "A.x", "def x(self):\n    return 2", r"'A.x' on line 7, 'A.x' on line 11.*decorators"),
-        ("python", "run", "def run():\n    return 1", r"no 'run' outside a class; 'A.run' on line 15: give that name"),
-        ("python", "B.f", "def f(self):\n    return 1", r"no class 'B' to add 'f' to; there are 'A' on line 4"),
+        (
+            "python",
+            "A.x",
+            "def x(self):\n    return 2",
+            r"'A.x' on line 7, 'A.x' on line 11.*decorators",
+        ),
+        (
+            "python",
+            "run",
+            "def run():\n    return 1",
+            r"no 'run' outside a class; 'A.run' on line 15: give that name",
+        ),
+        (
+            "python",
+            "B.f",
+            "def f(self):\n    return 1",
+            r"no class 'B' to add 'f' to; there are 'A' on line 4",
+        ),
         ("python", "g", "return 3", r"whole definition of 'g'.*none is in it"),
         ("python", "g", "def h():\n    return 3", r"whole definition of 'g'.*it defines 'h'"),
-        ("python", "g", "def g():\nreturn 3", r"not parse any more, near line 2 of the content: expected an indented block"),
+        (
+            "python",
+            "g",
+            "def g():\nreturn 3",
+            r"not parse any more, near line 2 of the content: expected an indented block",
+        ),
         ("python", "g", "def g(:\n    return 3", r"not parse any more"),
         ("python", "a b", "def g(): pass", r"'a b' is no name"),
         ("python", "g", " \n", r"content is empty"),
-        ("javascript", "add", "function add(a, b) {\n  return 0;", r"bracket or a quote of the content left open"),
-        ("rust", "P::fmt", "fn fmt(&self) {}", r"'<P as Display>::fmt' on line 14, '<P as LowerHex>::fmt' on line 17"),
+        (
+            "javascript",
+            "add",
+            "function add(a, b) {\n  return 0;",
+            r"bracket or a quote of the content left open",
+        ),
+        (
+            "rust",
+            "P::fmt",
+            "fn fmt(&self) {}",
+            r"'<P as Display>::fmt' on line 14, '<P as LowerHex>::fmt' on line 17",
+        ),
         ("rust", "Q::a", "fn a(&self) {}", r"no impl block 'Q'"),
     ],
 )
@@ -232,12 +377,17 @@ def test_tabs_stay_tabs() -> None:
 
 def test_a_file_that_did_not_parse_may_be_mended_or_stay_broken() -> None:
     broken = "def f():\n    return (\n\n\ndef g():\n    return 1\n"
-    assert define(broken, "python", "f", "def f():\n    return ()").text.startswith("def f():\n    return ()")
+    assert define(broken, "python", "f", "def f():\n    return ()").text.startswith(
+        "def f():\n    return ()"
+    )
 
 
 def test_an_empty_file_and_one_without_a_last_line_end() -> None:
     assert define("", "python", "f", "def f():\n    pass").text == "def f():\n    pass\n"
-    assert define("a = 1", "python", "f", "def f():\n    pass").text == "a = 1\n\n\ndef f():\n    pass\n"
+    assert (
+        define("a = 1", "python", "f", "def f():\n    pass").text
+        == "a = 1\n\n\ndef f():\n    pass\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,7 +411,11 @@ def test_names_as_the_languages_spell_them(name: str, parts: tuple[str, ...]) ->
 NAMES = st.sampled_from(["f", "g", "A.run", "A.new", "h", "A", "f.inner"])
 CONTENT = st.one_of(
     st.sampled_from(
-        ["def f(a):\n  return '''\n é\n'''", "def run(self):\n\treturn 1", "class A:\n    pass\n\n    def run(self): ..."]
+        [
+            "def f(a):\n  return '''\n é\n'''",
+            "def run(self):\n\treturn 1",
+            "class A:\n    pass\n\n    def run(self): ...",
+        ]
     ),
     st.text("defgh runA():\n\t'\"#\\é@", max_size=40),
 )
@@ -269,7 +423,9 @@ CONTENT = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(NAMES, CONTENT, st.sampled_from(["\n", "\r\n"]), st.sampled_from(["", "\ufeff"]))
-def test_nothing_of_the_file_is_lost_but_the_named_span(name: str, content: str, end: str, mark: str) -> None:
+def test_nothing_of_the_file_is_lost_but_the_named_span(
+    name: str, content: str, end: str, mark: str
+) -> None:
     text = mark + PYTHON.replace("\n", end)
     try:
         came = define(text, "python", name, content)
@@ -277,16 +433,25 @@ def test_nothing_of_the_file_is_lost_but_the_named_span(name: str, content: str,
         return
     parts = parts_of(name)[0]
     data = text.removeprefix(mark).encode()
-    old = [item for item in definitions(parse("python", data), "python", deep=True) if item.parts == parts]
+    old = [
+        item
+        for item in definitions(parse("python", data), "python", deep=True)
+        if item.parts == parts
+    ]
     made = came.text.encode()
     if not came.replaced:
         assert not old
         kept = iter(came.text.splitlines())
-        assert all(any(line == other for other in kept) for line in text.splitlines() if line.strip())
+        assert all(
+            any(line == other for other in kept) for line in text.splitlines() if line.strip()
+        )
         return
-    # What stands before and after the old definition is there still, but for a comment above it that the content repeats.
+    # What stands before and after the old definition is there still, but for a comment above it
+    # that the content repeats.
     assert any(
-        made.startswith(mark.encode() + data[: item.start].removesuffix(b"# about f" + end.encode()))
+        made.startswith(
+            mark.encode() + data[: item.start].removesuffix(b"# about f" + end.encode())
+        )
         and made.endswith(data[item.inner_end :])
         for item in old
     )
@@ -297,7 +462,13 @@ LIMITS = TextLimits(file_bytes=400_000, output_bytes=2000)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["..", "a", "up", "away", "secret.py", ".git", "", "/"]), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.sampled_from(["..", "a", "up", "away", "secret.py", ".git", "", "/"]),
+        min_size=1,
+        max_size=5,
+    )
+)
 @example(["up", "secret.py"])
 @example(["a", "away", "secret.py"])
 def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
@@ -311,7 +482,9 @@ def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
         before = sorted(outside.iterdir()), secret.read_bytes()
         root = os.open(inside, os.O_PATH | os.O_DIRECTORY)
         try:
-            said = TOOLS["files.define"](root, {"path": "/".join(parts), "name": "f", "content": "def f(): pass"}, LIMITS)
+            said = TOOLS["files.define"](
+                root, {"path": "/".join(parts), "name": "f", "content": "def f(): pass"}, LIMITS
+            )
             assert "top secret" not in str(said)
         except ToolFailure:
             pass
@@ -323,10 +496,19 @@ def test_no_path_leaves_its_workspace(parts: list[str]) -> None:
 
 @pytest.mark.parametrize("language", sorted(set(ENDINGS.values())))
 @pytest.mark.parametrize(
-    "text", ["(" * 50_000, "{" * 50_000, "def f():\n" + " if 1:\n" * 1000, "a = '''" + "x" * 100_000, "\x01\x02é\u2028\n" * 500]
+    "text",
+    [
+        "(" * 50_000,
+        "{" * 50_000,
+        "def f():\n" + " if 1:\n" * 1000,
+        "a = '''" + "x" * 100_000,
+        "\x01\x02é\u2028\n" * 500,
+    ],
 )
 def test_hostile_texts_end_in_a_result_or_a_refusal(language: str, text: str) -> None:
-    content = {"python": "def f(): pass", "go": "func f() {}", "rust": "fn f() {}"}.get(language, "function f() {}")
+    content = {"python": "def f(): pass", "go": "func f() {}", "rust": "fn f() {}"}.get(
+        language, "function f() {}"
+    )
     try:
         came = define(text, language, "f", content)
     except ToolFailure:
@@ -345,8 +527,12 @@ def test_files_of_other_languages_and_binary_ones_are_refused(tmp_path: Path) ->
             ("big.py", "at most 400000 are read"),
         ):
             with pytest.raises(ToolFailure, match=why):
-                TOOLS["files.define"](root, {"path": path, "name": "f", "content": "def f(): pass"}, LIMITS)
-        came = TOOLS["files.define"](root, {"path": "src/new.py", "name": "f", "content": "def f():\n    pass"}, LIMITS)
+                TOOLS["files.define"](
+                    root, {"path": path, "name": "f", "content": "def f(): pass"}, LIMITS
+                )
+        came = TOOLS["files.define"](
+            root, {"path": "src/new.py", "name": "f", "content": "def f():\n    pass"}, LIMITS
+        )
     finally:
         os.close(root)
     assert came == {"path": "src/new.py", "name": "f", "replaced": False, "start": 1, "end": 2}

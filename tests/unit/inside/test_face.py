@@ -21,7 +21,9 @@ TOOLS = {
 
 
 class Room:
-    """Answers from files; a result of more than `most` characters loses its middle, as at the gate."""
+    """Answers from files; a result of more than `most` characters loses its middle, as at the
+    gate.
+    """
 
     def __init__(self, most: int = 10**9, **files: str) -> None:
         self.files = files
@@ -37,7 +39,11 @@ class Room:
         rows = list(io.StringIO(self.files[args["path"]], newline="\n"))
         start = args.get("start", 1) - 1
         part = rows[start : start + args.get("lines", 2000)]
-        output = {"content": "".join(part), "total_lines": len(rows), "truncated": start + len(part) < len(rows)}
+        output = {
+            "content": "".join(part),
+            "total_lines": len(rows),
+            "truncated": start + len(part) < len(rows),
+        }
         return {"status": "success", "output": cut_output(output, self.most)}
 
 
@@ -56,14 +62,23 @@ def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
     face = Face(TOOLS, Room().ask, agents=False)
     with pytest.raises(ToolError, match=r"files\.write: blocked: not you") as raised:
         face.call("files", "write", ("a", "b"), {})
-    assert (raised.value.tool, raised.value.status, raised.value.reason) == ("files.write", "blocked", "not you")
+    assert (raised.value.tool, raised.value.status, raised.value.reason) == (
+        "files.write",
+        "blocked",
+        "not you",
+    )
 
 
 def test_only_what_is_granted_is_there() -> None:
     face = Face({"files.read": ("path",)}, Room().ask, agents=False)
     assert face.groups == ("files", "ws")
     assert face.names("ws") == ["read"]
-    for group, name in (("ws", "write"), ("files", "write"), ("files", "__class__"), ("agents", "run")):
+    for group, name in (
+        ("ws", "write"),
+        ("files", "write"),
+        ("files", "__class__"),
+        ("agents", "run"),
+    ):
         with pytest.raises(AttributeError):
             face.call(group, name, ("a",), {})
     assert "agents" in Face({}, Room().ask, agents=True).groups
@@ -113,7 +128,11 @@ def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
         asked.append(f"{name} {arguments}")
         return {"status": "success", "output": {}}
 
-    face = Face({"mcp.notes.add-line": ("text",), "mcp.notes.add_line": ("text",), "files.read": ("path",)}, ask, agents=False)
+    face = Face(
+        {"mcp.notes.add-line": ("text",), "mcp.notes.add_line": ("text",), "files.read": ("path",)},
+        ask,
+        agents=False,
+    )
     assert face.names("mcp") == ["notes_add_line"]
     face.call("mcp", "notes_add_line", ("hi",), {})
     face.call("files", "read", ("a",), {})

@@ -53,7 +53,10 @@ def test_an_edit_that_does_not_fit_says_why(tree: Tree) -> None:
     with pytest.raises(ToolFailure, match=r"occurs 2 times .* count=2"):
         tree("edit", path="a.py", old="x = 1", new="y")
     with pytest.raises(
-        ToolFailure, match=r"the file has 3 lines. Copy old from the nearest text, lines 2 to 3:\n    x = 1\n    x = 1$"
+        ToolFailure,
+        match=r"the file has 3 lines. Copy old from the nearest text, lines 2 to 3:\n    x "
+        r"= 1\n    "
+        r"x = 1$",
     ):
         tree("edit", path="a.py", old="  x = 1\n  z", new="y")
     with pytest.raises(ToolFailure, match=r"not found .* copy the text exactly"):
@@ -69,7 +72,12 @@ def test_a_folder_is_not_read_but_its_names_are_told(tree: Tree) -> None:
     assert failed.value.answer() == {
         "status": "error",
         "error": "'src' is a folder, not a file",
-        "output": {"path": "src", "entries": ["b.py", "c.py", "inner/"], "total": 3, "truncated": False},
+        "output": {
+            "path": "src",
+            "entries": ["b.py", "c.py", "inner/"],
+            "total": 3,
+            "truncated": False,
+        },
     }
     for number in range(SHOWN_ENTRIES + 1):
         tree("write", path=f"many/{number}", content="")
@@ -110,7 +118,10 @@ _TEXT = "# größer\nx = 1\n"
         ("# “größer” €\nx = 1\n".encode("cp1252"), "cp1252"),
         (b"# \x81\x8d gr\xf6\xdfer\nx = 1\n", "latin-1"),
         ("# -*- coding: koi8-r -*-\n# привет\nx = 1\n".encode("koi8-r"), "koi8-r"),
-        ("<?xml version='1.0' encoding='Shift_JIS'?>\n<a>日本</a>\nx = 1\n".encode("shift_jis"), "shift_jis"),
+        (
+            "<?xml version='1.0' encoding='Shift_JIS'?>\n<a>日本</a>\nx = 1\n".encode("shift_jis"),
+            "shift_jis",
+        ),
         (_TEXT.encode("utf-8-sig"), "utf-8 with a byte order mark"),
         (_TEXT.encode("utf-16"), "utf-16-le with a byte order mark"),
         (b"\xfe\xff" + _TEXT.encode("utf-16-be"), "utf-16-be with a byte order mark"),
@@ -175,7 +186,12 @@ def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
         assert content() == end.join(lines)
     if end != "\r":
         for spelled in ("\n", "\r\n"):
-            tree("edit", path="a.txt", old=spelled.join(["one", "two"]), new=spelled.join(["two", "one"]))
+            tree(
+                "edit",
+                path="a.txt",
+                old=spelled.join(["one", "two"]),
+                new=spelled.join(["two", "one"]),
+            )
             assert content() == end.join(["two", "one", "three", ""])
             tree("edit", path="a.txt", old="two\none", new="one\ntwo")
     file.write_bytes(end.join(["one", "two"]).encode())
@@ -183,7 +199,9 @@ def test_a_text_keeps_its_line_ends(tree: Tree, end: str) -> None:
     assert content() == end.join(["one", "two", "three"])
 
 
-def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_one(tree: Tree) -> None:
+def test_an_edit_with_other_spaces_keeps_the_line_ends_of_a_last_line_without_one(
+    tree: Tree,
+) -> None:
     file = tree.path / "a.txt"
     file.write_bytes(b"one\r\n  two")
     tree("edit", path="a.txt", old="    two", new="    2\n    3")
@@ -204,11 +222,24 @@ def test_list_search_info_diff_delete(tree: Tree) -> None:
     (tree.path / "link").symlink_to("src")
     assert tree("list")["entries"] == ["link", "src/", "src/a.py", "src/b.txt"]
     assert tree("list", path="src", glob="*.py")["entries"] == ["src/a.py"]
-    assert [(m["path"], m["line"]) for m in tree("search", pattern="^needle")["matches"]] == [("src/a.py", 1), ("src/b.txt", 2)]
-    assert tree("search", pattern="needle", path="src/a.py")["matches"] == [{"path": "src/a.py", "line": 1, "text": "needle = 1"}]
-    assert tree("info", path="link") == {"path": "link", "type": "symlink", "bytes": 3, "executable": True, "target": "src"}
+    assert [(m["path"], m["line"]) for m in tree("search", pattern="^needle")["matches"]] == [
+        ("src/a.py", 1),
+        ("src/b.txt", 2),
+    ]
+    assert tree("search", pattern="needle", path="src/a.py")["matches"] == [
+        {"path": "src/a.py", "line": 1, "text": "needle = 1"}
+    ]
+    assert tree("info", path="link") == {
+        "path": "link",
+        "type": "symlink",
+        "bytes": 3,
+        "executable": True,
+        "target": "src",
+    }
     assert tree("info", path="src/b.txt")["lines"] == 2
-    assert "-needle = 1\n+hay\n+needle\n" in tree("diff", path="src/a.py", other="src/b.txt")["diff"]
+    assert (
+        "-needle = 1\n+hay\n+needle\n" in tree("diff", path="src/a.py", other="src/b.txt")["diff"]
+    )
     with pytest.raises(ToolFailure, match="not a regular expression"):
         tree("search", pattern="(")
     with pytest.raises(ToolFailure, match="not empty"):
@@ -219,13 +250,20 @@ def test_list_search_info_diff_delete(tree: Tree) -> None:
     assert tree("delete", path="deep/er")["deleted"]
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "a/../../secret", "out/secret", "abs", "\0", "x" * 2000])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../secret", "a/../../secret", "out/secret", "abs", "\0", "x" * 2000]
+)
 def test_no_way_out(tree: Tree, path: str) -> None:
     (tree.path.parent / "secret").write_text("secret", encoding="utf-8")
     (tree.path / "a").mkdir()
     (tree.path / "out").symlink_to("..")
     (tree.path / "abs").symlink_to("/etc/passwd")
-    for tool, more in (("read", {}), ("write", {"content": "x"}), ("append", {"content": "x"}), ("search", {"pattern": "."})):
+    for tool, more in (
+        ("read", {}),
+        ("write", {"content": "x"}),
+        ("append", {"content": "x"}),
+        ("search", {"pattern": "."}),
+    ):
         with pytest.raises(ToolFailure) as refused:
             tree(tool, path=path, **more)
         assert refused.value.status == "invalid"
@@ -247,7 +285,9 @@ def test_git_is_not_written(tree: Tree, path: str) -> None:
         tree("write", path=path, content="x")
 
 
-NAMES = st.sampled_from(["a", "b", "..", ".", "", "up", "away", "loop", "secret", "a" * 300, "/", "é", "-rf", "*"])
+NAMES = st.sampled_from(
+    ["a", "b", "..", ".", "", "up", "away", "loop", "secret", "a" * 300, "/", "é", "-rf", "*"]
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -274,7 +314,13 @@ def test_no_path_leaves_its_workspace(parts: list[str], tool: str) -> None:
             "new": "x",
             "pattern": "secret",
         }
-        args |= {"frames": [[path, 1]], "tests": [[path, "x"]], "paths": [path], "words": ["top"], "names": ["top"]}
+        args |= {
+            "frames": [[path, 1]],
+            "tests": [[path, "x"]],
+            "paths": [path],
+            "words": ["top"],
+            "names": ["top"],
+        }
         args |= {"map_chars": 1000, "files": 100, "bytes": 100_000}
         try:
             said = TOOLS[tool](tree.root, args, LIMITS)

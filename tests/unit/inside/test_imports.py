@@ -1,4 +1,6 @@
-"""The folder lies in every sandbox as it is: the import contracts say that it imports nothing of ours, this that it needs nothing else."""
+"""The folder lies in every sandbox as it is: the import contracts say that it imports nothing of
+ours, this that it needs nothing else.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,10 @@ name = "idna"
 version = "3.7"
 requires_python = ">=3.5"
 """
-PIPENV = '{"_meta": {}, "default": {"Six": {"version": "==1.16.0"}, "own": {"path": "."}}, "develop": {"b": {"git": "x", "version": "==1"}}}'
+PIPENV = (
+    '{"_meta": {}, "default": {"Six": {"version": "==1.16.0"}, "own": {"path": "."}}, "develop": '
+    '{"b": {"git": "x", "version": "==1"}}}'
+)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +93,24 @@ PIPENV = '{"_meta": {}, "default": {"Six": {"version": "==1.16.0"}, "own": {"pat
         (PDM, "idna==3.7\n"),
         (PIPENV, "six==1.16.0\n"),
         ('[[packages]]\nname = "a"\nversion = "1"\n[packages.x]\nversion = "2"\n', "a==1\n"),
-        ('[[package]]\nname = "a -e ."\nversion = "1"\n[[package]]\nname = "b"\nversion = "1 --pre"\n', ""),
+        (
+            (
+                '[[package]]\nname = "a -e ."\nversion = "1"\n[[package]]\nname = "b"\nversion = '
+                '"1 '
+                '--pre"\n'
+            ),
+            "",
+        ),
         ("", ""),
     ],
 )
-def test_what_a_lock_file_fixes_is_what_pip_is_held_to(tmp_path: Path, lock: str, kept: str) -> None:
+def test_what_a_lock_file_fixes_is_what_pip_is_held_to(
+    tmp_path: Path, lock: str, kept: str
+) -> None:
     (tmp_path / "lock").write_text(lock)
-    subprocess.run([sys.executable, "-I", FOLDER / "moothall_locked.py", "lock", "out"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "-I", FOLDER / "moothall_locked.py", "lock", "out"],
+        cwd=tmp_path,
+        check=True,
+    )
     assert (tmp_path / "out").read_text() == kept

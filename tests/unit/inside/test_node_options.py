@@ -29,7 +29,9 @@ def run(top: Path, script: str, **more: str) -> tuple[Cases, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NODE_")}
     told = variables(seconds=20, plugins=str(FOLDER), folder=str(reports))
     env = kept | told | {"PATH": with_reporters_path(os.environ["PATH"], str(FOLDER))} | more
-    done = subprocess.run(["sh", "-c", script], cwd=top, env=env, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=top, env=env, check=False, capture_output=True, text=True
+    )
     cases = Cases()
     read_folder(cases, str(reports))
     return cases, done.stdout + done.stderr
@@ -59,7 +61,8 @@ def test_a_package_manager_that_puts_its_own_node_first_keeps_the_reporter(tmp_p
     (tmp_path / "yarn.js").write_text(
         "const { spawn } = require('child_process');\n"
         f"const env = {{ ...process.env, PATH: '{own}:' + process.env.PATH }};\n"
-        f"spawn('{script}', {{ env, shell: true, stdio: 'inherit' }}).on('close', (code) => process.exit(code));\n",
+        f"spawn('{script}', {{ env, shell: true, stdio: 'inherit' }}).on('close', (code) => "
+        "process.exit(code));\n",
         encoding="utf-8",
     )
     cases, printed = run(tmp_path, f"node {tmp_path / 'yarn.js'}")
@@ -67,7 +70,9 @@ def test_a_package_manager_that_puts_its_own_node_first_keeps_the_reporter(tmp_p
 
 
 def test_without_the_reporter_node_gets_the_options_of_the_script_alone(tmp_path: Path) -> None:
-    cases, printed = run(tmp_path, "NODE_OPTIONS=--no-deprecation node -p process.env.NODE_OPTIONS", MOOTHALL_NODE="")
+    cases, printed = run(
+        tmp_path, "NODE_OPTIONS=--no-deprecation node -p process.env.NODE_OPTIONS", MOOTHALL_NODE=""
+    )
     assert (cases.results, printed.strip()) == ({}, "--no-deprecation")
 
 

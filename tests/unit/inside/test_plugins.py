@@ -82,10 +82,17 @@ class TestB(unittest.TestCase):
 def run(folder: Path, argv: tuple[str, ...], seconds: float, **more: str) -> Cases:
     reports = folder / "reports"
     reports.mkdir(exist_ok=True)
-    env = {**variables(seconds=seconds, plugins=str(FOLDER), folder=str(reports)), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {
+        **variables(seconds=seconds, plugins=str(FOLDER), folder=str(reports)),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *sys.path])
     with subprocess.Popen(
-        command(argv), cwd=folder, env=env | more, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(argv),
+        cwd=folder,
+        env=env | more,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as running:
         while (stop := folder / "stand-still").exists() or running.poll() is None:
             if stop.exists():
@@ -131,7 +138,11 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     argv = (sys.executable, "-m", "pytest")
     first = run(tmp_path, argv, 60)
-    assert (first.results, list(first.begun), first.ended) == ({"test_a.py::test_a": "passed"}, ["test_a.py::test_b"], False)
+    assert (first.results, list(first.begun), first.ended) == (
+        {"test_a.py::test_a": "passed"},
+        ["test_a.py::test_b"],
+        False,
+    )
     second = run(tmp_path, argv, 60, MOOTHALL_AGAIN="1")
     assert second.results == {"test_a.py::test_a": "passed", "test_a.py::test_c": "passed"}
     assert second.ended
@@ -140,7 +151,11 @@ def test_pytest_goes_on_after_a_case_that_ended_the_process(tmp_path: Path) -> N
 @pytest.mark.e2e  # real runs of unittest
 def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_path: Path) -> None:
     case = "import unittest\nclass TestA(unittest.TestCase):\n    def test_a(self): pass\n"
-    for name, text in (("a", f"{case}unittest.main()\n"), ("b", f"{case}raise SystemExit('no')\n"), ("c", case)):
+    for name, text in (
+        ("a", f"{case}unittest.main()\n"),
+        ("b", f"{case}raise SystemExit('no')\n"),
+        ("c", case),
+    ):
         (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
     cases = run(tmp_path, (sys.executable, "-m", "pytest"), 5)
     assert cases.results == {
@@ -153,7 +168,10 @@ def test_a_file_that_runs_itself_or_ends_the_process_takes_no_other_with_it(tmp_
 
 @pytest.mark.e2e  # a pytest that starts pytest
 def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
-    text = "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
+    text = (
+        "import subprocess, sys\ndef test_inner(): pass\ndef test_outer():\n    "
+        "subprocess.run([sys.executable, '-m', 'pytest', '-k', 'inner'])\n"
+    )
     (tmp_path / "test_a.py").write_text(text, encoding="utf-8")
     run(tmp_path, (sys.executable, "-m", "pytest"), 20)
     assert len(list((tmp_path / "reports").iterdir())) == 1
@@ -161,7 +179,9 @@ def test_what_tests_start_themselves_is_not_told(tmp_path: Path) -> None:
 
 @pytest.mark.e2e  # a pytest that is started anew
 def test_a_command_that_sets_its_own_options_for_pytest_tells_its_cases(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text("def test_a(): pass\ndef test_b(): assert False\n", encoding="utf-8")
+    (tmp_path / "test_a.py").write_text(
+        "def test_a(): pass\ndef test_b(): assert False\n", encoding="utf-8"
+    )
     cases = run(tmp_path, ("sh", "-c", f"PYTEST_ADDOPTS=-q {sys.executable} -m pytest"), 20)
     assert cases.results == {"test_a.py::test_a": "passed", "test_a.py::test_b": "failed"}
 
@@ -218,24 +238,40 @@ class TestA(unittest.TestCase):
 
 @pytest.mark.e2e  # a process that stands still for seconds
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
-def test_a_case_has_the_time_back_in_which_its_process_stood_still(tmp_path: Path, runner: str) -> None:
+def test_a_case_has_the_time_back_in_which_its_process_stood_still(
+    tmp_path: Path, runner: str
+) -> None:
     (tmp_path / "test_a.py").write_text(_STANDS, encoding="utf-8")
     cases = run(tmp_path, (sys.executable, "-m", runner), 0.8)
     results = {case[-len("test_wait") :]: result for case, result in cases.results.items()}
-    assert results == {"nds_still": "passed", "test_wait": "failed" if runner == "pytest" else "errored"}
+    assert results == {
+        "nds_still": "passed",
+        "test_wait": "failed" if runner == "pytest" else "errored",
+    }
 
 
-_CLOSES = "import os, unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {}\n\n    def test_b(self):\n        pass\n"
+_CLOSES = (
+    "import os, unittest\n\n\nclass TestA(unittest.TestCase):\n    def test_a(self):\n        {}\n"
+    "\n    def test_b(self):\n        pass\n"
+)
 
 
 @pytest.mark.e2e  # real runs of pytest and unittest
 @pytest.mark.parametrize("runner", ["pytest", "unittest"])
 @pytest.mark.parametrize(
-    "how", ["os.closerange(3, 1000)", "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]"]
+    "how",
+    [
+        "os.closerange(3, 1000)",
+        "[os.dup2(os.open('other', os.O_CREAT | os.O_WRONLY), n) for n in range(6, 300)]",
+    ],
 )
-def test_what_closes_all_files_of_its_process_takes_no_case_away(tmp_path: Path, runner: str, how: str) -> None:
+def test_what_closes_all_files_of_its_process_takes_no_case_away(
+    tmp_path: Path, runner: str, how: str
+) -> None:
     (tmp_path / "test_a.py").write_text(_CLOSES.format(how), encoding="utf-8")
-    cases = run(tmp_path, (sys.executable, "-m", runner, *(("-s",) if runner == "pytest" else ())), 20)
+    cases = run(
+        tmp_path, (sys.executable, "-m", runner, *(("-s",) if runner == "pytest" else ())), 20
+    )
     assert list(cases.results.values()) == ["passed", "passed"]
     other = tmp_path / "other"
     assert not other.exists() or other.read_bytes() == b""

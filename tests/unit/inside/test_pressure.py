@@ -7,7 +7,10 @@ from moothall.inside.pressure import Contention
 
 def test_time_is_contended_as_far_as_the_kernel_says(tmp_path: Path) -> None:
     file = tmp_path / "cpu"
-    file.write_text("some avg10=1.00 avg60=1.00 avg300=1.00 total=5000000\nfull avg10=0.00 total=0\n", encoding="ascii")
+    file.write_text(
+        "some avg10=1.00 avg60=1.00 avg300=1.00 total=5000000\nfull avg10=0.00 total=0\n",
+        encoding="ascii",
+    )
     contention = Contention(str(file))
     assert contention.seconds() == 0
     file.write_text("some avg10=1.00 avg60=1.00 avg300=1.00 total=5000001\n", encoding="ascii")

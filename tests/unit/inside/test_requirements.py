@@ -31,13 +31,17 @@ def install(folder: Path, how: str, text: str) -> tuple[int, list[str], set[str]
         "PIP_CONFIG_FILE": os.devnull,
     }
     done = subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, check=False)
-    names = [line.split(" ")[2] for line in done.stdout.splitlines() if line.startswith("left out: ")]
+    names = [
+        line.split(" ")[2] for line in done.stdout.splitlines() if line.startswith("left out: ")
+    ]
     return done.returncode, names, {path.name for path in target.glob("some_part?")}
 
 
 @pytest.mark.e2e  # several runs of pip
 def test_development_tools_and_what_lies_behind_ssh_are_left_out_by_name(tmp_path: Path) -> None:
-    text = "some-part1==1.0  # why\n-r more.txt\ntwine==99\ngit+ssh://git@localhost:1/a/b.git#egg=b\n"
+    text = (
+        "some-part1==1.0  # why\n-r more.txt\ntwine==99\ngit+ssh://git@localhost:1/a/b.git#egg=b\n"
+    )
     code, left, installed = install(tmp_path, "must", text)
     assert (code, installed) == (0, {"some_part1", "some_part2"})
     assert left == ["twine==99", "git+ssh://git@localhost:1/a/b.git#egg=b"]
@@ -60,7 +64,16 @@ def test_a_file_is_read_with_those_that_it_includes(tmp_path: Path) -> None:
     (tmp_path / "sub" / "a.txt").write_text(
         "--index-url x\n-r ../b.txt\nsix \\\n  ; os_name == 'posix'\n-e .\n", encoding="utf-8"
     )
-    (tmp_path / "b.txt").write_text("-c held.txt\n-r sub/a.txt\n# nothing\nattrs==1 # why\n", encoding="utf-8")
+    (tmp_path / "b.txt").write_text(
+        "-c held.txt\n-r sub/a.txt\n# nothing\nattrs==1 # why\n", encoding="utf-8"
+    )
     lines = list(dict.fromkeys(read(str(tmp_path / "sub" / "a.txt"))))
-    assert [line for line, is_option in lines if is_option] == ["--index-url x", f"-c {tmp_path}/held.txt"]
-    assert {line for line, is_option in lines if not is_option} == {"six    ; os_name == 'posix'", "-e .", "attrs==1"}
+    assert [line for line, is_option in lines if is_option] == [
+        "--index-url x",
+        f"-c {tmp_path}/held.txt",
+    ]
+    assert {line for line, is_option in lines if not is_option} == {
+        "six    ; os_name == 'posix'",
+        "-e .",
+        "attrs==1",
+    }

@@ -28,15 +28,24 @@ def test_short_output_is_shown_as_it_is_and_makes_no_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("piece", [1, 7, 4096, len(WHOLE)])
-def test_long_output_shows_whole_lines_of_head_and_tail_and_names_the_file(tmp_path: Path, piece: int) -> None:
+def test_long_output_shows_whole_lines_of_head_and_tail_and_names_the_file(
+    tmp_path: Path, piece: int
+) -> None:
     shown = printed(tmp_path / "out", WHOLE, piece=piece)
     assert (tmp_path / "out").read_bytes() == WHOLE
     head, note, tail = shown.partition("[… ")[0], *shown.partition("[… ")[2].split("\n", 1)
     assert WHOLE.decode().startswith(head)
     assert WHOLE.decode().endswith(tail)
-    assert (head.endswith("\n"), tail.startswith("line "), tail.splitlines()[-1]) == (True, True, "line 9999")
+    assert (head.endswith("\n"), tail.startswith("line "), tail.splitlines()[-1]) == (
+        True,
+        True,
+        "line 9999",
+    )
     hidden = len(LINES) - head.count("\n") - tail.count("\n")
-    assert note == f"{hidden} lines, {len(WHOLE) - len(head) - len(tail)} bytes are not shown: all of it is in {tmp_path}/out …]"
+    assert note == (
+        f"{hidden} lines, {len(WHOLE) - len(head) - len(tail)} bytes are not shown: all of it "
+        f"is in {tmp_path}/out …]"
+    )
     assert len(shown) < HEAD_BYTES + TAIL_BYTES + 200
 
 

@@ -117,7 +117,10 @@ def read(text: str, program: str, size: int = 7) -> tuple[Cases, str]:
     cases = Cases()
     stream = Stream(cases, (program,))
     data = text.encode()
-    shown = b"".join(stream.feed(data[at : at + size]) for at in range(0, len(data), size)) + stream.end()
+    shown = (
+        b"".join(stream.feed(data[at : at + size]) for at in range(0, len(data), size))
+        + stream.end()
+    )
     return cases, shown.decode()
 
 
@@ -151,7 +154,9 @@ def test_what_a_test_prints_before_a_word_of_libtests_makes_no_other_case(printe
     if printed.endswith("... "):
         said += f"{printed}test other ... ok\n"
     cases, _ = read(f"{said}test pass ... ok\n\ntest result: ok. 2 passed; 0 failed\n", "cargo")
-    assert cases.results == {"pass": "passed"} | ({"other": "passed"} if printed.endswith("... ") else {})
+    assert cases.results == {"pass": "passed"} | (
+        {"other": "passed"} if printed.endswith("... ") else {}
+    )
     assert not cases.begun
 
 
@@ -255,12 +260,18 @@ def test_comments_of_ava_head_no_section() -> None:
 
 
 def test_ava_s_cases_have_one_name_in_whatever_order_its_files_end() -> None:
-    hooks, tests = "# browser \u203a beforeEach hook for a\n#   page\n", "ok 1 - main \u203a b\nok 2 - browser \u203a a\n"
-    first, last = (read(f"TAP version 13\n{text}", "npm")[0] for text in (hooks + tests, tests + hooks))
+    hooks, tests = (
+        "# browser \u203a beforeEach hook for a\n#   page\n",
+        "ok 1 - main \u203a b\nok 2 - browser \u203a a\n",
+    )
+    first, last = (
+        read(f"TAP version 13\n{text}", "npm")[0] for text in (hooks + tests, tests + hooks)
+    )
     assert first.results == last.results
 
 
-# As tape 5 prints it: a comment is the title of a test, and there is no dash before what was asserted.
+# As tape 5 prints it: a comment is the title of a test, and there is no dash before what was
+# asserted.
 TAPE = """TAP version 13
 # adds
 not ok 1 one
@@ -295,7 +306,11 @@ def test_comments_of_tape_head_a_section() -> None:
 
 
 def test_zora_heads_sections_with_comments_though_it_writes_a_dash() -> None:
-    assert [*read("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[0].results] == [
+    assert [
+        *read("TAP version 13\n# adds\nok 1 - one\nok 2 - two\n# more\nok 3 - one\n", "npm")[
+            0
+        ].results
+    ] == [
         "adds > one",
         "adds > two",
         "more > one",
@@ -303,15 +318,27 @@ def test_zora_heads_sections_with_comments_though_it_writes_a_dash() -> None:
 
 
 def test_what_tests_print_heads_no_section() -> None:
-    node = "TAP version 13\n# Subtest: suite\n    # Subtest: one\n    ok 1 - one\n# printed by a file\n    # Subtest: two\n    ok 2 - two\n    1..2\nok 1 - suite\n"
+    node = (
+        "TAP version 13\n# Subtest: suite\n    # Subtest: one\n    ok 1 - one\n# printed by a "
+        "file\n    # Subtest: two\n    ok 2 - two\n    1..2\nok 1 - suite\n"
+    )
     assert [*read(node, "npm")[0].results] == ["suite > one", "suite > two", "suite"]
     bats = "1..2\nnot ok 1 adds\n# (in test file a.bats, line 3)\n#   `false' failed\nok 2 takes\n"
     assert [*read(bats, "make")[0].results] == ["adds", "takes"]
 
 
 def test_what_a_red_case_of_tap_says_ends_where_it_is_not_set_in_any_more() -> None:
-    cases, _ = read("TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok 3 f\n", "npm")
-    assert cases.results == {"a > b": "failed", "a > d": "failed", "a > e": "passed", "a > f": "passed"}
+    cases, _ = read(
+        "TAP version 13\n# a\nnot ok 1 b\n  ---\n  at: x\n\n  ok 9 c\nnot ok 2 d\n    ok 1 e\nok "
+        "3 f\n",
+        "npm",
+    )
+    assert cases.results == {
+        "a > b": "failed",
+        "a > d": "failed",
+        "a > e": "passed",
+        "a > f": "passed",
+    }
     assert cases.said == {"a > b": "at: x\nok 9 c"}
 
 
@@ -333,7 +360,9 @@ def test_nextest_that_tries_again() -> None:
         "nx::outer::outer_bad": "failed",
         "nx::tests::hangs": "failed",
     }
-    assert cases.said["nx::outer::outer_bad"].endswith("panicked at tests/outer.rs:2:26:\nbad thing")
+    assert cases.said["nx::outer::outer_bad"].endswith(
+        "panicked at tests/outer.rs:2:26:\nbad thing"
+    )
 
 
 def test_go_tells_cases_and_shows_its_output() -> None:
@@ -342,7 +371,12 @@ def test_go_tells_cases_and_shows_its_output() -> None:
         {"Action": "start", "Package": package},
         {"Action": "run", "Package": package, "Test": "TestA"},
         {"Action": "output", "Package": package, "Test": "TestA", "Output": "=== RUN   TestA\n"},
-        {"Action": "output", "Package": package, "Test": "TestA", "Output": "    a_test.go:3: no\n"},
+        {
+            "Action": "output",
+            "Package": package,
+            "Test": "TestA",
+            "Output": "    a_test.go:3: no\n",
+        },
         {"Action": "fail", "Package": package, "Test": "TestA", "Elapsed": 0.25},
         {"Action": "pass", "Package": package, "Test": "TestB/sub", "Elapsed": 0},
         {"Action": "output", "Package": package, "Output": "FAIL\n"},
@@ -357,7 +391,11 @@ def test_go_tells_cases_and_shows_its_output() -> None:
 
 def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
     text = go(
-        {"ImportPath": "m/p [m/p.test]", "Action": "build-output", "Output": "p/a_test.go:3:2: undefined: New\n"},
+        {
+            "ImportPath": "m/p [m/p.test]",
+            "Action": "build-output",
+            "Output": "p/a_test.go:3:2: undefined: New\n",
+        },
         {"Action": "output", "Package": "m/p", "Output": "FAIL\tm/p [build failed]\n"},
         {"Action": "fail", "Package": "m/p", "Elapsed": 0},
         {"Action": "run", "Package": "m/q", "Test": "TestLoop"},
@@ -371,7 +409,10 @@ def test_a_package_that_does_not_compile_or_panics_is_a_case() -> None:
     assert "undefined: New" in cases.said["m/p"]
 
 
-@given(st.binary(max_size=500) | st.text(alphabet='ok not#{}"[]:.-0123456789 testrunigPASFAIL\n', max_size=500).map(str.encode))
+@given(
+    st.binary(max_size=500)
+    | st.text(alphabet='ok not#{}"[]:.-0123456789 testrunigPASFAIL\n', max_size=500).map(str.encode)
+)
 def test_no_output_makes_reading_fail(data: bytes) -> None:
     for program in ("go", "cargo"):
         stream = Stream(Cases(), (program,))

@@ -12,14 +12,25 @@ from moothall.inside.texts import TextLimits
 
 FILES = {
     "src/shop/cart.py": (
-        "from shop.money import total\n\n\nclass Cart:\n    def count(self):\n        return len(self.items)\n\n"
+        "from shop.money import total\n\n\nclass Cart:\n    def count(self):\n        return "
+        "len(self.items)\n\n"
         "    def sum(self):\n        return total(self.items)\n"
     ),
-    "src/shop/money.py": "def total(rows):\n    return sum(rows)\n\n\ndef unused(rows):\n    return rows\n",
+    "src/shop/money.py": (
+        "def total(rows):\n    return sum(rows)\n\n\ndef unused(rows):\n    return rows\n"
+    ),
     "src/shop/far.py": "def nobody():\n    return 1\n",
-    "tests/test_cart.py": "from shop.cart import Cart\n\n\ndef test_sum():\n    assert Cart().sum() == 1\n",
-    "lib/a.js": "it('adds', () => {\n  const a = add(1);\n  assert(a);\n});\n\nfunction add(a) {\n  return a;\n}\n",
-    "go/a.go": "package a\n\nfunc (t *T) Add() int {\n\treturn one()\n}\n\nfunc one() int {\n\treturn 1\n}\n",
+    "tests/test_cart.py": (
+        "from shop.cart import Cart\n\n\ndef test_sum():\n    assert Cart().sum() == 1\n"
+    ),
+    "lib/a.js": (
+        "it('adds', () => {\n  const a = add(1);\n  assert(a);\n});\n\nfunction add(a) {\n  "
+        "return a;\n}\n"
+    ),
+    "go/a.go": (
+        "package a\n\nfunc (t *T) Add() int {\n\treturn one()\n}\n\nfunc one() int {\n\treturn 1\n"
+        "}\n"
+    ),
     "rs/lib.rs": "pub struct P;\n\nimpl P {\n    fn add(&self) -> u8 {\n        1\n    }\n}\n",
     "vendor/x.py": "def total():\n    pass\n",
     "dist.min.js": "function q(){}" * 2000,
@@ -58,7 +69,13 @@ def survey(folder: Path, **order: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "line", "name", "first", "text"),
     [
-        ("src/shop/cart.py", 9, "Cart.sum", 8, "    def sum(self):\n        return total(self.items)"),
+        (
+            "src/shop/cart.py",
+            9,
+            "Cart.sum",
+            8,
+            "    def sum(self):\n        return total(self.items)",
+        ),
         ("lib/a.js", 2, "", 1, FILES["lib/a.js"].partition("\n\n")[0]),
         ("lib/a.js", 7, "add", 6, "function add(a) {\n  return a;\n}"),
         ("go/a.go", 4, "T.Add", 3, "func (t *T) Add() int {\n\treturn one()\n}"),
@@ -66,32 +83,54 @@ def survey(folder: Path, **order: Any) -> dict[str, Any]:
         ("src/shop/cart.py", 1, "", 1, "from shop.money import total"),
     ],
 )
-def test_a_line_leads_to_the_code_round_it(root: Path, path: str, line: int, name: str, first: int, text: str) -> None:  # noqa: PLR0917
+def test_a_line_leads_to_the_code_round_it(  # noqa: PLR0917
+    root: Path, path: str, line: int, name: str, first: int, text: str
+) -> None:
     (span,) = survey(root, frames=[[path, line]])["spans"]
     assert span == {"path": path, "name": name, "line": first, "text": text}
 
 
 def test_what_is_no_line_of_a_source_file_leads_nowhere(root: Path) -> None:
     assert (
-        survey(root, frames=[["src/shop/cart.py", 0], ["src/shop/cart.py", 999], ["gone.py", 1], ["README.md", 1]])["spans"] == []
+        survey(
+            root,
+            frames=[
+                ["src/shop/cart.py", 0],
+                ["src/shop/cart.py", 999],
+                ["gone.py", 1],
+                ["README.md", 1],
+            ],
+        )["spans"]
+        == []
     )
 
 
 def test_tests_are_found_by_name_and_nothing_is_said_twice(root: Path) -> None:
-    found = survey(root, frames=[["tests/test_cart.py", 5]], tests=[["tests/test_cart.py", "test_sum"]])
-    assert [(span["path"], span["name"]) for span in found["spans"]] == [("tests/test_cart.py", "test_sum")]
+    found = survey(
+        root, frames=[["tests/test_cart.py", 5]], tests=[["tests/test_cart.py", "test_sum"]]
+    )
+    assert [(span["path"], span["name"]) for span in found["spans"]] == [
+        ("tests/test_cart.py", "test_sum")
+    ]
 
 
 def test_names_lead_to_the_one_file_that_defines_them(root: Path) -> None:
-    assert survey(root, names=["Cart", "total", "nothing"])["homes"] == ["src/shop/cart.py", "src/shop/money.py"]
+    assert survey(root, names=["Cart", "total", "nothing"])["homes"] == [
+        "src/shop/cart.py",
+        "src/shop/money.py",
+    ]
 
 
 def test_the_map_leans_towards_what_is_named_and_what_that_calls(root: Path) -> None:
     drawn = survey(root, frames=[["tests/test_cart.py", 5]], words=["sum", "Cart"])["map"]
-    assert drawn.index("src/shop/cart.py:\n  class Cart") < drawn.index("src/shop/money.py:\n  def total(rows)")
+    assert drawn.index("src/shop/cart.py:\n  class Cart") < drawn.index(
+        "src/shop/money.py:\n  def total(rows)"
+    )
     assert "vendor/x.py" not in drawn
     assert "dist.min.js" not in drawn
-    short = survey(root, frames=[["tests/test_cart.py", 5]], words=["sum", "Cart"], map_chars=90)["map"]
+    short = survey(root, frames=[["tests/test_cart.py", 5]], words=["sum", "Cart"], map_chars=90)[
+        "map"
+    ]
     assert len(short) <= 90
     assert "Cart: def sum(self)" in short
     assert "nobody" not in short
@@ -101,7 +140,13 @@ def test_the_same_order_gives_the_same_bytes_and_a_limit_holds(root: Path) -> No
     wanted = {"frames": [["tests/test_cart.py", 5]], "words": ["sum"]}
     assert json.dumps(survey(root, **wanted)) == json.dumps(survey(root, **wanted))
     assert survey(root, files=3)["parsed"] == 2  # one of them is no code that somebody wrote
-    assert survey(root, files=0) == {"spans": [], "homes": [], "example": None, "map": "", "parsed": 0}
+    assert survey(root, files=0) == {
+        "spans": [],
+        "homes": [],
+        "example": None,
+        "map": "",
+        "parsed": 0,
+    }
     near = survey(root, bytes=len(FILES["tests/test_cart.py"]), frames=[["tests/test_cart.py", 5]])
     assert near["spans"][0]["name"] == "test_sum"
 
@@ -114,7 +159,8 @@ def test_the_example_is_a_short_function_at_hand_that_is_not_to_be_mended(root: 
 
 def test_an_example_holds_nothing_that_json_escapes(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
-        "def f():\n    return \"x\"\n\n\ndef g():\n    return r'\\d'\n\n\ndef h(): return 1\n", encoding="utf-8"
+        "def f():\n    return \"x\"\n\n\ndef g():\n    return r'\\d'\n\n\ndef h(): return 1\n",
+        encoding="utf-8",
     )
     (tmp_path / "test_a.py").write_text("def test_k():\n    return 1\n", encoding="utf-8")
     assert survey(tmp_path)["example"] is None  # nor is it a test
@@ -142,10 +188,14 @@ def test_invalid_bytes_in_one_file_do_not_end_a_survey(tmp_path: Path) -> None:
 def test_files_that_git_does_not_know_and_stubs_of_modules_are_left_out(tmp_path: Path) -> None:
     for path in ("source/a.ts", "distribution/a.ts"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text("export function add(a: number): number {\n\treturn other(a);\n}\n")
+        (tmp_path / path).write_text(
+            "export function add(a: number): number {\n\treturn other(a);\n}\n"
+        )
     for path in ("source/b.ts", "pkg.py", "pkg.pyi", "alone.pyi"):
         (tmp_path / path).write_text(
-            "export function other(a) {\n\treturn add(a);\n}\n" if path.endswith("ts") else "def total(a): ...\n"
+            "export function other(a) {\n\treturn add(a);\n}\n"
+            if path.endswith("ts")
+            else "def total(a): ...\n"
         )
     everything = survey(tmp_path, words=["add", "total"])
     assert "distribution/a.ts:" in everything["map"]

@@ -37,7 +37,11 @@ def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
         ("`temperature` is deprecated for this model.", {"temperature"}),
         ('Invalid JSON payload received. Unknown name "seed": Cannot find field.', {"seed"}),
         (
-            "[{'type': 'extra_forbidden', 'loc': ['body', 'stream_options'], 'msg': 'Extra inputs are not permitted'}]",
+            (
+                "[{'type': 'extra_forbidden', 'loc': ['body', 'stream_options'], 'msg': 'Extra "
+                "inputs "
+                "are not permitted'}]"
+            ),
             {"stream_options"},
         ),
         ("Parallel tool calls are not supported.", {"parallel_tool_calls"}),
@@ -59,14 +63,28 @@ def test_a_parameter_that_the_server_names_is_the_one() -> None:
 @pytest.mark.parametrize(
     ("messages", "name", "value"),
     [
-        (["Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."], "max_completion_tokens", 8000),
         (
-            ["max_tokens: 8000 > 4096, which is the maximum allowed number of output tokens for claude-3-opus-20240229"],
+            ["Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."],
+            "max_completion_tokens",
+            8000,
+        ),
+        (
+            [
+                (
+                    "max_tokens: 8000 > 4096, which is the maximum allowed number of output tokens "
+                    "for claude-3-opus-20240229"
+                )
+            ],
             "max_tokens",
             4096,
         ),
         (
-            ["max_tokens is too large: 8000. This model supports at most 4,096 completion tokens, whereas you provided 8000."],
+            [
+                (
+                    "max_tokens is too large: 8000. This model supports at most 4,096 completion "
+                    "tokens, whereas you provided 8000."
+                )
+            ],
             "max_tokens",
             4096,
         ),
@@ -76,33 +94,60 @@ def test_a_parameter_that_the_server_names_is_the_one() -> None:
 )
 def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, value: int) -> None:
     adapted = refuse(*messages).adapt(BODY)
-    assert {key: adapted[key] for key in adapted if key.startswith("max_")} == ({name: value} if name else {})
+    assert {key: adapted[key] for key in adapted if key.startswith("max_")} == (
+        {name: value} if name else {}
+    )
 
 
 @pytest.mark.parametrize(
     ("message", "window"),
     [
         (
-            "This model's maximum context length is 16384 tokens. However, you requested 122946 tokens (112946 in the messages, 10000 in the completion).",
+            (
+                "This model's maximum context length is 16384 tokens. However, you requested "
+                "122946 "
+                "tokens (112946 in the messages, 10000 in the completion)."
+            ),
             16_384,
         ),
         (
-            "This model's maximum context length is 128000 tokens. However, you requested 8000 output tokens and your prompt contains at least 120001 input tokens.",
+            (
+                "This model's maximum context length is 128000 tokens. However, you requested 8000 "
+                "output tokens and your prompt contains at least 120001 input tokens."
+            ),
             128_000,
         ),
         ("max_tokens must be at least 1, got -186.", 0),
         ("prompt is too long: 210000 tokens > 200000 maximum", 200_000),
         (
-            "input length and `max_tokens` exceed context limit: 198000 + 8000 > 200000, decrease input length or `max_tokens` and try again",
+            (
+                "input length and `max_tokens` exceed context limit: 198000 + 8000 > 200000, "
+                "decrease "
+                "input length or `max_tokens` and try again"
+            ),
             200_000,
         ),
-        ("The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).", 1_048_576),
-        ("Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 maximum context length", 32_768),
+        (
+            (
+                "The input token count (1200000) exceeds the maximum number of tokens allowed "
+                "(1048576)."
+            ),
+            1_048_576,
+        ),
+        (
+            (
+                "Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 "
+                "maximum context length"
+            ),
+            32_768,
+        ),
         ("The input (4000 tokens) is longer than the model's context length (2048 tokens).", 2048),
         ("the request exceeds the available context size, try increasing it", 0),
     ],
 )
-def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(message: str, window: int) -> None:
+def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(
+    message: str, window: int
+) -> None:
     known = refuse(message)
     assert is_overflow(Rejected(400, message))
     assert read_window(message) == window
@@ -112,11 +157,19 @@ def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(messag
 
 def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> None:
     known = Capabilities()
-    exact = "This model's maximum context length is 16384 tokens. However, you requested 20000 tokens (12000 in the messages, 8000 in the completion)."
-    bound = "maximum context length is 16384 tokens. However, you requested 8000 output tokens and your prompt contains at least 8385 input tokens"
+    exact = (
+        "This model's maximum context length is 16384 tokens. However, you requested 20000 tokens "
+        "(12000 in the messages, 8000 in the completion)."
+    )
+    bound = (
+        "maximum context length is 16384 tokens. However, you requested 8000 output tokens and "
+        "your prompt contains at least 8385 input tokens"
+    )
     assert known.room(Rejected(400, exact), BODY) == 4384
     assert known.room(Rejected(400, bound), BODY) == 2000
-    assert known.room(Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY) == 0
+    assert (
+        known.room(Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY) == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,13 +186,24 @@ def test_a_system_message_that_is_refused_joins_the_first_one(message: str) -> N
 
 def test_a_schema_is_made_strict_and_then_left_out() -> None:
     ways = [
-        {"type": "object", "properties": {name: {"type": "string", "maxLength": 9}}, "required": [name]} for name in ("a", "b")
+        {
+            "type": "object",
+            "properties": {name: {"type": "string", "maxLength": 9}},
+            "required": [name],
+        }
+        for name in ("a", "b")
     ]
     body = {
         **BODY,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "turn", "strict": True, "schema": {"anyOf": ways}}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "turn", "strict": True, "schema": {"anyOf": ways}},
+        },
     }
-    known, refusal = Capabilities(), Rejected(400, "Invalid schema for response_format 'turn': anyOf at the root")
+    known, refusal = (
+        Capabilities(),
+        Rejected(400, "Invalid schema for response_format 'turn': anyOf at the root"),
+    )
     known.learn(refusal, known.adapt(body))
     strict = known.adapt(body)["response_format"]["json_schema"]["schema"]
     either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -154,7 +218,9 @@ def test_a_schema_is_made_strict_and_then_left_out() -> None:
 
 
 def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
-    calls = [{"id": "call_0fypS1hVX", "type": "function", "function": {"name": "x", "arguments": "{}"}}]
+    calls = [
+        {"id": "call_0fypS1hVX", "type": "function", "function": {"name": "x", "arguments": "{}"}}
+    ]
     messages = [
         {"role": "assistant", "content": None, "tool_calls": calls},
         {"role": "tool", "content": "", "tool_call_id": "call_0fypS1hVX"},
@@ -175,7 +241,10 @@ def test_reasoning_that_is_refused_is_not_sent_back() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "Function tools with reasoning_effort are not supported for gpt-5.6 in /v1/chat/completions. To use function tools, use /v1/responses.",
+        (
+            "Function tools with reasoning_effort are not supported for gpt-5.6 in "
+            "/v1/chat/completions. To use function tools, use /v1/responses."
+        ),
         "This model is only supported in v1/responses and not in v1/chat/completions.",
     ],
 )

@@ -29,7 +29,10 @@ async def test_a_call_carries_everything_that_was_asked_for() -> None:
     assert call.call_id == "task-1/agent-dev-001/propose/0.1"
     assert call.body == {
         "model": "scripted",
-        "messages": [{"role": "system", "content": "You help."}, {"role": "user", "content": "Say hello."}],
+        "messages": [
+            {"role": "system", "content": "You help."},
+            {"role": "user", "content": "Say hello."},
+        ],
         "max_tokens": 64,
         "temperature": 0.7,
         "seed": 42,
@@ -57,7 +60,9 @@ async def test_an_answer_comes_whole_with_its_usage_and_cost() -> None:
     assert reply.text == "".join(pieces) == text
     assert (reply.finish_reason, reply.model) == ("stop", "scripted")
     prompt, completion = len("You help.\nSay hello.") // 4 + 1, len(text) // 4 + 1
-    assert reply.usage == Usage(prompt, 0, completion, 1, (prompt * 1.0 + completion * 10.0) / 1_000_000)
+    assert reply.usage == Usage(
+        prompt, 0, completion, 1, (prompt * 1.0 + completion * 10.0) / 1_000_000
+    )
 
 
 def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
@@ -69,8 +74,13 @@ def test_cached_and_reasoning_tokens_have_their_own_prices() -> None:
     }
     prices = LlmSettings(price_in=10.0, price_out=100.0, price_cached=1.0, price_reasoning=50.0)
     usage = count_usage(told, 0, 0, prices)
-    assert usage == Usage(1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60)
-    assert count_usage(told, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd == (1000 * 10 + 100 * 100) / 1_000_000
+    assert usage == Usage(
+        1000, 400, 100, 1, (600 * 10 + 400 * 1 + 40 * 100 + 60 * 50) / 1_000_000, 60
+    )
+    assert (
+        count_usage(told, 0, 0, LlmSettings(price_in=10.0, price_out=100.0)).cost_usd
+        == (1000 * 10 + 100 * 100) / 1_000_000
+    )
     beside = count_usage(told | {"total_tokens": 1160}, 0, 0, prices)
     assert (beside.completion_tokens, beside.reasoning_tokens) == (160, 60)
 

@@ -1,4 +1,6 @@
-"""The client's contract on the scripted server. The same cases run on the small local model in tests/e2e."""
+"""The client's contract on the scripted server. The same cases run on the small local model in
+tests/e2e.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,9 @@ def _llama(body: Mapping[str, Any]) -> Any:
 async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
     async with scripted_model(lambda _b, _h: "", api_key="key") as server:
         server.tokenize = tokenize
-        async with counting(LlmSettings(model="small"), server.base_url.replace("//", "//key@")) as count:
+        async with counting(
+            LlmSettings(model="small"), server.base_url.replace("//", "//key@")
+        ) as count:
             assert [await count(TEXT), await count(TEXT), await count("")] == [3, 3, 0]
     assert server.tokenized == 1
 
@@ -45,11 +47,16 @@ async def test_a_server_that_knows_is_asked_once_a_text(tokenize: Any) -> None:
         lambda _: {"tokens": "x"},
     ],
 )
-async def test_where_it_does_not_know_tokens_are_estimated_and_it_is_left_alone(tokenize: Any) -> None:
+async def test_where_it_does_not_know_tokens_are_estimated_and_it_is_left_alone(
+    tokenize: Any,
+) -> None:
     async with scripted_model(lambda _b, _h: "") as server:
         server.tokenize = tokenize
         async with counting(LlmSettings(), server.base_url) as count:
-            assert [await count(TEXT), await count(f"{TEXT}.")] == [most_tokens(TEXT), most_tokens(f"{TEXT}.")]
+            assert [await count(TEXT), await count(f"{TEXT}.")] == [
+                most_tokens(TEXT),
+                most_tokens(f"{TEXT}."),
+            ]
     assert server.tokenized == 1
 
 

@@ -1,4 +1,6 @@
-"""What vLLM is sent beyond the common protocol, and how a server that takes less is got along with."""
+"""What vLLM is sent beyond the common protocol, and how a server that takes less is got along
+with.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,16 @@ async def test_a_vllm_is_sent_its_additions() -> None:
     assert "red" not in first["cache_salt"]
 
 
-async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_is_refused() -> None:
+async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_is_refused() -> (
+    None
+):
     def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
         if body.get("logprobs") and refuses:
-            return Fault("status", status=400, message="Requested sample logprobs of 11, which is greater than max allowed: 5")
+            return Fault(
+                "status",
+                status=400,
+                message="Requested sample logprobs of 11, which is greater than max allowed: 5",
+            )
         return "hello"
 
     refuses: list[bool] = []
@@ -63,7 +71,11 @@ async def test_the_operator_may_insist() -> None:
 async def test_what_a_server_refuses_is_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
     def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
         if body.get("priority"):
-            return Fault("status", status=400, message="Got priority 4 but Priority scheduling is not enabled")
+            return Fault(
+                "status",
+                status=400,
+                message="Got priority 4 but Priority scheduling is not enabled",
+            )
         return "hello"
 
     async with talking(answer, {"owner": "vllm"}) as (model, server):
@@ -75,7 +87,10 @@ async def test_what_a_server_refuses_is_not_sent_again(capsys: pytest.CaptureFix
 
 
 async def test_a_refusal_for_another_reason_stays_one() -> None:
-    async with talking(lambda _b, _h: Fault("status", status=400, message="the prompt is too long"), {"owner": "vllm"}) as (
+    async with talking(
+        lambda _b, _h: Fault("status", status=400, message="the prompt is too long"),
+        {"owner": "vllm"},
+    ) as (
         model,
         server,
     ):
@@ -84,7 +99,9 @@ async def test_a_refusal_for_another_reason_stays_one() -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_vllm_without_cached_tokens_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_vllm_without_cached_tokens_is_told_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async with talking(hello, {"owner": "vllm"}) as (model, server):
         server.details = False
         for _ in range(2):
@@ -92,8 +109,12 @@ async def test_a_vllm_without_cached_tokens_is_told_of_once(capsys: pytest.Captu
     assert capsys.readouterr().err.count("--enable-prompt-tokens-details") == 1
 
 
-async def test_a_reply_of_blanks_names_the_option_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    async with talking(lambda _b, _h: Fault("length", text="{" + " \n" * 50), {"owner": "vllm"}) as (model, _):
+async def test_a_reply_of_blanks_names_the_option_that_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with talking(
+        lambda _b, _h: Fault("length", text="{" + " \n" * 50), {"owner": "vllm"}
+    ) as (model, _):
         await model.chat(ask(schema=FINISH))
     assert "disable_any_whitespace" in capsys.readouterr().err
 
@@ -106,5 +127,9 @@ def test_what_is_nearly_done_goes_first() -> None:
 
 
 def test_additions_are_the_same_each_time() -> None:
-    one, two = (Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2))
-    assert one == two != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
+    one, two = (
+        Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2)
+    )
+    assert (
+        one == two != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
+    )

@@ -1,4 +1,6 @@
-"""A model server that is down, slow, refuses, breaks off or talks nonsense: a clear error, never an invented answer."""
+"""A model server that is down, slow, refuses, breaks off or talks nonsense: a clear error, never an
+invented answer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from typing import Any
 import pytest
 
 from moothall.config import LlmSettings
-from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
 from moothall.model.client import open_model
 from moothall.model.retry import Failed, Rejected
 from moothall.model.takers import WholeTaker
@@ -67,7 +74,8 @@ async def test_a_server_that_is_down() -> None:
 async def test_a_server_that_comes_back_is_used() -> None:
     async with scripted_model(lambda _b, _h: "back") as first:
         port = int(first.base_url.split(":")[2].split("/")[0])
-    server_is_away = "failed|not answered by its deadline"  # whether the deadline comes between two attempts or in one
+    # whether the deadline comes between two attempts or in one
+    server_is_away = "failed|not answered by its deadline"
     async with open_model(LlmSettings(retries=50, retry_seconds=0.01), first.base_url) as model:
         with pytest.raises(DeadlineExceeded, match=server_is_away):
             await model.chat(ask(seconds=0.1))
@@ -76,22 +84,33 @@ async def test_a_server_that_comes_back_is_used() -> None:
 
 
 async def test_the_last_reason_is_told_with_what_the_server_said() -> None:
-    async with talking(in_turn(Fault("status", status=503, message="engine is dead"))) as (model, _):
+    async with talking(in_turn(Fault("status", status=503, message="engine is dead"))) as (
+        model,
+        _,
+    ):
         with pytest.raises(ModelUnavailable, match="HTTP 503 engine is dead"):
             await model.chat(ask())
 
 
 @pytest.mark.parametrize("as_date", [False, True])
 async def test_the_server_is_not_asked_before_the_time_it_named(*, as_date: bool) -> None:
-    header = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True) if as_date else "60"
-    async with talking(in_turn(Fault("status", status=429, retry_after=header), "hello")) as (model, server):
+    header = (
+        format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True) if as_date else "60"
+    )
+    async with talking(in_turn(Fault("status", status=429, retry_after=header), "hello")) as (
+        model,
+        server,
+    ):
         with pytest.raises(DeadlineExceeded, match="HTTP 429"):
             await model.chat(ask(seconds=20))
     assert len(server.requests) == 1
 
 
 async def test_how_long_to_wait_is_passed_on() -> None:
-    async with talking(in_turn(Fault("status", status=429, retry_after="7")), retries=0) as (model, _):
+    async with talking(in_turn(Fault("status", status=429, retry_after="7")), retries=0) as (
+        model,
+        _,
+    ):
         with pytest.raises(ModelUnavailable) as raised:
             await model.chat(ask())
     assert raised.value.retry_after == 7.0
@@ -109,7 +128,10 @@ async def test_how_long_to_wait_is_passed_on() -> None:
     ],
 )
 async def test_a_refusal_is_told_once(status: int, error: type[Exception], said: str) -> None:
-    async with talking(in_turn(Fault("status", status=status, message="prompt too long"))) as (model, server):
+    async with talking(in_turn(Fault("status", status=status, message="prompt too long"))) as (
+        model,
+        server,
+    ):
         with pytest.raises(error, match=said):
             await model.chat(ask())
     assert len(server.requests) == 1
@@ -138,7 +160,10 @@ async def test_a_wrong_key() -> None:
 
 
 async def test_an_url_without_its_path() -> None:
-    async with scripted_model(in_turn("x")) as server, open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model:
+    async with (
+        scripted_model(in_turn("x")) as server,
+        open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model,
+    ):
         with pytest.raises(ConfigurationError, match="ends with /v1"):
             await model.chat(ask())
 
@@ -164,7 +189,9 @@ async def test_a_web_page_is_no_answer() -> None:
 
 
 async def test_an_answer_that_takes_too_long() -> None:
-    async with talking(in_turn(Fault("status", status=200, text="late", delay=30.0)), call_seconds=0.05) as (model, _):
+    async with talking(
+        in_turn(Fault("status", status=200, text="late", delay=30.0)), call_seconds=0.05
+    ) as (model, _):
         with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
             await model.chat(ask())
 
@@ -193,17 +220,23 @@ async def test_what_is_not_ours_any_more_is_not_sent(agreed: int) -> None:
         assert (await model.chat(ask(), ours=lambda: True)).text == "hello"
 
 
-async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> None:
+async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> (
+    None
+):
     async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
         with pytest.raises(asyncio.CancelledError):
             await model.chat(ask(), ours=lambda: not server.requests)
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)])
+@pytest.mark.parametrize(
+    ("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)]
+)
 def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
     taken = WholeTaker("http://m/v1", 1000)
     taken.head(429, {})
-    taken.piece(json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode())
+    taken.piece(
+        json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()
+    )
     with pytest.raises(kind, match="Too much"):
         taken.raise_refusal()

@@ -69,6 +69,8 @@ async def test_a_server_without_metrics_is_an_error() -> None:
 
 
 async def test_metrics_without_end_are_not_read_to_it() -> None:
-    async with talking(lambda _b, _h: "x", {"owner": "vllm", "metrics": "# nothing\n" * 500_000}) as (model, _):
+    async with talking(
+        lambda _b, _h: "x", {"owner": "vllm", "metrics": "# nothing\n" * 500_000}
+    ) as (model, _):
         with pytest.raises(ModelReplyInvalid, match="went on past"):
             await model.figures()

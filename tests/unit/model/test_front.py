@@ -20,13 +20,23 @@ from moothall.testing.model import Answer, Fault, ScriptedModel, scripted_model
 
 
 @asynccontextmanager
-async def fronted(folder: Path, answer: Answer) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel, str]]:
+async def fronted(
+    folder: Path, answer: Answer
+) -> AsyncIterator[tuple[OpenAIModel, ScriptedModel, str]]:
     async with (
         scripted_model(answer, models=("small",), api_key="inner") as engine,
         serve_front(
-            engine.base_url.removesuffix("/v1"), "inner", name="small", api_key="outer", slots=2, states=folder, salt=""
+            engine.base_url.removesuffix("/v1"),
+            "inner",
+            name="small",
+            api_key="outer",
+            slots=2,
+            states=folder,
+            salt="",
         ) as port,
-        open_model(LlmSettings(retries=1, retry_seconds=0.001), f"http://outer@127.0.0.1:{port}/v1") as model,
+        open_model(
+            LlmSettings(retries=1, retry_seconds=0.001), f"http://outer@127.0.0.1:{port}/v1"
+        ) as model,
     ):
         yield model, engine, f"http://127.0.0.1:{port}/v1"
 
@@ -53,11 +63,17 @@ async def test_an_engine_that_breaks_off_looks_broken(tmp_path: Path, kind: Any)
         (b"[]", 400, "messages"),
         (b'{"messages": []}', 400, "messages"),
         (b'{"messages": [{"role": "user", "content": [1]}]}', 400, "messages"),
-        (b'{"model": "gpt", "messages": [{"role": "user", "content": "x"}]}', 404, "there is `small`"),
+        (
+            b'{"model": "gpt", "messages": [{"role": "user", "content": "x"}]}',
+            404,
+            "there is `small`",
+        ),
         (b'{"n": 2, "messages": [{"role": "user", "content": "x"}]}', 400, "`n` is 1"),
     ],
 )
-async def test_a_wrong_call_is_told_what_is_wrong(tmp_path: Path, body: bytes, status: int, said: str) -> None:
+async def test_a_wrong_call_is_told_what_is_wrong(
+    tmp_path: Path, body: bytes, status: int, said: str
+) -> None:
     async with (
         fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url),
         aiohttp.ClientSession(headers={"Authorization": "Bearer outer"}) as session,
@@ -71,7 +87,9 @@ async def test_a_wrong_call_is_told_what_is_wrong(tmp_path: Path, body: bytes, s
 async def test_nobody_enters_without_the_key(tmp_path: Path) -> None:
     async with fronted(tmp_path, lambda _b, _h: "hello") as (_, engine, url):
         for key in ("", "inner", "wrong"):
-            async with open_model(LlmSettings(api_key=key) if key else LlmSettings(), url) as stranger:
+            async with open_model(
+                LlmSettings(api_key=key) if key else LlmSettings(), url
+            ) as stranger:
                 with pytest.raises(ConfigurationError, match="401"):
                     await stranger.chat(ask())
     assert not engine.requests
@@ -90,5 +108,7 @@ async def test_tokens_are_counted_by_the_engine(tmp_path: Path) -> None:
                 async with session.post(url.replace("/v1", "/tokenize"), data=body) as response:
                     assert response.status == status
             engine.tokenize = None
-            async with session.post(url.replace("/v1", "/tokenize"), json={"prompt": "x"}) as response:
+            async with session.post(
+                url.replace("/v1", "/tokenize"), json={"prompt": "x"}
+            ) as response:
                 assert response.status == 503

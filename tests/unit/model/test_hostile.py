@@ -1,4 +1,6 @@
-"""A model server that means harm: every answer ends as a clear error or as bounded, printable data."""
+"""A model server that means harm: every answer ends as a clear error or as bounded, printable
+data.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.config import LlmSettings
-from moothall.errors import ConfigurationError, DeadlineExceeded, ModelReplyInvalid, ModelUnavailable
+from moothall.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
 from moothall.model.bodies import count_usage
 from moothall.model.client import OpenAIModel, open_model
 from moothall.model.said import error_message, read_models
@@ -44,7 +51,9 @@ async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"GET"):
-                writer.write(OK + b"Connection: close\r\nContent-Type: application/json\r\n\r\n" + MODELS)
+                writer.write(
+                    OK + b"Connection: close\r\nContent-Type: application/json\r\n\r\n" + MODELS
+                )
             else:
                 await say(writer)
             await writer.drain()
@@ -53,8 +62,19 @@ async def hostile(say: Say, **settings: Any) -> AsyncIterator[OpenAIModel]:
             await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    quick = {"retries": 1, "retry_seconds": 0.001, "call_seconds": 20.0, "max_reply_bytes": 20_000, **settings}
-    async with server, open_model(LlmSettings(**quick), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1") as model:
+    quick = {
+        "retries": 1,
+        "retry_seconds": 0.001,
+        "call_seconds": 20.0,
+        "max_reply_bytes": 20_000,
+        **settings,
+    }
+    async with (
+        server,
+        open_model(
+            LlmSettings(**quick), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        ) as model,
+    ):
         yield model
     await asyncio.gather(*handlers)  # each ends when it notices that its caller is gone
 
@@ -107,7 +127,9 @@ async def test_a_bomb_is_not_unpacked() -> None:
             await model.chat(ask())
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 ", OK + b"X: ", STREAM + b"\r\n: "], ids=["status", "header", "comment"])
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 ", OK + b"X: ", STREAM + b"\r\n: "], ids=["status", "header", "comment"]
+)
 async def test_a_byte_now_and_then_does_not_hold_a_call_for_ever(head: bytes) -> None:
     async with hostile(forever(head, b"H", 0.02), call_seconds=0.4) as model:
         with pytest.raises(DeadlineExceeded, match=r"0\.4 s"):
@@ -117,7 +139,12 @@ async def test_a_byte_now_and_then_does_not_hold_a_call_for_ever(head: bytes) ->
 async def test_it_follows_nobody_to_another_host() -> None:
     async with (
         talking(lambda _b, _h: "stolen") as (_, other),
-        hostile(once(f"HTTP/1.1 307 Go\r\nLocation: {other.base_url}\r\nContent-Length: 0\r\n\r\n".encode())) as model,
+        hostile(
+            once(
+                f"HTTP/1.1 307 Go\r\nLocation: {other.base_url}\r\nContent-Length: "
+                "0\r\n\r\n".encode()
+            )
+        ) as model,
     ):
         with pytest.raises(ConfigurationError, match="redirects to"):
             await model.chat(ask())
@@ -151,7 +178,9 @@ async def test_what_it_says_can_be_stored_and_printed() -> None:
 
 
 async def test_an_error_paints_no_terminal() -> None:
-    async with talking(lambda _b, _h: Fault("status", status=400, message="\x1b]0;owned\x07\x9b2J no\n\nway")) as (model, _):
+    async with talking(
+        lambda _b, _h: Fault("status", status=400, message="\x1b]0;owned\x07\x9b2J no\n\nway")
+    ) as (model, _):
         with pytest.raises(ModelReplyInvalid) as raised:
             await model.chat(ask())
     assert raised.value.message.isprintable()
@@ -160,7 +189,11 @@ async def test_an_error_paints_no_terminal() -> None:
 
 @pytest.mark.parametrize("count", [float("nan"), -5, True, "7", 10**400, 10**12, None, [], 1.5])
 async def test_a_count_that_cannot_be_right_is_estimated(count: Any) -> None:
-    told = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+    told = {
+        "prompt_tokens": count,
+        "completion_tokens": count,
+        "prompt_tokens_details": {"cached_tokens": count},
+    }
     usage = count_usage(told, 30, 60, LlmSettings(price_in=1.0, price_out=1.0))
     assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (11, 0, 21)
 
@@ -172,14 +205,21 @@ def test_any_error_answer_is_one_printable_line(raw: bytes) -> None:
     assert len(said) <= 300
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"data": 5}', b'{"data": [5]}', b'{"data": [{"id": 5}]}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"{}", b'{"data": 5}', b'{"data": [5]}', b'{"data": [{"id": 5}]}', b"[" * 100_000],
+)
 def test_what_is_no_list_of_models_is_said_to_be_none(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"list of models|Expecting"):
         read_models(raw)
 
 
 async def test_ten_thousand_models_make_a_short_error() -> None:
-    async with talking(lambda _b, _h: "x", {"models": tuple(f"model-{n}" for n in range(10_000))}, model="other") as (model, _):
-        with pytest.raises(ConfigurationError, match="no model 'other'; it has: model-0, ") as raised:
+    async with talking(
+        lambda _b, _h: "x", {"models": tuple(f"model-{n}" for n in range(10_000))}, model="other"
+    ) as (model, _):
+        with pytest.raises(
+            ConfigurationError, match="no model 'other'; it has: model-0, "
+        ) as raised:
             await model.chat(ask())
     assert len(raised.value.message) < 800

@@ -1,4 +1,6 @@
-"""Native tool calls and reasoning: what is sent, and how the ways in which servers stream them are read."""
+"""Native tool calls and reasoning: what is sent, and how the ways in which servers stream them are
+read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from moothall.testing.model import NativeReply
 BASH = FunctionTool(
     "bash",
     "Run a command.",
-    {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"], "additionalProperties": False},
+    {
+        "type": "object",
+        "properties": {"command": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    },
 )
 
 
@@ -30,14 +37,28 @@ def read(deltas: Sequence[Any], *, key: str = "delta") -> PartialReply:
 
 
 def calls(*fragments: Any) -> list[tuple[str, str, str]]:
-    found = read([{"tool_calls": fragment if isinstance(fragment, list) else [fragment]} for fragment in fragments])
-    return [(call.call_id, call.name, call.arguments) for call in found.calls.finish("t/s/propose/0.1")]
+    found = read(
+        [
+            {"tool_calls": fragment if isinstance(fragment, list) else [fragment]}
+            for fragment in fragments
+        ]
+    )
+    return [
+        (call.call_id, call.name, call.arguments) for call in found.calls.finish("t/s/propose/0.1")
+    ]
 
 
 async def test_tools_and_earlier_calls_are_sent() -> None:
     talk = (
         Message("user", "Fix it."),
-        Message("assistant", "", calls=(FunctionCall("c1", "bash", '{"command": "ls"}'), FunctionCall("c2", "bash", "{broken"))),
+        Message(
+            "assistant",
+            "",
+            calls=(
+                FunctionCall("c1", "bash", '{"command": "ls"}'),
+                FunctionCall("c2", "bash", "{broken"),
+            ),
+        ),
         Message("tool", "a.py", call_id="c1"),
         Message("tool", "the arguments are not JSON", call_id="c2"),
         Message("assistant", " "),
@@ -47,7 +68,14 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
         await model.chat(ask(messages=talk, tools=(BASH,)))
     body = server.requests[0].body
     assert body["tools"] == [
-        {"type": "function", "function": {"name": "bash", "description": "Run a command.", "parameters": dict(BASH.parameters)}}
+        {
+            "type": "function",
+            "function": {
+                "name": "bash",
+                "description": "Run a command.",
+                "parameters": dict(BASH.parameters),
+            },
+        }
     ]
     assert body["parallel_tool_calls"] is True
     assert body["messages"][1:5] == [
@@ -55,7 +83,11 @@ async def test_tools_and_earlier_calls_are_sent() -> None:
             "role": "assistant",
             "content": None,
             "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}},
+                {
+                    "id": "c1",
+                    "type": "function",
+                    "function": {"name": "bash", "arguments": '{"command": "ls"}'},
+                },
                 {"id": "c2", "type": "function", "function": {"name": "bash", "arguments": "{}"}},
             ],
         },
@@ -78,7 +110,14 @@ async def test_calls_text_and_reasoning_come_back(*, streams: bool) -> None:
         got = await model.chat(ask(tools=(BASH,)))
         again = Message("assistant", got.text, got.calls, reasoning=got.reasoning)
         await model.chat(
-            ask(messages=(Message("user", "Go"), again, Message("tool", "", call_id="a"), Message("tool", "", call_id="b")))
+            ask(
+                messages=(
+                    Message("user", "Go"),
+                    again,
+                    Message("tool", "", call_id="a"),
+                    Message("tool", "", call_id="b"),
+                )
+            )
         )
     assert (got.text, got.finish_reason) == ("Let me look.", "tool_calls")
     assert [(call.call_id, json.loads(call.arguments)) for call in got.calls] == [
@@ -108,7 +147,10 @@ def test_a_name_and_an_id_in_each_fragment_are_one_call() -> None:
 
 @pytest.mark.parametrize("index", [{"index": 0}, {}])
 def test_whole_calls_with_objects_and_one_index_are_two(index: dict[str, int]) -> None:
-    one, two = ({**index, "function": {"name": "bash", "arguments": {"command": name}}} for name in ("ls", "pwd"))
+    one, two = (
+        {**index, "function": {"name": "bash", "arguments": {"command": name}}}
+        for name in ("ls", "pwd")
+    )
     apart, together = calls(one, two), calls([one, two])
     assert apart == together
     assert [json.loads(arguments)["command"] for _, _, arguments in apart] == ["ls", "pwd"]
@@ -128,7 +170,18 @@ def test_missing_and_repeated_ids_are_made_up_the_same_each_time() -> None:
 def test_thought_signatures_go_back_with_their_call() -> None:
     signature = {"google": {"thought_signature": "c2ln"}}
     reply = read(
-        [{"tool_calls": [{"index": 0, "id": "a", "extra_content": signature, "function": {"name": "bash", "arguments": "{}"}}]}]
+        [
+            {
+                "tool_calls": [
+                    {
+                        "index": 0,
+                        "id": "a",
+                        "extra_content": signature,
+                        "function": {"name": "bash", "arguments": "{}"},
+                    }
+                ]
+            }
+        ]
     )
     reply.calls.finish("x")
     assert reply.calls.extras == {"a": {"extra_content": signature}}
@@ -137,8 +190,16 @@ def test_thought_signatures_go_back_with_their_call() -> None:
 def test_reasoning_details_are_joined_and_replace_the_text() -> None:
     reply = read(
         [
-            {"reasoning": "I th", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "I th"}]},
-            {"reasoning": "ink", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "ink", "signature": "s"}]},
+            {
+                "reasoning": "I th",
+                "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "I th"}],
+            },
+            {
+                "reasoning": "ink",
+                "reasoning_details": [
+                    {"type": "reasoning.text", "index": 0, "text": "ink", "signature": "s"}
+                ],
+            },
             {"reasoning_details": [{"type": "reasoning.encrypted", "index": 1, "data": "abc"}]},
         ]
     )
@@ -153,7 +214,12 @@ def test_reasoning_details_are_joined_and_replace_the_text() -> None:
 def test_content_in_parts_is_text_and_thinking() -> None:
     reply = read(
         [
-            {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "Hel"}]},
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                    {"type": "text", "text": "Hel"},
+                ]
+            },
             {"content": ["lo"]},
         ]
     )
@@ -188,5 +254,7 @@ def test_content_in_parts_is_text_and_thinking() -> None:
 )
 def test_whatever_a_delta_holds_is_taken(value: object) -> None:
     for key in ("delta", "message"):
-        reply = read([value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key)
+        reply = read(
+            [value, {"tool_calls": value}, {"tool_calls": [value]}, {"content": value}], key=key
+        )
         assert all(isinstance(call.arguments, str) for call in reply.calls.finish("x"))

@@ -26,12 +26,18 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def answering(*statuses: int, headers: Mapping[str, str] | None = None, text: str = "no") -> AsyncIterator[str]:
-    """A server that answers anything with these statuses in turn, and the last one again and again."""
+async def answering(
+    *statuses: int, headers: Mapping[str, str] | None = None, text: str = "no"
+) -> AsyncIterator[str]:
+    """A server that answers anything with these statuses in turn, and the last one again and
+    again.
+    """
     left = list(statuses)
 
     async def answer(_request: web.Request) -> web.Response:
-        return web.Response(status=left.pop(0) if len(left) > 1 else left[0], headers=headers, text=text)
+        return web.Response(
+            status=left.pop(0) if len(left) > 1 else left[0], headers=headers, text=text
+        )
 
     application = web.Application()
     application.router.add_route("*", "/{rest:.*}", answer)
@@ -47,7 +53,11 @@ async def answering(*statuses: int, headers: Mapping[str, str] | None = None, te
 async def test_a_server_that_answers_is_enough_said() -> None:
     told: list[str] = []
     async with scripted_model(silent, api_key="secret-key") as server:
-        await reach(LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}), server.base_url, told.append)
+        await reach(
+            LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}),
+            server.base_url,
+            told.append,
+        )
         await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), told.append)
         assert server.model_lists == 2
         assert server.requests == []
@@ -55,13 +65,21 @@ async def test_a_server_that_answers_is_enough_said() -> None:
 
 
 async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
-    async with scripted_model(silent, api_key="right") as server, answering(404) as nothing, answering(200) as page:
+    async with (
+        scripted_model(silent, api_key="right") as server,
+        answering(404) as nothing,
+        answering(200) as page,
+    ):
         root = server.base_url.removesuffix("/v1")
         key = {"api_key": "right"}
         for settings, url, said in (
             ({}, server.base_url, "401.*MOOTHALL_LLM__API_KEY"),
             (key, root, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
-            (key | {"model": "no-such"}, server.base_url, "no model 'no-such'; it has: scripted .*MOOTHALL_LLM__MODEL"),
+            (
+                key | {"model": "no-such"},
+                server.base_url,
+                "no model 'no-such'; it has: scripted .*MOOTHALL_LLM__MODEL",
+            ),
             (key, server.base_url.replace("http:", "https:"), "does not speak TLS .*http://"),
             ({}, nothing, "404.*usually ends with /v1"),
             ({}, page, "text/plain, not with a list of models"),
@@ -73,7 +91,10 @@ async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
 
 async def test_a_redirection_is_not_followed_and_said() -> None:
     async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
-        with pytest.raises(ConfigurationError, match="redirects to http://elsewhere/v1/models; give the final address"):
+        with pytest.raises(
+            ConfigurationError,
+            match="redirects to http://elsewhere/v1/models; give the final address",
+        ):
             await reach(LlmSettings(), url, pytest.fail)
 
 
@@ -89,8 +110,14 @@ async def test_one_that_counts_calls_is_there() -> None:
 
 async def test_what_is_not_there_names_the_setting() -> None:
     for url, said in (
-        (f"http://127.0.0.1:{free_port()}/v1", "nobody listens at 127.0.0.1.*MOOTHALL_LLM__BASE_URL"),
-        ("http://no.such.name.invalid/v1", "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL"),
+        (
+            f"http://127.0.0.1:{free_port()}/v1",
+            "nobody listens at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
+        ),
+        (
+            "http://no.such.name.invalid/v1",
+            "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL",
+        ),
     ):
         with pytest.raises(ModelUnavailable, match=said):
             await reach(LlmSettings(), url, pytest.fail)
@@ -105,7 +132,11 @@ async def test_one_that_speaks_something_else_is_said() -> None:
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     async with server:
         with pytest.raises(ModelUnavailable, match="does not answer as HTTP"):
-            await reach(LlmSettings(), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
+            await reach(
+                LlmSettings(),
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
+                pytest.fail,
+            )
 
 
 async def test_silence_ends() -> None:
@@ -116,7 +147,11 @@ async def test_silence_ends() -> None:
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     async with server:
         with pytest.raises(ModelUnavailable, match="does not answer in time"):
-            await reach(LlmSettings(idle_seconds=0.05), f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", pytest.fail)
+            await reach(
+                LlmSettings(idle_seconds=0.05),
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
+                pytest.fail,
+            )
 
 
 async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -> None:

@@ -23,10 +23,15 @@ QUICK = LlmSettings(retries=0, retry_seconds=0.001)
 
 
 @asynccontextmanager
-async def replicas(*answers: Answer) -> AsyncIterator[tuple[ReplicatedModel, list[ScriptedModel], list[float]]]:
+async def replicas(
+    *answers: Answer,
+) -> AsyncIterator[tuple[ReplicatedModel, list[ScriptedModel], list[float]]]:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(scripted_model(answer)) for answer in answers]
-        clients = [await stack.enter_async_context(open_model(QUICK, server.base_url)) for server in servers]
+        clients = [
+            await stack.enter_async_context(open_model(QUICK, server.base_url))
+            for server in servers
+        ]
         now = [100.0]
         yield ReplicatedModel(clients, lambda: now[0]), servers, now
 
@@ -38,9 +43,14 @@ def named(name: str) -> Answer:
 async def test_a_deliberation_stays_with_one_server_and_many_use_all() -> None:
     async with replicas(named("a"), named("b"), named("c")) as (model, servers, _):
         for task in range(12):
-            said = {(await model.chat(ask(f"task-{task}/agent-dev-00{seat}/propose/0.1"))).text for seat in range(3)}
+            said = {
+                (await model.chat(ask(f"task-{task}/agent-dev-00{seat}/propose/0.1"))).text
+                for seat in range(3)
+            }
             assert len(said) == 1
-        used = {model.order(f"task-{task}/x")[0].url for task in range(200)}  # ports are drawn: twelve may leave one out
+        used = {
+            model.order(f"task-{task}/x")[0].url for task in range(200)
+        }  # ports are drawn: twelve may leave one out
     assert used == {server.base_url for server in servers}
 
 
@@ -49,7 +59,11 @@ async def test_a_server_less_moves_its_own_deliberations_only() -> None:
         before = {task: model.order(f"task-{task}/x")[0] for task in range(50)}
         gone = model._servers[0]
         fewer = ReplicatedModel(model._servers[1:])
-        moved = [task for task, server in before.items() if fewer.order(f"task-{task}/x")[0] is not server]
+        moved = [
+            task
+            for task, server in before.items()
+            if fewer.order(f"task-{task}/x")[0] is not server
+        ]
     assert moved == [task for task, server in before.items() if server is gone]
     assert Counter(before.values())[gone] > 0
 
@@ -57,7 +71,9 @@ async def test_a_server_less_moves_its_own_deliberations_only() -> None:
 async def test_where_one_is_down_the_next_stands_in_for_a_while() -> None:
     down = Fault("status", status=503)
     async with replicas(lambda _b, _h: down, named("b")) as (model, (first, second), now):
-        task = next(name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url)
+        task = next(
+            name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url
+        )
         for _ in range(3):
             assert (await model.chat(ask(f"{task}/-/plan/0.1"))).text == "b"
         assert (len(first.requests), len(second.requests)) == (1, 3)
@@ -92,7 +108,9 @@ async def test_another_model_stands_in_for_one_that_is_down_and_all_know_that_it
             "warm": LlmSettings(temperature=1, fallback=("other",)),
             "other": LlmSettings(base_url=b.base_url, model="scripted"),
         }
-        models = Models.of(QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said)
+        models = Models.of(
+            QUICK.model_copy(update={"fallback": ("other",), "base_url": a.base_url}), said
+        )
         async with open_models(models, a.base_url) as opened:
             assert (await opened["default"].chat(ask())).text == "b"
             assert (await opened["default"].chat(ask())).text == "b"
@@ -110,8 +128,14 @@ async def test_after_its_rest_one_call_tries_a_server_and_the_others_go_on_witho
         await go.wait()
         return "a"
 
-    async with replicas(lambda _b, _h: answers.pop() if answers else slow(), named("b")) as (model, (first, _), now):
-        task = next(name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url)
+    async with replicas(lambda _b, _h: answers.pop() if answers else slow(), named("b")) as (
+        model,
+        (first, _),
+        now,
+    ):
+        task = next(
+            name for name in map(str, range(99)) if model.order(name)[0].url == first.base_url
+        )
         assert (await model.chat(ask(f"{task}/-/plan/0.1"))).text == "b"
         now[0] += 31
         trying = asyncio.create_task(model.chat(ask(f"{task}/-/plan/0.2")))
@@ -124,7 +148,10 @@ async def test_after_its_rest_one_call_tries_a_server_and_the_others_go_on_witho
 
 async def test_one_that_stands_in_and_knows_no_schemas_is_sent_none() -> None:
     down = Fault("status", status=503)
-    async with scripted_model(lambda _b, _h: down) as a, scripted_model(named("b"), schemas=False) as b:
+    async with (
+        scripted_model(lambda _b, _h: down) as a,
+        scripted_model(named("b"), schemas=False) as b,
+    ):
         models = Models.of(
             QUICK.model_copy(update={"fallback": ("other",), "reply": "json"}),
             {"other": LlmSettings(base_url=b.base_url, reply="auto")},

@@ -43,7 +43,10 @@ TURN = ReplySchema(
             },
             {
                 "type": "object",
-                "properties": {"thought": {"type": "string", "maxLength": 9}, "finish": {"type": "string"}},
+                "properties": {
+                    "thought": {"type": "string", "maxLength": 9},
+                    "finish": {"type": "string"},
+                },
                 "required": ["thought", "finish"],
                 "additionalProperties": False,
             },
@@ -59,7 +62,9 @@ def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
     if any(message["role"] == "tool" for message in body["messages"]):
         return "It is done."
     if body.get("tools"):
-        return NativeReply((("bash", {"command": "ls"}), ("bash", {"command": "pwd -P"})), text="Let me look.")
+        return NativeReply(
+            (("bash", {"command": "ls"}), ("bash", {"command": "pwd -P"})), text="Let me look."
+        )
     if body.get("response_format"):
         return json.dumps({"thought": "done", "finish": "Done.", "args": None})
     return "Hello."
@@ -69,7 +74,9 @@ def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
 async def asked(kind: ServerKind, **settings: Any) -> AsyncIterator[tuple[OpenAIModel, KindServer]]:
     async with (
         served(kind, answer) as server,
-        open_model(LlmSettings(retries=1, retry_seconds=0.01, **settings), server.base_url) as model,
+        open_model(
+            LlmSettings(retries=1, retry_seconds=0.01, **settings), server.base_url
+        ) as model,
     ):
         yield model, server
 
@@ -88,19 +95,27 @@ async def test_tools_are_called_and_answered_and_reasoning_goes_back(kind: Serve
     async with asked(kind) as (model, server):
         assert await model.reply_mode() == "tools"
         head = (Message("system", "You help."), Message("user", "Look round."))
-        first = await model.chat(ask(messages=head, tools=(BASH,), max_tokens=2000, temperature=0.4, seed=7))
+        first = await model.chat(
+            ask(messages=head, tools=(BASH,), max_tokens=2000, temperature=0.4, seed=7)
+        )
         assert [(call.name, json.loads(call.arguments)) for call in first.calls] == [
             ("bash", {"command": "ls"}),
             ("bash", {"command": "pwd -P"}),
         ]
         assert len({call.call_id for call in first.calls}) == 2
         answers = tuple(Message("tool", "here", call_id=call.call_id) for call in first.calls)
-        again = (*head, Message("assistant", first.text, first.calls, reasoning=first.reasoning), *answers)
+        again = (
+            *head,
+            Message("assistant", first.text, first.calls, reasoning=first.reasoning),
+            *answers,
+        )
         second = await model.chat(ask(messages=again, tools=(BASH,), max_tokens=2000))
         more = (*again, Message("user", "Go on."))
         await model.chat(ask(messages=more, tools=(BASH,), max_tokens=2000))
         refusals = len(server.refused)
-        third = await model.chat(ask(messages=more, tools=(BASH,), max_tokens=2000, temperature=0.9))
+        third = await model.chat(
+            ask(messages=more, tools=(BASH,), max_tokens=2000, temperature=0.9)
+        )
     assert (first.text, second.text, third.text) == ("Let me look.", "It is done.", "It is done.")
     assert len(server.refused) == refusals, "what was refused once is not sent again"
     path, sent = server.requests[-1]
@@ -137,7 +152,9 @@ async def test_a_schema_is_sent_as_far_as_it_is_taken(kind: ServerKind) -> None:
     if "response_format" in server.requests[-1][1] or "text" in server.requests[-1][1]:
         assert json.loads(reply.text)["finish"] == "Done."
     if kind.name == "openai":
-        assert "args" not in json.loads(reply.text), "what is null because everything is required is left out"
+        assert "args" not in json.loads(reply.text), (
+            "what is null because everything is required is left out"
+        )
         assert json.loads(reply.reasoning or "{}") == {}, "without tools chat completions serve"
 
 
@@ -193,18 +210,27 @@ async def test_a_reply_is_shortened_to_the_room_that_vllm_names() -> None:
 async def test_parsers_that_do_not_fit_the_model_are_told() -> None:
     async with asked(UNFITTING) as (model, _):
         lines = await model.examine()
-    assert "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning does not fit the model" in lines
+    assert (
+        "reasoning: in reasoning, which held a whole reply: the server's parser for reasoning "
+        "does not fit the model" in lines
+    )
 
     def write(_body: Any, _headers: Any) -> str:
         return '```json\n{"name": "bash", "arguments": {"command": "ls"}}\n```'
 
-    async with served(SERVERS["vllm"], write) as server, open_model(LlmSettings(), server.base_url) as model:
+    async with (
+        served(SERVERS["vllm"], write) as server,
+        open_model(LlmSettings(), server.base_url) as model,
+    ):
         before = await model.examine()
         reply = await model.chat(ask(tools=(BASH,), max_tokens=2000))
         lines = model.capabilities.lines()
     assert "native tool calls: yes" in before
     assert [call.name for call in reply.calls] == ["bash"]
-    assert "native tool calls: yes, read from the text: the server has no parser that fits the model" in lines
+    assert (
+        "native tool calls: yes, read from the text: the server has no parser that fits the model"
+        in lines
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,21 +261,30 @@ async def test_reasoning_that_fills_even_that_is_an_empty_reply_that_was_cut() -
     def think(_body: Any, _headers: Any) -> NativeReply:
         return NativeReply(text="Hello.", reasoning="hm " * 20_000)
 
-    async with served(SERVERS["vllm"], think) as server, open_model(LlmSettings(), server.base_url) as model:
+    async with (
+        served(SERVERS["vllm"], think) as server,
+        open_model(LlmSettings(), server.base_url) as model,
+    ):
         reply = await model.chat(ask(max_tokens=100))
     assert (reply.text, reply.finish_reason, reply.usage.calls) == ("", "length", 2)
     assert json.loads(reply.reasoning)["reasoning"]
 
 
 async def test_room_for_reasoning_is_added_to_every_reply() -> None:
-    async with asked(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (model, server):
+    async with asked(SERVERS["vllm"], reasoning_tokens=4000, reasoning_effort="low") as (
+        model,
+        server,
+    ):
         assert (await model.chat(ask(max_tokens=100))).text == "Hello."
     assert server.requests[0][1]["max_tokens"] == 4100
     assert server.requests[0][1]["reasoning_effort"] == "low"
 
 
 async def test_the_operator_may_choose_the_api() -> None:
-    async with asked(SERVERS["openai"], api="responses", reasoning_effort="high") as (model, server):
+    async with asked(SERVERS["openai"], api="responses", reasoning_effort="high") as (
+        model,
+        server,
+    ):
         reply = await model.chat(ask(max_tokens=500))
     path, sent = server.requests[0]
     assert (path, reply.text) == ("/v1/responses", "Hello.")

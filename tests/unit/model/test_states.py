@@ -1,4 +1,6 @@
-"""Sharing what was computed: the engine here is a model of the real one that counts characters computed."""
+"""Sharing what was computed: the engine here is a model of the real one that counts characters
+computed.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ async def test_the_next_turn_finds_its_history(tmp_path: Path) -> None:
     said = {"role": "assistant", "content": "x" * 1000}
     first = [prompt("t", f"seat {n}", said) for n in range(3)]
     await asyncio.gather(*(call(states, engine, one) for one in first))
-    await asyncio.gather(*(call(states, engine, prompt("another", f"review {n}")) for n in range(3)))
+    await asyncio.gather(
+        *(call(states, engine, prompt("another", f"review {n}")) for n in range(3))
+    )
     again = [[*one, {"role": "user", "content": "go on"}] for one in first]
     fresh = await asyncio.gather(*(call(states, engine, one) for one in again))
     assert max(fresh) < 50
@@ -142,7 +146,14 @@ async def test_an_engine_that_saves_nothing_still_answers(tmp_path: Path) -> Non
 async def test_the_disk_holds_a_bounded_number_of_states(tmp_path: Path) -> None:
     states, engine = opened(tmp_path, limit=4, kept_limit=2)
     for n in range(20):
-        await call(states, engine, [{"role": "system", "content": f"{n}" * 1000}, {"role": "user", "content": f"task {n}" * 300}])
+        await call(
+            states,
+            engine,
+            [
+                {"role": "system", "content": f"{n}" * 1000},
+                {"role": "user", "content": f"task {n}" * 300},
+            ],
+        )
     assert len(list(tmp_path.glob("run-*"))) <= 4
     assert len(list(tmp_path.glob("kept-*"))) <= 2
     states.close()
@@ -197,7 +208,10 @@ def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
 
 
 @given(
-    st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": texts}), max_size=4),
+    st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": texts}),
+        max_size=4,
+    ),
     st.integers(0, 60),
 )
 def test_cut_messages_are_a_beginning(messages: list[dict[str, str]], length: int) -> None:

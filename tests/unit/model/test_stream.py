@@ -24,8 +24,12 @@ def read(pieces: list[bytes]) -> list[str]:
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.lists(st.integers(0, 400), max_size=8),
 )
-def test_events_do_not_depend_on_how_the_stream_is_cut(said: list[str], newline: str, cuts: list[int]) -> None:
-    raw = "".join(f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in said).encode()
+def test_events_do_not_depend_on_how_the_stream_is_cut(
+    said: list[str], newline: str, cuts: list[int]
+) -> None:
+    raw = "".join(
+        f": ping{newline}event: x{newline}data: {text}{newline}{newline}" for text in said
+    ).encode()
     edges = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
     pieces = [raw[start:end] for start, end in itertools.pairwise(edges)]
     assert read(pieces) == said
@@ -50,7 +54,12 @@ def test_what_is_not_utf8_is_a_broken_stream() -> None:
 
 
 def chunk(text: str | None, finish: str | None = None) -> str:
-    return json.dumps({"model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]})
+    return json.dumps(
+        {
+            "model": "m",
+            "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}],
+        }
+    )
 
 
 def test_chunks_become_a_reply() -> None:
@@ -74,13 +83,22 @@ def test_chunks_become_a_reply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "permanent"), [({"code": 502, "message": "gone"}, False), ({"code": 400, "message": "no"}, True), (None, False)]
+    ("error", "permanent"),
+    [
+        ({"code": 502, "message": "gone"}, False),
+        ({"code": 400, "message": "no"}, True),
+        (None, False),
+    ],
 )
 def test_a_choice_that_ends_in_an_error_is_one(error: object, permanent: bool) -> None:  # noqa: FBT001
     reply = PartialReply()
     reply.take(chunk("half an ans"))
     with pytest.raises(BrokenStream, match="the server reported") as raised:
-        reply.take(json.dumps({"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": error}]}))
+        reply.take(
+            json.dumps(
+                {"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": error}]}
+            )
+        )
     assert raised.value.permanent is permanent
 
 
@@ -93,7 +111,16 @@ def test_null_and_blank_events_are_passed_over() -> None:
 
 def test_only_the_first_choice_counts() -> None:
     reply = PartialReply()
-    reply.take(json.dumps({"choices": [{"index": 1, "delta": {"content": "other"}}, {"index": 0, "delta": {"content": "this"}}]}))
+    reply.take(
+        json.dumps(
+            {
+                "choices": [
+                    {"index": 1, "delta": {"content": "other"}},
+                    {"index": 0, "delta": {"content": "this"}},
+                ]
+            }
+        )
+    )
     assert reply.text == ["this"]
 
 
@@ -128,7 +155,19 @@ def test_an_error_inside_the_stream_is_told_apart(code: object, permanent: bool)
         lambda inner: (
             st.lists(inner)
             | st.dictionaries(
-                st.sampled_from(["choices", "delta", "content", "message", "usage", "index", "finish_reason", "error", "code"]),
+                st.sampled_from(
+                    [
+                        "choices",
+                        "delta",
+                        "content",
+                        "message",
+                        "usage",
+                        "index",
+                        "finish_reason",
+                        "error",
+                        "code",
+                    ]
+                ),
                 inner,
             )
         ),
@@ -141,7 +180,10 @@ def test_any_json_is_taken_or_refused(value: object) -> None:
 
 def token(text: str, chance: float, **others: float) -> dict[str, object]:
     """A token as vLLM tells it; numbers among the others are spelt with a leading `n`."""
-    top = [{"token": name.removeprefix("n"), "logprob": math.log(value)} for name, value in others.items()]
+    top = [
+        {"token": name.removeprefix("n"), "logprob": math.log(value)}
+        for name, value in others.items()
+    ]
     return {
         "token": text,
         "logprob": math.log(chance),
@@ -158,7 +200,9 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
         ('], "score": 1', [token(" ", 1.0), token("1", 0.5, n7=0.25, x=0.25)]),
         ("0}", [token("0", 0.75), token("}", 1.0)]),
     ):
-        assembly.take(json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]}))
+        assembly.take(
+            json.dumps({"choices": [{"delta": {"content": text}, "logprobs": {"content": told}}]})
+        )
     assert assembly.digits == [(("1", 0.5), ("7", 0.25)), (("0", 0.75),)]
 
 
@@ -166,7 +210,10 @@ def test_of_the_last_number_it_is_kept_how_likely_others_were() -> None:
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=4),
         lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "token", "logprob", "top_logprobs"]), inner)
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["content", "token", "logprob", "top_logprobs"]), inner
+            )
         ),
         max_leaves=12,
     )

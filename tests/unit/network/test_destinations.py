@@ -62,7 +62,9 @@ def test_no_address_of_the_inside_is_public(address: str) -> None:
 def test_the_internet_is_public(address: str) -> None:
     """And may be reached, unless only named hosts may."""
     assert is_public(ipaddress.ip_address(address))
-    assert not Destinations.read(["api.example.org"], only=True).may_reach(ipaddress.ip_address(address))
+    assert not Destinations.read(["api.example.org"], only=True).may_reach(
+        ipaddress.ip_address(address)
+    )
 
 
 @given(st.ip_addresses(v=4))
@@ -91,7 +93,17 @@ def test_a_wrong_entry_is_named(entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://example.org/", "file:///etc/passwd", "gopher://x", "javascript:alert(1)", "//x", "x", "http://", "http://[::1"]
+    "url",
+    [
+        "ftp://example.org/",
+        "file:///etc/passwd",
+        "gopher://x",
+        "javascript:alert(1)",
+        "//x",
+        "x",
+        "http://",
+        "http://[::1",
+    ],
 )
 def test_what_is_no_web_url_is_refused(url: str) -> None:
     """By its scheme or its shape."""

@@ -1,4 +1,6 @@
-"""Tasks read from an answer of architects: whatever it says, what comes of it is a plan or a reason."""
+"""Tasks read from an answer of architects: whatever it says, what comes of it is a plan or a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,18 @@ from moothall.errors import InvalidRequest
 from moothall.planning.architects import question, read_tasks
 from moothall.planning.derive import check_plan
 
-STORY = Story("story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo"))
+STORY = Story(
+    "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")
+)
 GOOD = {
     "tasks": [
-        {"id": "t", "role": "qa", "description": "test it", "criteria": [1, 2], "after": ["a", "b"]},
+        {
+            "id": "t",
+            "role": "qa",
+            "description": "test it",
+            "criteria": [1, 2],
+            "after": ["a", "b"],
+        },
         {"id": "a", "role": "DEV", "description": "write CSV", "criteria": [1]},
         {"id": "b", "role": "dev", "description": "be quick", "criteria": [2], "more": "words"},
         {"id": "d", "role": "architect", "description": "decide", "after": []},
@@ -34,7 +44,10 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
     tasks = read(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
     by_role = {task.description.partition("\n")[0]: task for task in tasks}
     check_plan(tasks, 8)
-    assert set(by_role["test it"].dependencies) == {by_role["write CSV"].task_id, by_role["be quick"].task_id}
+    assert set(by_role["test it"].dependencies) == {
+        by_role["write CSV"].task_id,
+        by_role["be quick"].task_id,
+    }
     assert by_role["write CSV"].constraints.requirements == ("is CSV",)
     assert by_role["write CSV"].repository == RepositoryRef(id="repo")
     assert by_role["decide"].repository is None
@@ -48,11 +61,32 @@ def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
         ("I would rather not.", "no JSON document"),
         ("{" * 50_000 + "}", "no JSON document"),
         ('{"tasks": []}', "no list of tasks: tasks"),
-        ('{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1]}]}', "no task fulfils criterion 2"),
-        ('{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2, 3]}]}', "criterion that there is not"),
-        ('{"tasks": [{"id": "a", "role": "wizard", "description": "x", "criteria": [1, 2]}]}', "unknown role"),
-        ('{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], "after": ["b"]}]}', "builds on 'b'"),
-        ('{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], "after": ["a"]}]}', "in a circle"),
+        (
+            '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1]}]}',
+            "no task fulfils criterion 2",
+        ),
+        (
+            '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2, 3]}]}',
+            "criterion that there is not",
+        ),
+        (
+            '{"tasks": [{"id": "a", "role": "wizard", "description": "x", "criteria": [1, 2]}]}',
+            "unknown role",
+        ),
+        (
+            (
+                '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
+                '"after": ["b"]}]}'
+            ),
+            "builds on 'b'",
+        ),
+        (
+            (
+                '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
+                '"after": ["a"]}]}'
+            ),
+            "in a circle",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_answer_is_said(said: str, wanted: str) -> None:
@@ -70,7 +104,11 @@ def test_two_tasks_of_one_id_and_too_many_are_refused() -> None:
 
 IDS = st.sampled_from(["a", "b", "c", "d", ""])
 TASK = st.fixed_dictionaries(
-    {"id": IDS, "role": st.sampled_from(["dev", "qa", "po", "boss"]), "description": st.text(max_size=5)},
+    {
+        "id": IDS,
+        "role": st.sampled_from(["dev", "qa", "po", "boss"]),
+        "description": st.text(max_size=5),
+    },
     optional={
         "criteria": st.lists(st.integers(-1, 3), max_size=3),
         "after": st.lists(IDS, max_size=3),
@@ -80,7 +118,8 @@ TASK = st.fixed_dictionaries(
 ANY = st.one_of(
     st.fixed_dictionaries({"tasks": st.lists(TASK, max_size=5)}),
     st.recursive(
-        st.none() | st.integers() | st.text(max_size=3), lambda inner: st.dictionaries(st.just("tasks"), inner) | st.lists(inner)
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.dictionaries(st.just("tasks"), inner) | st.lists(inner),
     ),
 )
 
@@ -98,4 +137,9 @@ def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
 def test_the_question_numbers_the_criteria() -> None:
     asked = question(STORY, "design-1", "plan-1", seats=3, most=8)
     assert "1. is CSV\n2. is quick" in asked.description
-    assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == ("architect", 3, True, "story-1")
+    assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == (
+        "architect",
+        3,
+        True,
+        "story-1",
+    )

@@ -1,4 +1,6 @@
-"""Several processes work on the same stories: each step is done once, and what one leaves another goes on with."""
+"""Several processes work on the same stories: each step is done once, and what one leaves another
+goes on with.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.topic import Channel
 from support.working import A, B, House, open_house, won
 
-ONCE = (EventType.PLAN_DERIVED, EventType.PLAN_FINISHED, EventType.STORY_CHECKED, EventType.STORY_DELIVERED)
+ONCE = (
+    EventType.PLAN_DERIVED,
+    EventType.PLAN_FINISHED,
+    EventType.STORY_CHECKED,
+    EventType.STORY_DELIVERED,
+)
 
 
 @pytest.fixture
@@ -49,7 +56,9 @@ async def test_of_three_that_work_on_a_story_one_does_each_step(house: House) ->
     assert len(house.lands.asked) == 1, "what is delivered outside is delivered once"
 
 
-async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(house: House) -> None:
+async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
+    house: House,
+) -> None:
     async with house.working():
         async with house.working():
             await house.move("refine", "submit")

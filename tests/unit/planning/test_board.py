@@ -73,7 +73,12 @@ def board(bus: MemoryBus) -> Board:
 
 async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
     card = await board.create(DRAFT, LOCAL, key="1", rigor="l3")
-    assert (card.stand.state, card.stand.rigor, card.stand.points, card.draft) == ("backlog", "L3", 100, DRAFT)
+    assert (card.stand.state, card.stand.rigor, card.stand.points, card.draft) == (
+        "backlog",
+        "L3",
+        100,
+        DRAFT,
+    )
     assert await board.create(DRAFT, LOCAL, key="1") == card
     with pytest.raises(AlreadyExists):
         await board.create(StoryDraft("Another title"), LOCAL, key="1")
@@ -82,9 +87,12 @@ async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "rigor", "said"), [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")]
+    ("draft", "rigor", "said"),
+    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")],
 )
-async def test_what_is_wrong_is_said(board: Board, draft: StoryDraft, rigor: str, said: str) -> None:
+async def test_what_is_wrong_is_said(
+    board: Board, draft: StoryDraft, rigor: str, said: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await board.create(draft, LOCAL, key="1", rigor=rigor)
 
@@ -118,7 +126,9 @@ class Reading(MemoryBus):
         self.let = asyncio.Event()
         self.let.set()
 
-    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         every = tuple(topics) == (Channel.STORIES.all,)
         async for recorded in super().replay(topics, after_seq):
             if every:
@@ -134,7 +144,9 @@ async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_fo
     made = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
     await board.create(DRAFT, EVE, key="theirs")
     assert await board.cards(LOCAL) == sorted(made, key=lambda card: card.story.id)
-    assert [card.story.id for card in await board.cards(EVE)] not in [[card.story.id] for card in made]
+    assert [card.story.id for card in await board.cards(EVE)] not in [
+        [card.story.id] for card in made
+    ]
     read = bus.given
     await board.move(made[0].story.id, "refine", LOCAL)
     shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
@@ -171,12 +183,16 @@ async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
     assert await board.cards(LOCAL) == []
 
 
-async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_it_lost_to(board: Board, bus: Meeting) -> None:
+async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_it_lost_to(
+    board: Board, bus: Meeting
+) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     await board.move(story_id, "refine", LOCAL)
     bus.expected = 4
     ends = await asyncio.gather(
-        board.move(story_id, "submit", LOCAL), board.move(story_id, "shelve", LOCAL), return_exceptions=True
+        board.move(story_id, "submit", LOCAL),
+        board.move(story_id, "shelve", LOCAL),
+        return_exceptions=True,
     )
     (lost,) = [end for end in ends if isinstance(end, Overtaken)]
     stands = (await board.card(story_id, LOCAL)).stand.state
@@ -212,9 +228,13 @@ async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus
         {"to_state": "done"},
     ],
 )
-async def test_what_is_written_past_the_table_moves_nothing(board: Board, bus: MemoryBus, forged: dict[str, object]) -> None:
+async def test_what_is_written_past_the_table_moves_nothing(
+    board: Board, bus: MemoryBus, forged: dict[str, object]
+) -> None:
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
-    await bus.publish(write(EventType.STORY_TRANSITIONED, story_id, {"story_id": story_id, **forged}, ordinal="x"))
+    await bus.publish(
+        write(EventType.STORY_TRANSITIONED, story_id, {"story_id": story_id, **forged}, ordinal="x")
+    )
     assert (await board.card(story_id, LOCAL)).stand.state == "backlog"
 
 
@@ -230,10 +250,14 @@ async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
     await bus.publish(derived)
     plan |= {"derivation_id": derived.id}
     await board.move(story_id, "accept_design", LOCAL)
-    await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "failed"}, ordinal=1))
+    await bus.publish(
+        write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "failed"}, ordinal=1)
+    )
     with pytest.raises(Blocked, match="not all done with a winner"):
         await board.move(story_id, "build", LOCAL, system=True)
-    await bus.publish(write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "completed"}, ordinal=2))
+    await bus.publish(
+        write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "completed"}, ordinal=2)
+    )
     card = await board.move(story_id, "build", LOCAL, system=True)
     assert (card.stand.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
 

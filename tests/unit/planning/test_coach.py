@@ -11,14 +11,22 @@ from moothall.planning.coach import CHARS, CRITERIA, StoryDraft, check, is_gherk
 
 GOOD = StoryDraft(
     "Export invoices as CSV",
-    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them without typing.",
+    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them "
+    "without typing.",
     (
         "Given two invoices in May, when May is exported, then the file has a header and two lines",
-        "Given no invoice in June, when June is exported, then the answer is 404 with the words 'no invoices'",
+        (
+            "Given no invoice in June, when June is exported, then the answer is 404 with the "
+            "words "
+            "'no invoices'"
+        ),
     ),
 )
 DRAFTS = st.builds(
-    StoryDraft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple)
+    StoryDraft,
+    st.text(max_size=200),
+    st.text(max_size=400),
+    st.lists(st.text(max_size=120), max_size=12).map(tuple),
 )
 
 
@@ -33,7 +41,14 @@ def test_a_story_that_lacks_nothing_has_100_points() -> None:
 
 def test_an_empty_story_has_what_nobody_can_lack() -> None:
     assert score(StoryDraft()).total == 15
-    assert set(codes(StoryDraft())) == {"TITLE", "DESCRIPTION", "VALUABLE", "CRITERIA", "GHERKIN", "TESTABLE"}
+    assert set(codes(StoryDraft())) == {
+        "TITLE",
+        "DESCRIPTION",
+        "VALUABLE",
+        "CRITERIA",
+        "GHERKIN",
+        "TESTABLE",
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,19 +59,47 @@ def test_an_empty_story_has_what_nobody_can_lack() -> None:
         ({"title": "Export " + "invoices " * 12}, "TITLE", "at most 80"),
         ({"description": ""}, "VALUABLE", "who needs it and why"),
         ({"description": "As a clerk, I want it."}, "DESCRIPTION", "words say little"),
-        ({"description": GOOD.description.replace("so that", "and")}, "VALUABLE", "add why (so that …)"),
-        ({"description": GOOD.description + " The format is TBD."}, "ESTIMABLE", "'TBD' is still open"),
-        ({"description": GOOD.description + " It depends on the archive."}, "INDEPENDENT", "depends on"),
-        ({"description": "As a clerk, I want " + "more " * 260 + "so that it is long"}, "SMALL", "split it"),
+        (
+            {"description": GOOD.description.replace("so that", "and")},
+            "VALUABLE",
+            "add why (so that …)",
+        ),
+        (
+            {"description": GOOD.description + " The format is TBD."},
+            "ESTIMABLE",
+            "'TBD' is still open",
+        ),
+        (
+            {"description": GOOD.description + " It depends on the archive."},
+            "INDEPENDENT",
+            "depends on",
+        ),
+        (
+            {"description": "As a clerk, I want " + "more " * 260 + "so that it is long"},
+            "SMALL",
+            "split it",
+        ),
         ({"ac": ()}, "CRITERIA", "add acceptance criteria"),
         ({"ac": GOOD.ac[:1]}, "CRITERIA", "what goes wrong"),
         ({"ac": GOOD.ac * 5}, "SMALL", "10 criteria"),
-        ({"ac": (*GOOD.ac, "The file has a header")}, "GHERKIN", "write 'The file has a header' as given"),
-        ({"ac": (*GOOD.ac, "Given May, when it is exported, then it is fast")}, "TESTABLE", "'fast' cannot be tested"),
+        (
+            {"ac": (*GOOD.ac, "The file has a header")},
+            "GHERKIN",
+            "write 'The file has a header' as given",
+        ),
+        (
+            {"ac": (*GOOD.ac, "Given May, when it is exported, then it is fast")},
+            "TESTABLE",
+            "'fast' cannot be tested",
+        ),
     ],
 )
-def test_what_is_missing_costs_points_and_says_what_to_write(changed: dict[str, str], code: str, words: str) -> None:
-    draft = StoryDraft(**{"title": GOOD.title, "description": GOOD.description, "ac": GOOD.ac} | changed)  # type: ignore[arg-type]
+def test_what_is_missing_costs_points_and_says_what_to_write(
+    changed: dict[str, str], code: str, words: str
+) -> None:
+    draft = StoryDraft(
+        **{"title": GOOD.title, "description": GOOD.description, "ac": GOOD.ac} | changed  # type: ignore[arg-type]
+    )
     found = score(draft)
     (finding,) = [item for item in found.findings if item.code == code]
     assert words in finding.message
@@ -65,12 +108,19 @@ def test_what_is_missing_costs_points_and_says_what_to_write(changed: dict[str, 
 
 def test_each_criterion_that_is_mended_raises_the_score() -> None:
     plain = StoryDraft(GOOD.title, GOOD.description, ())
-    totals = [score(StoryDraft(plain.title, plain.description, GOOD.ac[:number])).total for number in range(3)]
+    totals = [
+        score(StoryDraft(plain.title, plain.description, GOOD.ac[:number])).total
+        for number in range(3)
+    ]
     assert totals == sorted(set(totals))
 
 
 def test_holes_are_no_criteria() -> None:
-    holes = StoryDraft(GOOD.title, GOOD.description, ("Given <a state>, when <something happens>, then <what can be seen>",))
+    holes = StoryDraft(
+        GOOD.title,
+        GOOD.description,
+        ("Given <a state>, when <something happens>, then <what can be seen>",),
+    )
     assert codes(holes) == codes(StoryDraft(GOOD.title, GOOD.description))
 
 
@@ -107,7 +157,12 @@ def test_steps_in_lines_of_their_own_are_one_criterion() -> None:
 
 
 @pytest.mark.parametrize(
-    "draft", [StoryDraft("x" * 501), StoryDraft(description="x" * (CHARS + 1)), StoryDraft(ac=("x",) * (CRITERIA + 1))]
+    "draft",
+    [
+        StoryDraft("x" * 501),
+        StoryDraft(description="x" * (CHARS + 1)),
+        StoryDraft(ac=("x",) * (CRITERIA + 1)),
+    ],
 )
 def test_what_is_too_long_is_refused_with_the_limit(draft: StoryDraft) -> None:
     with pytest.raises(InvalidRequest, match="allowed are"):

@@ -11,10 +11,18 @@ from moothall.errors import InvalidRequest
 from moothall.planning.derive import check_plan, derive, sort_roles
 
 PLAIN = Strategy()
-STORY = Story("story-1", "Greet", "Say hello", ("says hello", "says goodbye", "is polite"), RepositoryRef(id="repo"))
+STORY = Story(
+    "story-1",
+    "Greet",
+    "Say hello",
+    ("says hello", "says goodbye", "is polite"),
+    RepositoryRef(id="repo"),
+)
 
 
-def derived(roles: list[str], strategy: Strategy = PLAIN, story: Story = STORY, tenant: str = "local") -> tuple[AtomicTask, ...]:
+def derived(
+    roles: list[str], strategy: Strategy = PLAIN, story: Story = STORY, tenant: str = "local"
+) -> tuple[AtomicTask, ...]:
     return derive(story, "plan-1", roles, strategy, tenant=tenant, most=64, chars=20_000)
 
 
@@ -22,7 +30,13 @@ roles = st.lists(st.sampled_from([*ROLES, "DEV", " Qa "]), max_size=8)
 counts = st.integers(0, 4)
 
 
-@given(roles, st.booleans(), counts, st.randoms(), st.lists(st.text(min_size=1, max_size=5), max_size=6))
+@given(
+    roles,
+    st.booleans(),
+    counts,
+    st.randoms(),
+    st.lists(st.text(min_size=1, max_size=5), max_size=6),
+)
 def test_tasks_are_acyclic_ordered_and_the_same_each_time(
     asked: list[str],
     parallel: bool,  # noqa: FBT001 - drawn
@@ -62,7 +76,11 @@ def test_the_built_in_order_puts_design_before_code_before_tests() -> None:
 
 def test_one_after_the_other_or_side_by_side() -> None:
     one, two, three, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
-    assert [one.dependencies, two.dependencies, three.dependencies] == [(), (one.task_id,), (two.task_id,)]
+    assert [one.dependencies, two.dependencies, three.dependencies] == [
+        (),
+        (one.task_id,),
+        (two.task_id,),
+    ]
     assert test.dependencies == (three.task_id,)
     a, b, c, d = derived(["dev", "qa"], Strategy(parallel=True, per_role=3))[:4]
     assert a.dependencies == b.dependencies == c.dependencies == ()
@@ -99,13 +117,18 @@ def test_what_cannot_be_derived_is_named(asked: list[str], strategy: Strategy, w
 
 def test_a_plan_has_a_limit() -> None:
     with pytest.raises(InvalidRequest, match=r"limits\.plan_tasks"):
-        derive(STORY, "plan-1", ["dev", "qa"], Strategy(per_role=3), tenant="local", most=5, chars=100)
+        derive(
+            STORY, "plan-1", ["dev", "qa"], Strategy(per_role=3), tenant="local", most=5, chars=100
+        )
 
 
 @pytest.mark.parametrize(
     ("tasks", "wanted"),
     [
-        ([AtomicTask("a", "dev", "x", ("b",)), AtomicTask("b", "dev", "x", ("a",))], "depends on b, which is no earlier"),
+        (
+            [AtomicTask("a", "dev", "x", ("b",)), AtomicTask("b", "dev", "x", ("a",))],
+            "depends on b, which is no earlier",
+        ),
         ([AtomicTask("a", "dev", "x", ("a",))], "depends on a"),
         ([AtomicTask("a", "dev", "x"), AtomicTask("a", "qa", "x")], "twice"),
         ([AtomicTask("A/../b", "dev", "x")], "is not an id"),

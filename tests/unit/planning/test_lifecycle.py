@@ -17,7 +17,11 @@ ROLES = ["po", "qa", "architect", "operator", "system", "dev"]
 FACTS = [need for need in get_args(Need) if need != "ready"]
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("event"), st.sampled_from([*EVENTS, "planning", ""]), st.sets(st.sampled_from(ROLES))),
+        st.tuples(
+            st.just("event"),
+            st.sampled_from([*EVENTS, "planning", ""]),
+            st.sets(st.sampled_from(ROLES)),
+        ),
         st.tuples(st.just("fact"), st.sampled_from(FACTS), st.just(frozenset())),
         st.tuples(st.just("points"), st.integers(0, 100), st.just(frozenset())),
     ),
@@ -62,13 +66,27 @@ def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
 @pytest.mark.parametrize(
     ("state", "event", "roles", "error", "said"),
     [
-        ("draft", "accept", ["po"], InvalidRequest, "does not happen to a story in draft; possible are shelve, submit"),
+        (
+            "draft",
+            "accept",
+            ["po"],
+            InvalidRequest,
+            "does not happen to a story in draft; possible are shelve, submit",
+        ),
         ("backlog", "refine", ["qa", "operator"], Refused, "needs one of the roles po"),
-        ("build", "build", ["po", "qa", "architect", "operator"], Refused, "needs one of the roles system"),
+        (
+            "build",
+            "build",
+            ["po", "qa", "architect", "operator"],
+            Refused,
+            "needs one of the roles system",
+        ),
         ("test", "accept_test", ["qa"], Blocked, "not checked as a whole"),
     ],
 )
-def test_what_is_missing_is_said(state: str, event: str, roles: list[str], error: type[Permanent], said: str) -> None:
+def test_what_is_missing_is_said(
+    state: str, event: str, roles: list[str], error: type[Permanent], said: str
+) -> None:
     with pytest.raises(error, match=said):
         decide(Stand(state, points=100), event, roles)
 
@@ -100,7 +118,11 @@ def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evi
             except Permanent:
                 assert stand == before
                 continue
-            (line,) = [item for item in table.transitions if (item.source, item.event) == (before.state, what)]
+            (line,) = [
+                item
+                for item in table.transitions
+                if (item.source, item.event) == (before.state, what)
+            ]
             assert set(line.by) & roles
             assert {need for need in line.needs if need != "ready"} <= since
             assert "ready" not in line.needs or before.points >= table.ready[before.rigor]
@@ -134,7 +156,10 @@ def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
 
 def test_people_move_a_story_on_or_send_it_back() -> None:
     ways = {
-        state: [line and line.event for line in (lifecycle().way(state), lifecycle().way(state, back=True))]
+        state: [
+            line and line.event
+            for line in (lifecycle().way(state), lifecycle().way(state, back=True))
+        ]
         for state in lifecycle().states
     }
     assert ways == {

@@ -1,4 +1,6 @@
-"""Notes of a story: recorded once, together or not at all, at the version that was seen, by who may, without secrets."""
+"""Notes of a story: recorded once, together or not at all, at the version that was seen, by who
+may, without secrets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL, Principal
-from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound, Overtaken, Refused
+from moothall.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    Overtaken,
+    Refused,
+)
 from moothall.planning.board import Board
 from moothall.planning.notes import NoteChange, Noted, Notes, Update
 from moothall.testing.bus import MemoryBus
@@ -43,9 +52,16 @@ class Told:
         return self
 
     async def note(
-        self, *changes: NoteChange, role: str = "dev", at: str = "", expected: int | None = None, who: Principal = LOCAL
+        self,
+        *changes: NoteChange,
+        role: str = "dev",
+        at: str = "",
+        expected: int | None = None,
+        who: Principal = LOCAL,
     ) -> Noted:
-        return await Notes(self.bus).update(Update(self.story_id, role, changes, at=at, expected=expected), who)
+        return await Notes(self.bus).update(
+            Update(self.story_id, role, changes, at=at, expected=expected), who
+        )
 
     async def recorded(self) -> int:
         events = await Board(self.bus).history(self.story_id, LOCAL)
@@ -64,7 +80,9 @@ async def test_notes_are_created_changed_and_deleted(told: Told) -> None:
     assert (second.version, second.hash == first.hash) == (2, False)
     back = await told.note(NoteChange("update", "decision", "format", '{ "text":"old format" }'))
     assert (back.version, back.hash) == (3, first.hash), "the same content has the same hash"
-    gone = await told.note(NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none"))
+    gone = await told.note(
+        NoteChange("delete", "decision", "format"), NoteChange("delete", "task", "none")
+    )
     assert (gone.version, gone.warnings) == (4, ("task none: there is none to delete",))
 
 
@@ -72,10 +90,18 @@ async def test_what_is_asked_twice_is_recorded_once(told: Told) -> None:
     first = await told.note(DECIDED, at=AT)
     await told.note(NoteChange("delete", "decision", "format"))
     late = await told.note(DECIDED, at=AT)
-    assert (late.version, late.hash == first.hash, "asked before" in late.warnings[0]) == (2, False, True)
+    assert (late.version, late.hash == first.hash, "asked before" in late.warnings[0]) == (
+        2,
+        False,
+        True,
+    )
     await told.note(DECIDED)
     again = await told.note(DECIDED)
-    assert (again.version, again.warnings, await told.recorded()) == (3, ("all was so already: nothing was changed",), 3)
+    assert (again.version, again.warnings, await told.recorded()) == (
+        3,
+        ("all was so already: nothing was changed",),
+        3,
+    )
 
 
 async def test_an_ack_that_was_lost_costs_nothing(told: Told) -> None:
@@ -85,10 +111,14 @@ async def test_an_ack_that_was_lost_costs_nothing(told: Told) -> None:
 
 async def test_of_two_at_once_with_one_version_one_is_told_so(told: Told) -> None:
     changes = [replace(DECIDED, entity_id=name) for name in ("one", "two")]
-    ends = await asyncio.gather(*(told.note(change, expected=0) for change in changes), return_exceptions=True)
+    ends = await asyncio.gather(
+        *(told.note(change, expected=0) for change in changes), return_exceptions=True
+    )
     (lost,) = (end for end in ends if isinstance(end, Overtaken))
     assert "at version 1, and you expected 0" in lost.message
-    both = await asyncio.gather(*(told.note(replace(DECIDED, entity_id=name)) for name in ("three", "four")))
+    both = await asyncio.gather(
+        *(told.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))
+    )
     assert sorted(noted.version for noted in both) == [2, 3], "without a version both are recorded"
 
 
@@ -103,9 +133,15 @@ async def test_all_changes_or_none(told: Told) -> None:
 
 async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
     secret = "ghp_" + "a" * 36
-    noted = await told.note(replace(DECIDED, payload=f'{{"text": "use {secret}"}}', reason=f"it is {secret}"))
+    noted = await told.note(
+        replace(DECIDED, payload=f'{{"text": "use {secret}"}}', reason=f"it is {secret}")
+    )
     assert noted.warnings == ("decision format: a secret was taken out",)
-    (event,) = (item for item in await Board(told.bus).history(told.story_id, LOCAL) if item.type is EventType.STORY_NOTED)
+    (event,) = (
+        item
+        for item in await Board(told.bus).history(told.story_id, LOCAL)
+        if item.type is EventType.STORY_NOTED
+    )
     assert secret not in str(event.data)
     assert "[redacted]" in str(event.data)
 
@@ -113,11 +149,31 @@ async def test_secrets_are_taken_out_and_it_is_said(told: Told) -> None:
 @pytest.mark.parametrize(
     ("change", "role", "kind", "said"),
     [
-        (replace(DECIDED, entity_type="comment"), "data", Refused, "data is not told comments, and so may not note a comment"),
-        (replace(DECIDED, entity_type="story"), "dev", InvalidRequest, "unknown entity_type 'story'; it is one of decision"),
-        (replace(DECIDED, operation="approve"), "dev", InvalidRequest, "it is one of create, update, delete"),
+        (
+            replace(DECIDED, entity_type="comment"),
+            "data",
+            Refused,
+            "data is not told comments, and so may not note a comment",
+        ),
+        (
+            replace(DECIDED, entity_type="story"),
+            "dev",
+            InvalidRequest,
+            "unknown entity_type 'story'; it is one of decision",
+        ),
+        (
+            replace(DECIDED, operation="approve"),
+            "dev",
+            InvalidRequest,
+            "it is one of create, update, delete",
+        ),
         (replace(DECIDED, payload="[1]"), "dev", InvalidRequest, "payload is a JSON object"),
-        (replace(DECIDED, payload='{"a": "' + "x" * 2000 + '"}'), "dev", InvalidRequest, "at most 2000 characters"),
+        (
+            replace(DECIDED, payload='{"a": "' + "x" * 2000 + '"}'),
+            "dev",
+            InvalidRequest,
+            "at most 2000 characters",
+        ),
         (replace(DECIDED, payload="[" * 1900), "dev", InvalidRequest, "payload is a JSON object"),
         (replace(DECIDED, entity_id="a/b"), "dev", InvalidRequest, "entity_id 'a/b' is not an id"),
         (DECIDED, "boss", InvalidRequest, "unknown role"),
@@ -147,6 +203,8 @@ async def test_nobody_notes_for_the_product_owner_or_of_anothers_story(told: Tol
 
 async def test_a_note_moves_no_story(told: Told) -> None:
     before = await Board(told.bus).card(told.story_id, LOCAL)
-    await told.note(replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}'))
+    await told.note(
+        replace(DECIDED, payload='{"title": "x", "to_state": "done", "decision": "approved"}')
+    )
     after = await Board(told.bus).card(told.story_id, LOCAL)
     assert replace(after, seq=before.seq) == before

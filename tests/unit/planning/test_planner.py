@@ -17,7 +17,15 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import PlanningEvent, Strategy
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound, Permanent, Refused, RepositoryError
+from moothall.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NoCouncil,
+    NotFound,
+    Permanent,
+    Refused,
+    RepositoryError,
+)
 from moothall.planning.board import Board
 from moothall.planning.coach import StoryDraft
 from moothall.planning.planner import Planner
@@ -76,15 +84,26 @@ async def until(condition: Any) -> None:
 
 
 async def events(bus: MemoryBus, kind: EventType) -> list[Event]:
-    return [item.event async for item in bus.replay((Channel.STORIES.all,)) if item.event.type is kind]
+    return [
+        item.event async for item in bus.replay((Channel.STORIES.all,)) if item.event.type is kind
+    ]
 
 
 def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome:
     result = Result(1, f"agent-{role}-001", role, 1.0, ("proven",), True, True, content=content)
-    return Outcome(task_id, DeliberationStatus.COMPLETED, role=role, winner_id=result.seat, results=(result,), commit_sha=commit)
+    return Outcome(
+        task_id,
+        DeliberationStatus.COMPLETED,
+        role=role,
+        winner_id=result.seat,
+        results=(result,),
+        commit_sha=commit,
+    )
 
 
-async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+async def test_a_story_that_moved_to_planning_is_done_in_order(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
     async with running(bus, desk, planner):
         answer = await planner.process(MOVED, LOCAL)
         assert answer.processed
@@ -109,18 +128,26 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(bus: MemoryBus, d
     assert ended[0].data["tasks"] == dict.fromkeys((design, code, tests), "COMPLETED")
 
 
-async def test_the_same_event_again_changes_nothing(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+async def test_the_same_event_again_changes_nothing(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
     first = await planner.process(MOVED, LOCAL)
     assert await planner.process(MOVED, LOCAL) == first
-    assert await Planner(bus, LimitSettings()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
+    assert (
+        await Planner(bus, LimitSettings()).process(replace(MOVED, timestamp_ms=7), LOCAL) == first
+    )
     assert len(await events(bus, EventType.PLAN_DERIVED)) == 1
 
 
-async def test_what_depends_on_a_task_without_a_winner_is_skipped(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+async def test_what_depends_on_a_task_without_a_winner_is_skipped(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
     async with running(bus, desk, planner):
         answer = await planner.process(MOVED, LOCAL)
         await until(desk.known)
-        await desk.decide(Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect"))
+        await desk.decide(
+            Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect")
+        )
         async with asyncio.timeout(10):
             while not (ended := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
@@ -135,7 +162,12 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
     async with running(bus, desk, planner):
         first = (await planner.process(MOVED, LOCAL)).task_ids[0]
         await until(desk.known)
-        gone = Outcome(first, DeliberationStatus.FAILED, role="architect", error_message="the repository is gone")
+        gone = Outcome(
+            first,
+            DeliberationStatus.FAILED,
+            role="architect",
+            error_message="the repository is gone",
+        )
         await desk.decide(gone)
         async with asyncio.timeout(10):
             while not (ended := await events(bus, EventType.PLAN_FINISHED)):
@@ -143,7 +175,9 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
     assert ended[0].data["why"] == {first: "the repository is gone"}
 
 
-async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryBus, desk: MemoryDesk) -> None:
+async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
+    bus: MemoryBus, desk: MemoryDesk
+) -> None:
     async with running(bus, desk, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
         await until(lambda: desk.known() == [design])
@@ -163,10 +197,18 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(bus: MemoryB
         assert fresh.known() == []
 
 
-async def test_a_story_that_others_moved_on_the_bus_is_planned_too(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
     story = {"story_id": "story-2", "title": "Greet", "brief": "Say hello"}
     await bus.publish(new_event(EventType.STORY_CREATED, "story-2", story))
-    moved = {"story_id": "story-2", "from_state": "draft", "to_state": "planning", "event": "plan", "actor": "po"}
+    moved = {
+        "story_id": "story-2",
+        "from_state": "draft",
+        "to_state": "planning",
+        "event": "plan",
+        "actor": "po",
+    }
     await bus.publish(new_event(EventType.STORY_TRANSITIONED, "story-2", moved))
     async with running(bus, desk, planner):
         await until(desk.known)
@@ -187,8 +229,19 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(bus: MemoryBu
         {"story_id": "story-1"},
         {"story_id": "story-1", "to_state": "planning"},
         {"story_id": "NOT-AN-ID", "to_state": "planning"},
-        {"story_id": "story-1", "to_state": "planning", "title": "x", "metadata": {"roles": "wizard"}},
-        {"story_id": "story-1", "to_state": "planning", "title": "x", "metadata": {"max_tasks_per_role": 5}, "plan_id": [1]},
+        {
+            "story_id": "story-1",
+            "to_state": "planning",
+            "title": "x",
+            "metadata": {"roles": "wizard"},
+        },
+        {
+            "story_id": "story-1",
+            "to_state": "planning",
+            "title": "x",
+            "metadata": {"max_tasks_per_role": 5},
+            "plan_id": [1],
+        },
     ],
 )
 async def test_what_is_malformed_on_the_bus_leads_to_nothing(
@@ -204,7 +257,10 @@ async def test_what_is_malformed_on_the_bus_leads_to_nothing(
 @pytest.mark.parametrize(
     ("event", "wanted"),
     [
-        (replace(MOVED, to_state="REVIEW"), "and no move; tasks are derived when a story moves to planning"),
+        (
+            replace(MOVED, to_state="REVIEW"),
+            "and no move; tasks are derived when a story moves to planning",
+        ),
         (replace(MOVED, metadata={}), "nothing is known of story 'story-1'"),
     ],
 )
@@ -214,7 +270,10 @@ async def test_other_events_are_recorded_and_said_to_be_no_plan(
     answer = await planner.process(event, LOCAL)
     assert (answer.processed, answer.task_ids) == (False, ())
     assert wanted in answer.message
-    recorded = [*await events(bus, EventType.STORY_TRANSITIONED), *await events(bus, EventType.STORY_CHANGED)]
+    recorded = [
+        *await events(bus, EventType.STORY_TRANSITIONED),
+        *await events(bus, EventType.STORY_CHANGED),
+    ]
     (one,) = recorded
     assert one.data.get("to_state", "planning") == "planning"
     assert await events(bus, EventType.PLAN_DERIVED) == []
@@ -224,7 +283,9 @@ async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
     """Put a story on the board and move it; return its id."""
     board = Board(bus)
     told = StoryDraft(
-        "Export invoices as CSV", "As a clerk, I want a month as CSV, so that I can book it.", ("Given a, when b, then c",) * 2
+        "Export invoices as CSV",
+        "As a clerk, I want a month as CSV, so that I can book it.",
+        ("Given a, when b, then c",) * 2,
     )
     story_id = (await board.create(told, LOCAL, key="1")).story.id
     for event in moves:
@@ -232,8 +293,12 @@ async def on_the_board(bus: MemoryBus, *moves: str) -> tuple[Board, str]:
     return board, story_id
 
 
-@pytest.mark.parametrize("told", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")])
-async def test_nobody_goes_around_the_board(bus: MemoryBus, planner: Planner, told: PlanningEvent) -> None:
+@pytest.mark.parametrize(
+    "told", [MOVED, replace(MOVED, to_state="DONE"), replace(MOVED, to_state="build")]
+)
+async def test_nobody_goes_around_the_board(
+    bus: MemoryBus, planner: Planner, told: PlanningEvent
+) -> None:
     board, story_id = await on_the_board(bus, "refine")
     answer = await planner.process(replace(told, case_id=story_id), LOCAL)
     assert (answer.processed, "this one is in draft" in answer.message) == (False, True)
@@ -246,7 +311,9 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
 ) -> None:
     board, story_id = await on_the_board(bus, "refine", "submit")
     async with running(bus, desk, planner):
-        answer = await planner.process(replace(MOVED, case_id=story_id, metadata={"roles": "dev"}), LOCAL)
+        answer = await planner.process(
+            replace(MOVED, case_id=story_id, metadata={"roles": "dev"}), LOCAL
+        )
         assert answer.processed
         await asyncio.sleep(0.05)
         assert desk.known() == []
@@ -269,25 +336,41 @@ async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_a
         (replace(MOVED, timestamp_ms=2**62), "timestamp_ms"),
         (replace(MOVED, metadata={"brief": "x" * 30_000}), "more than 20000 characters"),
         (replace(MOVED, metadata={**MOVED.metadata} | {"roles": "wizard"}), "unknown role"),
-        (replace(MOVED, metadata={**MOVED.metadata} | {"max_tasks_per_role": "many"}), "max_tasks_per_role is 'many'"),
+        (
+            replace(MOVED, metadata={**MOVED.metadata} | {"max_tasks_per_role": "many"}),
+            "max_tasks_per_role is 'many'",
+        ),
     ],
 )
-async def test_what_is_wrong_with_an_event_is_named(planner: Planner, event: PlanningEvent, wanted: str) -> None:
+async def test_what_is_wrong_with_an_event_is_named(
+    planner: Planner, event: PlanningEvent, wanted: str
+) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         await planner.process(event, LOCAL)
 
 
-async def test_deriving_without_publishing_records_nothing(bus: MemoryBus, planner: Planner) -> None:
-    made = await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=False)
+async def test_deriving_without_publishing_records_nothing(
+    bus: MemoryBus, planner: Planner
+) -> None:
+    made = await planner.derive(
+        "story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=False
+    )
     assert [task.role for task in made.tasks] == ["dev", "qa"]
     assert await events(bus, EventType.PLAN_DERIVED) == []
 
 
-async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(bus: MemoryBus, planner: Planner) -> None:
+async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
+    bus: MemoryBus, planner: Planner
+) -> None:
     board, stranger = Board(bus), Principal("ann", "local", roles=frozenset({"qa", "architect"}))
     criteria = ("Given a list, when it is exported, then a CSV file is written",)
     story_id = (
-        await board.create(StoryDraft("Export lists as CSV", "So that others read them", criteria), LOCAL, key="1", rigor="L0")
+        await board.create(
+            StoryDraft("Export lists as CSV", "So that others read them", criteria),
+            LOCAL,
+            key="1",
+            rigor="L0",
+        )
     ).story.id
     for state, event in (("backlog", "refine"), ("draft", "submit")):
         with pytest.raises(InvalidRequest, match=f"is in {state}: its tasks are derived in design"):
@@ -298,17 +381,23 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(bus: MemoryB
     with pytest.raises(Refused, match="one of the roles po"):
         await planner.process(replace(MOVED, case_id=story_id, plan_id="plan-9"), stranger)
     assert (await board.card(story_id, LOCAL)).plan is None
-    assert (await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=False)).tasks, "looking needs no role"
+    assert (
+        await planner.derive(story_id, "plan-9", ["dev"], Strategy(), stranger, publish=False)
+    ).tasks, "looking needs no role"
     await planner.derive(story_id, "plan-9", ["dev"], Strategy(), LOCAL, publish=True)
     assert (await board.card(story_id, LOCAL)).plan is not None
 
 
-async def test_deriving_with_publishing_is_done_once(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> None:
+async def test_deriving_with_publishing_is_done_once(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> None:
     with pytest.raises(NotFound, match="nothing is known of story"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
     await planner.process(replace(MOVED, to_state="draft"), LOCAL)
     made = await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
-    assert await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == made
+    assert (
+        await planner.derive("story-1", "plan-1", ["DEV"], Strategy(), LOCAL, publish=True) == made
+    )
     with pytest.raises(AlreadyExists, match="choose another plan_id"):
         await planner.derive("story-1", "plan-1", ["qa"], Strategy(), LOCAL, publish=True)
     async with running(bus, desk, planner):
@@ -358,7 +447,10 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
         ("/srv/app", RepositoryRef(url="/srv/app", ref="main")),
         ("./app", RepositoryRef(url="./app", ref="main")),
         ("file:///srv/app", RepositoryRef(url="file:///srv/app", ref="main")),
-        ("https://forge.example/app.git", RepositoryRef(url="https://forge.example/app.git", ref="main")),
+        (
+            "https://forge.example/app.git",
+            RepositoryRef(url="https://forge.example/app.git", ref="main"),
+        ),
         ("git@forge.example:app.git", RepositoryRef(url="git@forge.example:app.git", ref="main")),
     ],
 )
@@ -398,11 +490,18 @@ async def letters(bus: MemoryBus, count: int) -> list[dead.DeadLetter]:
     return found
 
 
-@pytest.mark.parametrize("subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"])
+@pytest.mark.parametrize(
+    "subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"]
+)
 async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
     bus: MemoryBus, desk: MemoryDesk, planner: Planner, subject: str
 ) -> None:
-    data = {"story_id": "story-2", "to_state": "planning", "title": "Greet", "metadata": {"roles": "dev"}}
+    data = {
+        "story_id": "story-2",
+        "to_state": "planning",
+        "title": "Greet",
+        "metadata": {"roles": "dev"},
+    }
     async with running(bus, desk, planner):
         moved = new_event(EventType.STORY_TRANSITIONED, "story-2", data, tenant="acme")
         await bus.put_raw(subject, encode(moved), message_id=moved.id)
@@ -415,10 +514,26 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
 @pytest.mark.parametrize(
     ("kind", "data", "reason"),
     [
-        (EventType.STORY_TRANSITIONED, {"to_state": "planning"}, "nothing is known of story 'story-1'"),
-        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "repository": "ghost"}, "no repository 'ghost'"),
-        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "metadata": {"roles": "wizard"}}, "unknown role"),
-        (EventType.STORY_TRANSITIONED, {"to_state": "planning", "title": "x", "metadata": []}, "metadata is not an object"),
+        (
+            EventType.STORY_TRANSITIONED,
+            {"to_state": "planning"},
+            "nothing is known of story 'story-1'",
+        ),
+        (
+            EventType.STORY_TRANSITIONED,
+            {"to_state": "planning", "title": "x", "repository": "ghost"},
+            "no repository 'ghost'",
+        ),
+        (
+            EventType.STORY_TRANSITIONED,
+            {"to_state": "planning", "title": "x", "metadata": {"roles": "wizard"}},
+            "unknown role",
+        ),
+        (
+            EventType.STORY_TRANSITIONED,
+            {"to_state": "planning", "title": "x", "metadata": []},
+            "metadata is not an object",
+        ),
         (EventType.STORY_TRANSITIONED, {"title": "x"}, "to_state is empty"),
         (EventType.STORY_CREATED, {}, "neither a title nor a brief"),
         (EventType.STORY_CREATED, {"title": 7}, "title is not a text"),
@@ -448,7 +563,14 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
     bus: MemoryBus, desk: MemoryDesk, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
-    told = {"story_id": story_id, "from_state": "draft", "to_state": "done", "event": "finish", "actor": "eve", "roles": ["po"]}
+    told = {
+        "story_id": story_id,
+        "from_state": "draft",
+        "to_state": "done",
+        "event": "finish",
+        "actor": "eve",
+        "roles": ["po"],
+    }
     planned = {"story_id": story_id, "to_state": "planning", "event": "plan"}
     async with running(bus, desk, planner):
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, told))

@@ -20,23 +20,34 @@ TASKS = [
 
 def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
     return write(
-        EventType.PLAN_DERIVED, "s", {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **more}, ordinal=plan
+        EventType.PLAN_DERIVED,
+        "s",
+        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **more},
+        ordinal=plan,
     )
 
 
 def ended(plan: Event, why: Mapping[str, str] | None = None, **said: str) -> Event:
-    return write(EventType.PLAN_FINISHED, "s", {"story_id": "s", "derivation_id": plan.id, "tasks": said, "why": why or {}})
+    return write(
+        EventType.PLAN_FINISHED,
+        "s",
+        {"story_id": "s", "derivation_id": plan.id, "tasks": said, "why": why or {}},
+    )
 
 
-def steps(*history: Event, views: Mapping[str, TaskView] | None = None, state: str = "build") -> list[RoundTask]:
+def steps(
+    *history: Event, views: Mapping[str, TaskView] | None = None, state: str = "build"
+) -> list[RoundTask]:
     return list(rounds(history, views or {}, state)[-1].steps)
 
 
 def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_design() -> None:
     found = steps(derived())
     assert [(step.number, step.stand, step.after, step.begun) for step in found] == [
-        (1, "waits", (), False), (2, "waits", (), False), (3, "waits", (1, 2), False),
-    ]  # fmt: skip
+        (1, "waits", (), False),
+        (2, "waits", (), False),
+        (3, "waits", (1, 2), False),
+    ]
     assert found[2].next == "begins when those before it have a winner"
     assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
 
@@ -48,22 +59,34 @@ def test_a_task_under_way_stands_as_its_council_does() -> None:
     }
     found = steps(derived(), views=views)
     assert [(step.stand, step.why, step.begun) for step in found] == [
-        ("won", "agent-dev-002, proven", True), ("at work", "45 %", True), ("waits", "", False),
-    ]  # fmt: skip
+        ("won", "agent-dev-002, proven", True),
+        ("at work", "45 %", True),
+        ("waits", "", False),
+    ]
 
 
 def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
     plan = derived()
-    first, second, _ = steps(plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED"))
+    first, second, _ = steps(
+        plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
+    )
     assert (first.stand, first.why) == ("failed", "the repository is gone")
     assert second.why == ""
 
 
 def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
     plan = derived()
-    views = {"a": TaskView("a", DeliberationStatus.COMPLETED, error="no candidate passed the gates")}
-    first, second, third = steps(plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views)
-    assert (first.stand, first.why, first.lost) == ("no winner", "no candidate passed the gates", True)
+    views = {
+        "a": TaskView("a", DeliberationStatus.COMPLETED, error="no candidate passed the gates")
+    }
+    first, second, third = steps(
+        plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
+    )
+    assert (first.stand, first.why, first.lost) == (
+        "no winner",
+        "no candidate passed the gates",
+        True,
+    )
     assert "reject the build" in first.next
     assert (second.stand, second.begun) == ("out of time", True)
     assert (third.stand, third.begun) == ("skipped", False)

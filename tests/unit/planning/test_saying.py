@@ -1,4 +1,6 @@
-"""What is said of lines and to seats, whoever's door it comes through; a desk and a bus in memory."""
+"""What is said of lines and to seats, whoever's door it comes through; a desk and a bus in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,21 @@ class House:
         self.story = (await self.board.create(StoryDraft("Greet", "", ()), LOCAL, key="1")).story.id
         await self.desk.submit(DeliberationRequest("do it", "dev", task_id=task_id), LOCAL)
         results = tuple(
-            Result(rank, f"agent-dev-00{rank}", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+            Result(
+                rank,
+                f"agent-dev-00{rank}",
+                "dev",
+                0.5,
+                (),
+                passed_gates=True,
+                proven=True,
+                diff=diff,
+            )
             for rank, diff in ((1, DIFF), (2, OTHER))
         )
-        await self.desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results))
+        await self.desk.decide(
+            Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results)
+        )
 
     async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
         await remark(self.board, self.desk, self.story, text, LOCAL, place=place, key=key)
@@ -55,7 +68,11 @@ async def house() -> House:
 
 async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: House) -> None:
     for key, place in enumerate(
-        (Spot("u.py", 2, task_id="task-1"), Spot("u.py", 2, True, "task-1"), Spot("v.py", 1, task_id="task-1", rank=2))
+        (
+            Spot("u.py", 2, task_id="task-1"),
+            Spot("u.py", 2, True, "task-1"),
+            Spot("v.py", 1, task_id="task-1", rank=2),
+        )
     ):
         await house.say(place, key=str(key))
     await house.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
@@ -80,22 +97,37 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(house: House) ->
     [
         (Spot("x.py", 1), "the diff changes u.py"),
         (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
-        (Spot("u.py", 1, removed=True), "no such removed line 1 of that file in the diff; it shows 2 to 2"),
+        (
+            Spot("u.py", 1, removed=True),
+            "no such removed line 1 of that file in the diff; it shows 2 to 2",
+        ),
         (Spot("v.py", 1, removed=True, rank=2), "it removes none there"),
         (Spot("u.py", 2, rank=3), "has no candidate 3; it has 2"),
         (Spot("u.py", -1, rank=-1), "has no candidate -1"),
     ],
 )
-async def test_what_is_no_line_of_the_diff_is_refused_in_words(house: House, place: Spot, said: str) -> None:
+async def test_what_is_no_line_of_the_diff_is_refused_in_words(
+    house: House, place: Spot, said: str
+) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await house.say(replace(place, task_id="task-1"))
     assert await house.remarks() == ()
 
 
-async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(house: House) -> None:
+async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(
+    house: House,
+) -> None:
     eve = Principal("eve", "elsewhere")
     with pytest.raises(NotFound):
-        await remark(house.board, house.desk, house.story, "x", eve, place=Spot("u.py", 2, task_id="task-1"), key="k")
+        await remark(
+            house.board,
+            house.desk,
+            house.story,
+            "x",
+            eve,
+            place=Spot("u.py", 2, task_id="task-1"),
+            key="k",
+        )
     with pytest.raises(NotFound):
         await house.say(Spot("u.py", 2, task_id="task-9"))
     house.story = (await house.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id

@@ -1,4 +1,6 @@
-"""Rego in process and an OPA server behind one contract, and what a server that is ill brings about: nothing runs."""
+"""Rego in process and an OPA server behind one contract, and what a server that is ill brings
+about: nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ async def over_http(folder: Path) -> AsyncIterator[Opa]:
 
 @pytest.mark.parametrize("case", CONTRACT, ids=lambda case: case.__name__)
 @pytest.mark.parametrize("opened", [in_process, over_http], ids=["rego", "http"])
-async def test_every_engine(case: Callable[[Opened, Path], Awaitable[None]], opened: Opened, tmp_path: Path) -> None:
+async def test_every_engine(
+    case: Callable[[Opened, Path], Awaitable[None]], opened: Opened, tmp_path: Path
+) -> None:
     await case(opened, tmp_path)
 
 
@@ -84,13 +88,18 @@ ILL: dict[str, Any] = {
 
 @pytest.mark.parametrize("ill", ILL.values(), ids=ILL)
 async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -> None:
-    async with opa(api.url, seconds=0.5) as engine, open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
+    async with (
+        opa(api.url, seconds=0.5) as engine,
+        open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house,
+    ):
         api.answer = ill
         result = await house.gate.call(house.seat(), tool_call(path="a"))
         assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
         assert "nothing runs until it can" in result.error
         api.answer = None
-        assert (await house.gate.call(house.seat(), tool_call(path="a", number=2))).status is ToolStatus.SUCCESS
+        assert (
+            await house.gate.call(house.seat(), tool_call(path="a", number=2))
+        ).status is ToolStatus.SUCCESS
 
 
 async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
@@ -107,8 +116,16 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
         await opened.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize(("mode", "ran", "asked"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)])
-async def test_one_denied_call_in_each_mode(api: Api, tmp_path: Path, mode: Mode, ran: bool, asked: int) -> None:  # noqa: FBT001 - a column of the table
+@pytest.mark.parametrize(
+    ("mode", "ran", "asked"), [("enforce", False, 1), ("dry-run", True, 1), ("off", True, 0)]
+)
+async def test_one_denied_call_in_each_mode(
+    api: Api,
+    tmp_path: Path,
+    mode: Mode,
+    ran: bool,  # noqa: FBT001
+    asked: int,
+) -> None:
     settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
     async with open_policy(settings.guard) as policy, open_house(tmp_path, policy=policy) as house:
         before = api.asked
@@ -121,7 +138,10 @@ async def test_one_denied_call_in_each_mode(api: Api, tmp_path: Path, mode: Mode
 
 
 async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path) -> None:
-    async with opa(api.url, seconds=20) as engine, open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
+    async with (
+        opa(api.url, seconds=20) as engine,
+        open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house,
+    ):
         before = api.asked
         for number in range(5):
             await house.gate.call(house.seat(), tool_call(path="a", number=number))
@@ -130,8 +150,14 @@ async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path
 
 async def test_a_server_that_cannot_be_asked_stops_the_start(api: Api, tmp_path: Path) -> None:
     api.answer = says("{}", 404)
-    for url, words in ((api.url, "answered 404"), ("http://127.0.0.1:1", "cannot be asked"), ("http://[", "cannot be asked")):
-        settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5))
+    for url, words in (
+        (api.url, "answered 404"),
+        ("http://127.0.0.1:1", "cannot be asked"),
+        ("http://[", "cannot be asked"),
+    ):
+        settings = Settings(
+            data_dir=tmp_path, guard=GuardSettings(policy_url=url, policy_seconds=5)
+        )
         with pytest.raises(ConfigurationError, match=words):
             async with open_policy(settings.guard):
                 pass

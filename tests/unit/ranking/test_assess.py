@@ -21,14 +21,23 @@ OLD = "tests/test_old.py::test_old"
 
 def suite(verdict: Verdict = Verdict.PASSED, *, status: str = "success", **cases: str) -> CheckRun:
     named = {"new": NEW, "old": OLD}
-    return CheckRun("tests", verdict, {named.get(name, name): outcome for name, outcome in cases.items()}, status=status)
+    return CheckRun(
+        "tests",
+        verdict,
+        {named.get(name, name): outcome for name, outcome in cases.items()},
+        status=status,
+    )
 
 
 BASE = {"tests": suite(Verdict.FAILED, new="failed", old="passed"), "lint": LINT}
 
 
 def judge(
-    run: CheckRun, *, profile: Profile = PROFILE, own: tuple[str, ...] = (), base: Mapping[str, CheckRun] = BASE
+    run: CheckRun,
+    *,
+    profile: Profile = PROFILE,
+    own: tuple[str, ...] = (),
+    base: Mapping[str, CheckRun] = BASE,
 ) -> Assessment:
     return assess(base, {"tests": run, "lint": LINT}, profile, own, applies=True)
 
@@ -49,12 +58,19 @@ def test_a_red_test_that_turns_green_proves_the_candidate() -> None:
 
 
 def test_a_test_file_that_could_not_be_collected_counts_as_red() -> None:
-    base = {"tests": CheckRun("tests", Verdict.FAILED, {"tests/test_utils.py": "errored", OLD: "passed"})}
+    base = {
+        "tests": CheckRun(
+            "tests", Verdict.FAILED, {"tests/test_utils.py": "errored", OLD: "passed"}
+        )
+    }
     assert judge(suite(new="passed", old="passed"), base=base).proven
 
 
 @pytest.mark.parametrize("own", ["tests/test_utils.py"])
-@pytest.mark.parametrize("case", [NEW, "tests.test_utils::test_hello", "tests.test_utils.TestHello::test_hello", "TestHello"])
+@pytest.mark.parametrize(
+    "case",
+    [NEW, "tests.test_utils::test_hello", "tests.test_utils.TestHello::test_hello", "TestHello"],
+)
 def test_an_authors_own_test_proves_nothing(own: str, case: str) -> None:
     base = {"tests": CheckRun("tests", Verdict.FAILED, {case: "failed"})}
     run = CheckRun("tests", Verdict.PASSED, {case: "passed"})
@@ -63,12 +79,16 @@ def test_an_authors_own_test_proves_nothing(own: str, case: str) -> None:
 
 
 def test_a_test_that_was_not_there_proves_nothing() -> None:
-    assert not judge(CheckRun("tests", Verdict.PASSED, {OLD: "passed", "tests/test_z.py::test_z": "passed"})).proven
+    assert not judge(
+        CheckRun("tests", Verdict.PASSED, {OLD: "passed", "tests/test_z.py::test_z": "passed"})
+    ).proven
 
 
 @pytest.mark.parametrize("after", [{"old": "failed"}, {"old": "errored"}, {"old": "skipped"}, {}])
 def test_what_was_green_and_is_not_any_more_is_a_regression(after: dict[str, str]) -> None:
-    assert judge(suite(Verdict.PASSED, new="passed", status="success", **after)).regressions == (OLD,)
+    assert judge(suite(Verdict.PASSED, new="passed", status="success", **after)).regressions == (
+        OLD,
+    )
 
 
 def test_known_failures_are_neither_regressions_nor_red() -> None:
@@ -110,7 +130,10 @@ def test_no_test_at_all_is_missing(cases: dict[str, str]) -> None:
 
 
 def test_a_run_that_hit_a_limit_never_passes() -> None:
-    assert verdict(judge(suite(Verdict.PASSED, status="timeout", new="passed", old="passed"))) is Verdict.ERRORED
+    assert (
+        verdict(judge(suite(Verdict.PASSED, status="timeout", new="passed", old="passed")))
+        is Verdict.ERRORED
+    )
 
 
 def test_a_required_check_without_a_run_is_missing() -> None:
@@ -119,7 +142,9 @@ def test_a_required_check_without_a_run_is_missing() -> None:
 
 
 def test_what_does_not_apply_has_no_evidence() -> None:
-    found = assess(BASE, {"tests": suite(new="passed", old="passed"), "lint": LINT}, PROFILE, (), applies=False)
+    found = assess(
+        BASE, {"tests": suite(new="passed", old="passed"), "lint": LINT}, PROFILE, (), applies=False
+    )
     assert not found.applies
     assert not found.proven
     assert {item.verdict for item in found.evidence} == {Verdict.MISSING}
@@ -130,17 +155,29 @@ def test_behaviour_is_equal_only_when_no_shared_test_tells_two_apart() -> None:
     same = judge(suite(old="passed", new="passed"))
     other = judge(suite(Verdict.FAILED, new="failed", old="passed"))
     with_own = judge(
-        CheckRun("tests", Verdict.PASSED, {NEW: "passed", OLD: "passed", "tests/test_me.py::test_me": "passed"}),
+        CheckRun(
+            "tests",
+            Verdict.PASSED,
+            {NEW: "passed", OLD: "passed", "tests/test_me.py::test_me": "passed"},
+        ),
         own=("tests/test_me.py",),
     )
     assert one.behaviour == same.behaviour == with_own.behaviour != other.behaviour
 
 
 def test_what_was_red_may_stay_red_and_is_named() -> None:
-    base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="failed"), "lint": LINT}
+    base = {
+        "tests": suite(Verdict.FAILED, new="failed", old="passed", other="failed"),
+        "lint": LINT,
+    }
     found = judge(suite(Verdict.FAILED, new="passed", old="passed", other="failed"), base=base)
     tests = found.evidence[0]
-    assert (tests.verdict, tests.before, tests.red, tests.red_before) == (Verdict.PASSED, 1, (), ("other",))
+    assert (tests.verdict, tests.before, tests.red, tests.red_before) == (
+        Verdict.PASSED,
+        1,
+        (),
+        ("other",),
+    )
     assert (found.fixed, found.still_red, found.proven) == ((NEW,), ("other",), True)
 
 
@@ -166,30 +203,59 @@ def test_no_case_is_green_anywhere_is_no_pass() -> None:
         (Verdict.FAILED, Verdict.MISSING, Verdict.MISSING, False),
     ],
 )
-def test_a_check_without_cases_is_one_case(before: Verdict, after: Verdict, expected: Verdict, *, proven: bool) -> None:
+def test_a_check_without_cases_is_one_case(
+    before: Verdict, after: Verdict, expected: Verdict, *, proven: bool
+) -> None:
     profile = Profile(checks={"tests": ("make", "test")})
-    found = assess({"tests": CheckRun("tests", before)}, {"tests": CheckRun("tests", after)}, profile, (), applies=True)
+    found = assess(
+        {"tests": CheckRun("tests", before)},
+        {"tests": CheckRun("tests", after)},
+        profile,
+        (),
+        applies=True,
+    )
     assert (found.evidence[0].verdict, found.proven) == (expected, proven)
 
 
 def test_a_check_that_was_red_as_a_whole_may_stay_so_beside_one_with_green_cases() -> None:
     base = {"tests": BASE["tests"], "lint": CheckRun("lint", Verdict.FAILED)}
-    found = assess(base, {"tests": suite(new="passed", old="passed"), "lint": base["lint"]}, PROFILE, (), applies=True)
+    found = assess(
+        base,
+        {"tests": suite(new="passed", old="passed"), "lint": base["lint"]},
+        PROFILE,
+        (),
+        applies=True,
+    )
     assert [item.verdict for item in found.evidence] == [Verdict.PASSED, Verdict.PASSED]
 
 
 def test_what_is_flaky_is_named_and_no_evidence() -> None:
     base = {"tests": suite(Verdict.FAILED, new="failed", old="passed", other="passed")}
     run = suite(Verdict.FAILED, new="passed", old="failed", other="passed")
-    found = assess(base, {"tests": run}, Profile(checks={"tests": ("pytest",)}), (), applies=True, flaky=(NEW, OLD))
-    assert (found.evidence[0].verdict, found.proven, found.regressions) == (Verdict.PASSED, False, ())
+    found = assess(
+        base,
+        {"tests": run},
+        Profile(checks={"tests": ("pytest",)}),
+        (),
+        applies=True,
+        flaky=(NEW, OLD),
+    )
+    assert (found.evidence[0].verdict, found.proven, found.regressions) == (
+        Verdict.PASSED,
+        False,
+        (),
+    )
     assert found.evidence[0].flaky == (OLD, NEW)
 
 
 def test_what_only_one_run_of_the_base_told_of_is_known_unless_one_of_them_told_nothing() -> None:
     one, other = suite(new="passed", at_12_01="passed"), suite(new="passed", at_12_02="failed")
     assert unmatched_cases(one, other) == {"at_12_01", "at_12_02"}
-    assert unmatched_cases(one, suite(Verdict.ERRORED)) == unmatched_cases(one, suite(status="timeout", new="passed")) == set()
+    assert (
+        unmatched_cases(one, suite(Verdict.ERRORED))
+        == unmatched_cases(one, suite(status="timeout", new="passed"))
+        == set()
+    )
 
 
 @pytest.mark.parametrize("advisory", [("lint",), ()], ids=["advisory", "required"])
@@ -198,21 +264,30 @@ def test_a_linter_does_not_tell_candidates_apart(advisory: tuple[str, ...]) -> N
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=advisory)
     tests = suite(new="passed", old="passed")
     finding = CheckRun("lint", Verdict.FAILED, findings=("src/a.py: SIM102",))
-    found = [assess(BASE, {"tests": tests, "lint": lint}, profile, (), applies=True) for lint in (LINT, finding)]
+    found = [
+        assess(BASE, {"tests": tests, "lint": lint}, profile, (), applies=True)
+        for lint in (LINT, finding)
+    ]
     assert found[0].behaviour == found[1].behaviour
 
 
 def test_nothing_is_said_of_behaviour_where_no_test_ran() -> None:
     found = assess({}, {}, Profile(), (), applies=True)
     assert found.behaviour == ""
-    candidates = [Candidate(Proposal(seat, "dev", "", f"+{seat}"), found) for seat in ("one", "two")]
-    assert not any("behave the same" in reason for item in rank(candidates) for reason in item.reasons)
+    candidates = [
+        Candidate(Proposal(seat, "dev", "", f"+{seat}"), found) for seat in ("one", "two")
+    ]
+    assert not any(
+        "behave the same" in reason for item in rank(candidates) for reason in item.reasons
+    )
 
 
 def test_an_advisory_check_decides_nothing() -> None:
     profile = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)}, advisory=("lint",))
     lint = CheckRun("lint", Verdict.FAILED, findings=("a.py: F401 x",))
-    found = assess(BASE, {"tests": suite(new="passed", old="passed"), "lint": lint}, profile, (), applies=True)
+    found = assess(
+        BASE, {"tests": suite(new="passed", old="passed"), "lint": lint}, profile, (), applies=True
+    )
     assert (found.required, verdict(found, "lint")) == (("tests",), Verdict.FAILED)
 
 
@@ -226,18 +301,28 @@ def test_an_advisory_check_decides_nothing() -> None:
         (("a.py: F401 x",), (), Verdict.PASSED),
     ],
 )
-def test_only_new_findings_on_changed_files_count(base: tuple[str, ...], now: tuple[str, ...], expected: Verdict) -> None:
+def test_only_new_findings_on_changed_files_count(
+    base: tuple[str, ...], now: tuple[str, ...], expected: Verdict
+) -> None:
     def lint(findings: tuple[str, ...]) -> CheckRun:
         return CheckRun("lint", Verdict.FAILED if findings else Verdict.PASSED, findings=findings)
 
     runs = {"tests": suite(new="passed", old="passed"), "lint": lint(now)}
-    found = assess({**BASE, "lint": lint(base)}, runs, PROFILE, (), applies=True, changed=("src/a.py",))
+    found = assess(
+        {**BASE, "lint": lint(base)}, runs, PROFILE, (), applies=True, changed=("src/a.py",)
+    )
     assert verdict(found, "lint") is expected
 
 
 def test_a_case_stopped_at_its_limit_is_not_proven_by_a_longer_limit() -> None:
     base = {
-        "tests": CheckRun("tests", Verdict.FAILED, {NEW: "failed"}, details={NEW: "hit the limit of 5 s"}, durations={NEW: 5000})
+        "tests": CheckRun(
+            "tests",
+            Verdict.FAILED,
+            {NEW: "failed"},
+            details={NEW: "hit the limit of 5 s"},
+            durations={NEW: 5000},
+        )
     }
 
     def proves(milliseconds: int) -> bool:
@@ -292,8 +377,12 @@ def test_a_part_of_what_was_red_was_red(red: str, case: str) -> None:
 
 
 def test_done_is_when_nothing_beside_what_it_mended_is_red() -> None:
-    assert is_done(Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",)))
-    assert not is_done(Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("a.py::y",)))
+    assert is_done(
+        Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("b.py::y",))
+    )
+    assert not is_done(
+        Assessment(applies=True, proven=True, fixed=("a.py::x",), still_red=("a.py::y",))
+    )
 
 
 OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "failed", OLD: "passed"})
@@ -312,12 +401,22 @@ OUT = CheckRun("tests", Verdict.FAILED, {"tests/test_net.py::test_socket": "fail
         ("src/utils.py", "add a helper", "E assert 'z' == 'y' at 0x12f", Verdict.PASSED),
     ],
 )
-def test_what_fails_as_before_fails_a_check_that_it_concerns(changed: str, task: str, detail: str, expected: Verdict) -> None:
+def test_what_fails_as_before_fails_a_check_that_it_concerns(
+    changed: str, task: str, detail: str, expected: Verdict
+) -> None:
     case = "tests/test_net.py::test_socket"
     before = replace(OUT, details={case: "E assert 'z' == 'y' at 0x34a"} if detail else {})
     after = replace(OUT, details={case: detail} if detail else {})
     profile = Profile(checks={"tests": ("pytest",)})
-    found = assess({"tests": before}, {"tests": after}, profile, (), applies=True, changed=(changed,), task=task)
+    found = assess(
+        {"tests": before},
+        {"tests": after},
+        profile,
+        (),
+        applies=True,
+        changed=(changed,),
+        task=task,
+    )
     assert verdict(found) is expected
     assert found.unsolved == ((case,) if expected is Verdict.FAILED else ())
     assert not found.proven
@@ -327,18 +426,32 @@ def test_what_fails_as_before_fails_a_check_that_it_concerns(changed: str, task:
     ("cases", "task", "check", "blocked"),
     [
         ({"test_reading": "failed", "green": "passed"}, "mend it", "tests", False),
-        ({"test_reading": "failed", "green": "passed"}, "make the failing tests pass", "tests", True),
+        (
+            {"test_reading": "failed", "green": "passed"},
+            "make the failing tests pass",
+            "tests",
+            True,
+        ),
         ({"test_reading": "failed", "green": "passed"}, "mend reading", "tests", True),
         ({"test_reading": "failed", "green": "failed"}, "mend it", "tests", True),
         ({"test_reading": "failed"}, "mend it", "tests", True),
         ({"test_reading": "failed", "green": "passed"}, "mend readings.py", "validation-1", True),
     ],
-    ids=["beside passing tests", "asked for", "named", "with a new failure", "nothing passes", "the caller's own check"],
+    ids=[
+        "beside passing tests",
+        "asked for",
+        "named",
+        "with a new failure",
+        "nothing passes",
+        "the caller's own check",
+    ],
 )
 def test_a_failure_from_before_blocks_only_where_nothing_passes_or_the_caller_asks(
     cases: dict[str, str], task: str, check: str, *, blocked: bool
 ) -> None:
-    base = CheckRun(check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), "test_reading": "failed"})
+    base = CheckRun(
+        check, Verdict.FAILED, {**dict.fromkeys(cases, "passed"), "test_reading": "failed"}
+    )
     found = assess(
         {check: base},
         {check: CheckRun(check, Verdict.FAILED, cases)},

@@ -12,9 +12,15 @@ from moothall.ranking import diagnose
 FILES = ("src/own/__init__.py", "tests/test_a.py")
 
 
-def prepared(run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any) -> Prepared:
+def prepared(
+    run: CheckRun, *, argv: tuple[str, ...] = ("python", "-m", "pytest"), **more: Any
+) -> Prepared:
     declared = more.pop("declared", ())
-    base = Base("r", "0" * 40, Profile(checks={"tests": argv}, advisory=more.pop("advisory", ()), declared=declared))
+    base = Base(
+        "r",
+        "0" * 40,
+        Profile(checks={"tests": argv}, advisory=more.pop("advisory", ()), declared=declared),
+    )
     return Prepared(base, "key", FILES, {"tests": run}, **more)
 
 
@@ -23,7 +29,13 @@ def test_green_red_flaky_and_slow_are_told() -> None:
     run = CheckRun("tests", Verdict.FAILED, cases, durations={"a": 1500, "d": 3})
     found = diagnose(prepared(run, flaky=("d",)))
     (row,) = found.rows
-    assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (1, ("b",), 1, ("d",), (("a", 1500),))
+    assert (row.green, row.red, row.skipped, row.flaky, row.slow) == (
+        1,
+        ("b",),
+        1,
+        ("d",),
+        (("a", 1500),),
+    )
     assert found.line == "base: tests 1 passed, 1 red (b), 1 skipped, 1 flaky (d)"
     assert found.text == ""
 
@@ -32,23 +44,45 @@ def test_green_red_flaky_and_slow_are_told() -> None:
     ("run", "fault"),
     [
         (
-            CheckRun("tests", Verdict.FAILED, output="cannot run 'uv': No such file", exit_code=127),
+            CheckRun(
+                "tests", Verdict.FAILED, output="cannot run 'uv': No such file", exit_code=127
+            ),
             "the program uv was not found",
         ),
         (
-            CheckRun("tests", Verdict.FAILED, output="> jest\nsh: 1: jest: not found", exit_code=127),
+            CheckRun(
+                "tests", Verdict.FAILED, output="> jest\nsh: 1: jest: not found", exit_code=127
+            ),
             "the program jest was not found",
         ),
-        (CheckRun("tests", Verdict.ERRORED, output="No module named pytest", exit_code=1), "the module pytest is not installed"),
         (
-            CheckRun("tests", Verdict.ERRORED, output="error: unrecognized arguments: --cov", exit_code=4),
+            CheckRun("tests", Verdict.ERRORED, output="No module named pytest", exit_code=1),
+            "the module pytest is not installed",
+        ),
+        (
+            CheckRun(
+                "tests", Verdict.ERRORED, output="error: unrecognized arguments: --cov", exit_code=4
+            ),
             "pytest refuses its options",
         ),
         (CheckRun("tests", Verdict.MISSING, exit_code=5), "no test was collected"),
-        (CheckRun("tests", Verdict.FAILED, output="> mocha\n\nNo test files found", exit_code=1), "no test was found"),
-        (CheckRun("tests", Verdict.FAILED, output="No tests found, exiting with code 1", exit_code=1), "no test was found"),
         (
-            CheckRun("tests", Verdict.ERRORED, output="tests hit the limit of 9 s (x)\n…", status="timeout"),
+            CheckRun("tests", Verdict.FAILED, output="> mocha\n\nNo test files found", exit_code=1),
+            "no test was found",
+        ),
+        (
+            CheckRun(
+                "tests", Verdict.FAILED, output="No tests found, exiting with code 1", exit_code=1
+            ),
+            "no test was found",
+        ),
+        (
+            CheckRun(
+                "tests",
+                Verdict.ERRORED,
+                output="tests hit the limit of 9 s (x)\n…",
+                status="timeout",
+            ),
             "tests hit the limit of 9 s (x)",
         ),
         (
@@ -61,7 +95,12 @@ def test_green_red_flaky_and_slow_are_told() -> None:
             "the module numpy is not installed",
         ),
         (
-            CheckRun("tests", Verdict.FAILED, output="error: no such command: `nextest`\n\nhelp: view all", exit_code=101),
+            CheckRun(
+                "tests",
+                Verdict.FAILED,
+                output="error: no such command: `nextest`\n\nhelp: view all",
+                exit_code=101,
+            ),
             "the program cargo-nextest was not found",
         ),
     ],
@@ -78,11 +117,33 @@ def test_what_cannot_judge_says_why_and_what_to_write(run: CheckRun, fault: str)
 @pytest.mark.parametrize(
     "run",
     [
-        CheckRun("tests", Verdict.FAILED, {"t.py": "errored"}, details={"t.py": "No module named 'own.new'"}),
-        CheckRun("tests", Verdict.FAILED, {"t.py": "errored"}, details={"t.py": "cannot import name 'new' from 'own'"}),
-        CheckRun("tests", Verdict.FAILED, {"t.py": "errored", "u.py::x": "passed"}, details={"t.py": "No module named 'numpy'"}),
-        CheckRun("tests", Verdict.FAILED, output="error[E0425]: cannot find function", exit_code=101),
-        CheckRun("tests", Verdict.ERRORED, output="ImportError while loading conftest: No module named 'own.a'", exit_code=4),
+        CheckRun(
+            "tests",
+            Verdict.FAILED,
+            {"t.py": "errored"},
+            details={"t.py": "No module named 'own.new'"},
+        ),
+        CheckRun(
+            "tests",
+            Verdict.FAILED,
+            {"t.py": "errored"},
+            details={"t.py": "cannot import name 'new' from 'own'"},
+        ),
+        CheckRun(
+            "tests",
+            Verdict.FAILED,
+            {"t.py": "errored", "u.py::x": "passed"},
+            details={"t.py": "No module named 'numpy'"},
+        ),
+        CheckRun(
+            "tests", Verdict.FAILED, output="error[E0425]: cannot find function", exit_code=101
+        ),
+        CheckRun(
+            "tests",
+            Verdict.ERRORED,
+            output="ImportError while loading conftest: No module named 'own.a'",
+            exit_code=4,
+        ),
     ],
 )
 def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
@@ -93,7 +154,10 @@ def test_what_the_task_may_be_about_is_red_and_no_fault(run: CheckRun) -> None:
 
 def missing(*modules: str, output: str = "") -> CheckRun:
     cases = {f"tests/test_{module}.py": "errored" for module in modules}
-    said = {case: f"ModuleNotFoundError: No module named '{module}'" for case, module in zip(cases, modules, strict=True)}
+    said = {
+        case: f"ModuleNotFoundError: No module named '{module}'"
+        for case, module in zip(cases, modules, strict=True)
+    }
     return CheckRun("tests", Verdict.FAILED, cases, details=said, output=output)
 
 
@@ -119,31 +183,51 @@ def test_a_missing_module_that_nothing_declares_may_be_what_the_task_is_to_write
         ("tkinter", "anything"),
     ],
 )
-def test_a_missing_module_that_something_declares_is_not_installed(module: str, package: str) -> None:
-    assert f"the module {module} is not installed" in diagnose(prepared(missing(module), declared=(package,))).text
+def test_a_missing_module_that_something_declares_is_not_installed(
+    module: str, package: str
+) -> None:
+    assert (
+        f"the module {module} is not installed"
+        in diagnose(prepared(missing(module), declared=(package,))).text
+    )
 
 
 def test_a_plugin_that_pytest_cannot_import_is_no_task() -> None:
     output = "ImportError: Error importing plugin \"own_plugin\": No module named 'own_plugin'"
-    assert "own_plugin is not installed" in diagnose(prepared(missing("own_plugin", output=output))).text
+    assert (
+        "own_plugin is not installed"
+        in diagnose(prepared(missing("own_plugin", output=output))).text
+    )
 
 
 def test_what_a_tasks_own_check_looks_at_may_be_missing_yet_but_not_its_program() -> None:
     def seen(run: CheckRun) -> str:
-        base = Base("r", "0" * 40, Profile(checks={run.check: ("python", "-m", "pytest", "tests/test_new.py")}))
+        base = Base(
+            "r",
+            "0" * 40,
+            Profile(checks={run.check: ("python", "-m", "pytest", "tests/test_new.py")}),
+        )
         return diagnose(Prepared(base, "key", FILES, {run.check: run})).text
 
     assert "no test was collected" in seen(CheckRun("tests", Verdict.MISSING, exit_code=5))
     assert seen(CheckRun("validation-1", Verdict.MISSING, exit_code=5)) == ""
     assert "program pyhton was not found" in seen(
-        CheckRun("validation-1", Verdict.FAILED, output="cannot run 'pyhton': No such file", exit_code=127)
+        CheckRun(
+            "validation-1",
+            Verdict.FAILED,
+            output="cannot run 'pyhton': No such file",
+            exit_code=127,
+        )
     )
 
 
 def test_a_tasks_own_checks_join_those_of_the_repository() -> None:
     base = Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)}))
     assert with_checks(base, {}) is base
-    assert with_checks(base, {"validation-1": ("make",)}).profile.checks == {"tests": ("pytest",), "validation-1": ("make",)}
+    assert with_checks(base, {"validation-1": ("make",)}).profile.checks == {
+        "tests": ("pytest",),
+        "validation-1": ("make",),
+    }
     with pytest.raises(InvalidRequest, match="has a check called tests"):
         with_checks(base, {"tests": ("true",)})
 
@@ -192,46 +276,71 @@ def test_a_src_layout_that_nobody_installs_gets_advice() -> None:
         (red("No module named 'util'"), ("pkg/__init__.py", "pkg/util.py")),
     ],
 )
-def test_a_module_that_a_candidate_can_provide_is_no_fault(run: CheckRun, files: tuple[str, ...]) -> None:
+def test_a_module_that_a_candidate_can_provide_is_no_fault(
+    run: CheckRun, files: tuple[str, ...]
+) -> None:
     assert fault(run, *files) == ("", "")
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        "Internal Error: Error when performing the request to https://registry.example.org/pnpm; for troubleshooting help",
+        (
+            "Internal Error: Error when performing the request to "
+            "https://registry.example.org/pnpm; "
+            "for troubleshooting help"
+        ),
         " ERR_PNPM_META_FETCH_FAIL  GET https://registry.example.org/pnpm: request failed",
         "npm error code ENOTCACHED",
         "Usage Error: The project in /workspace/package.json doesn't seem to have been installed",
         "error: Failed to fetch: `https://example.org/simple/six/`",
         "go: go.mod requires go >= 1.30 (running go 1.22; GOTOOLCHAIN=local)",
         "error: failed to get `x`: attempting to make an HTTP request, but --offline was specified",
-        'django.db.utils.OperationalError: connection to server at "127.0.0.1", port 5432 failed: Connection refused',
+        (
+            'django.db.utils.OperationalError: connection to server at "127.0.0.1", port 5432 '
+            "failed: "
+            "Connection refused"
+        ),
     ],
 )
 def test_what_the_environment_keeps_from_running_is_said_with_its_line(line: str) -> None:
-    said, advice = fault(CheckRun("tests", Verdict.FAILED, output=f"> t test\n{line}\n", exit_code=1))
+    said, advice = fault(
+        CheckRun("tests", Verdict.FAILED, output=f"> t test\n{line}\n", exit_code=1)
+    )
     assert said == f"the environment fails before the first case: {line.strip()}"
     assert "setup" in advice
     assert fault(red(f"E {line}"))[0].startswith("the environment fails")
     assert fault(red(f"E {line}", "assert 1 == 2")) == ("", ""), "another case ran"
-    ran = CheckRun("tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1)
+    ran = CheckRun(
+        "tests", Verdict.FAILED, {"a": "passed", "b": "failed"}, output=line, exit_code=1
+    )
     assert fault(ran) == ("", ""), "a case is green"
 
 
-def test_a_test_that_is_refused_a_connection_by_the_code_under_test_is_no_fault_of_the_environment() -> None:
-    refused = CheckRun("tests", Verdict.FAILED, output="ConnectionRefusedError: [Errno 111] Connection refused", exit_code=1)
+def test_a_connection_refused_by_the_code_under_test_is_no_fault_of_the_environment() -> None:
+    refused = CheckRun(
+        "tests",
+        Verdict.FAILED,
+        output="ConnectionRefusedError: [Errno 111] Connection refused",
+        exit_code=1,
+    )
     assert fault(refused) == ("", "")
 
 
 def test_a_runner_that_ran_no_test_judges_nothing() -> None:
-    assert fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0] == "no test was found"
+    assert (
+        fault(CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.000s\n\nOK\n"))[0]
+        == "no test was found"
+    )
     two = CheckRun("tests", Verdict.PASSED, output="Ran 0 tests in 0.1s\nRan 3 tests in 0.1s\n")
     assert fault(two) == ("", ""), "another part ran some"
 
 
 def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -> None:
-    text = "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings are not configured. You must"
+    text = (
+        "django.core.exceptions.ImproperlyConfigured: Requested setting DATABASES, but settings "
+        "are not configured. You must"
+    )
     said, advice = fault(red(text, text))
     assert said.startswith("Django's settings are not configured")
     assert "python manage.py test" in advice
@@ -239,8 +348,13 @@ def test_django_that_nobody_configures_judges_nothing_and_says_what_to_write() -
 
 
 def test_a_suite_that_takes_minutes_is_suggested_to_be_narrowed() -> None:
-    cases = {f"tests/{'io' if number % 4 else 'core'}/test_{number}.py::test": "passed" for number in range(100)}
-    slow = CheckRun("tests", Verdict.PASSED, cases, duration_ms=300_000, durations=dict.fromkeys(cases, 3000))
+    cases = {
+        f"tests/{'io' if number % 4 else 'core'}/test_{number}.py::test": "passed"
+        for number in range(100)
+    }
+    slow = CheckRun(
+        "tests", Verdict.PASSED, cases, duration_ms=300_000, durations=dict.fromkeys(cases, 3000)
+    )
     said, advice = fault(slow)
     assert said == ""
     assert "5.0 minutes for 100 tests" in advice

@@ -24,7 +24,12 @@ LIMITS = [
 
 
 def run(said: str, **more: object) -> CheckRun:
-    told = {"cases": {"a": "failed", "b": "passed"}, "details": {"a": said}, "contended": True, **more}
+    told = {
+        "cases": {"a": "failed", "b": "passed"},
+        "details": {"a": said},
+        "contended": True,
+        **more,
+    }
     return CheckRun("tests", Verdict.FAILED, **told)  # type: ignore[arg-type]
 
 
@@ -35,7 +40,11 @@ def test_a_limit_of_time_says_nothing_on_a_busy_machine(said: str) -> None:
     assert not hit_limit_under_load(run(said, contended=False))
     assert stopped_cases(found) == ["a"]
     told = as_errored(found)
-    assert (told.verdict, told.status, told.cases) == (Verdict.ERRORED, "timeout", {"a": "errored", "b": "passed"})
+    assert (told.verdict, told.status, told.cases) == (
+        Verdict.ERRORED,
+        "timeout",
+        {"a": "errored", "b": "passed"},
+    )
     assert "busy" in told.output.partition("\n")[0]
 
 
@@ -52,16 +61,24 @@ def test_what_is_red_on_the_base_is_not_run_again() -> None:
 
 
 def test_a_check_without_cases_and_one_that_was_stopped_count_too() -> None:
-    silent = CheckRun("tests", Verdict.FAILED, output="Error: timed out waiting for the server", contended=True)
+    silent = CheckRun(
+        "tests", Verdict.FAILED, output="Error: timed out waiting for the server", contended=True
+    )
     assert hit_limit_under_load(silent)
-    assert hit_limit_under_load(CheckRun("tests", Verdict.ERRORED, status="timeout", contended=True))
-    assert not hit_limit_under_load(CheckRun("tests", Verdict.ERRORED, status="memory", contended=True))
+    assert hit_limit_under_load(
+        CheckRun("tests", Verdict.ERRORED, status="timeout", contended=True)
+    )
+    assert not hit_limit_under_load(
+        CheckRun("tests", Verdict.ERRORED, status="memory", contended=True)
+    )
 
 
 def test_the_evidence_of_such_a_check_is_errored_and_says_why() -> None:
     base = CheckRun("tests", Verdict.PASSED, {"a": "passed", "b": "passed"})
     profile = Profile(checks={"tests": ("x",)})
-    found = assess({"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True)
+    found = assess(
+        {"tests": base}, {"tests": as_errored(run(LIMITS[0]), base)}, profile, (), applies=True
+    )
     (evidence,) = found.evidence
     assert evidence.verdict is Verdict.ERRORED
     assert "while the machine was busy" in evidence.why

@@ -1,4 +1,6 @@
-"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right answer wins."""
+"""Councils drawn by chance, of three seats without a deciding test on the base: how often a right
+answer wins.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,41 @@ from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal
 from moothall.ranking import rank
 
 DRAWS, RIGHT, BRINGS = 1500, 0.7, 0.5  # a seat is right, and brings tests
-FITS = {True: 0.85, False: 0.4}  # by whether its author is right: a test asks for what the task asks for
+FITS = {
+    True: 0.85,
+    False: 0.4,
+}  # by whether its author is right: a test asks for what the task asks for
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 
 def council(drawn: random.Random, dropped: float) -> tuple[list[Candidate], list[bool]]:
-    """Three candidates, and which are right. `dropped`: share of the unfit tests that a reader of the task takes out."""
+    """Three candidates, and which are right. `dropped`: share of the unfit tests that a reader of
+    the task takes out.
+    """
     right = [drawn.random() < RIGHT for _ in range(3)]
     brings = [drawn.random() < BRINGS for _ in range(3)]
     fits = [drawn.random() < FITS[one] for one in right]
-    counts = [one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)]
+    counts = [
+        one and (fit or drawn.random() >= dropped) for one, fit in zip(brings, fits, strict=True)
+    ]
     found = []
     for seat in range(3):
         cross = []
         for author in (other for other in range(3) if other != seat and counts[other]):
-            passed = drawn.random() < (0.15 if fits[author] else 0.3) or (fits[author] and right[seat])
+            passed = drawn.random() < (0.15 if fits[author] else 0.3) or (
+                fits[author] and right[seat]
+            )
             cross.append(CrossRun(f"seat-{author}", passed))
         diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
-        proposal = Proposal(f"seat-{seat}", "dev", "", diff, own_tests=("test_new.py",) if brings[seat] else ())
+        proposal = Proposal(
+            f"seat-{seat}", "dev", "", diff, own_tests=("test_new.py",) if brings[seat] else ()
+        )
         found.append(
-            Candidate(proposal, Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"), tuple(cross))
+            Candidate(
+                proposal,
+                Assessment(applies=True, required=("tests",), evidence=GREEN, behaviour="b"),
+                tuple(cross),
+            )
         )
     return found, right
 

@@ -1,4 +1,6 @@
-"""Examples of documentation are tests that stand in the code: what its author alters of them proves nothing."""
+"""Examples of documentation are tests that stand in the code: what its author alters of them proves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,24 @@ from moothall.domain.repository import Profile
 from moothall.ranking import assess
 from moothall.ranking.documented import altered_examples, is_example_of
 
-PYTHON = '"""Prices."""\n\n\ndef half(x):\n    """Halve it.\n\n    >>> half(4)\n    2\n    """\n    return x\n\n\ndef plain(x):\n    """Say it."""\n    return x\n'
-RUST = "/// Halves.\n///\n/// ```\n/// assert_eq!(m::half(4), 2);\n/// ```\npub fn half(x: i64) -> i64 {\n    x\n}\n"
+PYTHON = (
+    '"""Prices."""\n\n\ndef half(x):\n    """Halve it.\n\n    >>> half(4)\n    2\n    """\n    '
+    'return x\n\n\ndef plain(x):\n    """Say it."""\n    return x\n'
+)
+RUST = (
+    "/// Halves.\n///\n/// ```\n/// assert_eq!(m::half(4), 2);\n/// ```\npub fn half(x: i64) -> "
+    "i64 {\n    x\n}\n"
+)
 
 
 def altered(path: str, before: str, after: str) -> bool:
     body = "".join(
-        difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}")
+        difflib.unified_diff(
+            before.splitlines(keepends=True),
+            after.splitlines(keepends=True),
+            f"a/{path}",
+            f"b/{path}",
+        )
     )
     return altered_examples(f"diff --git a/{path} b/{path}\n{body}", {path: before}) == (path,)
 
@@ -30,7 +43,13 @@ def altered(path: str, before: str, after: str) -> bool:
         ("a.py", PYTHON, "return x\n\n\n", "return x // 2\n\n\n", False),
         ("a.py", PYTHON, "    2\n", "    4\n", True),
         ("a.py", PYTHON, ">>> half(4)", ">>> half(4)  # doctest: +SKIP", True),
-        ("a.py", PYTHON, "    >>> half(4)\n", "    >>> half = lambda x: 2\n    >>> half(4)\n", True),
+        (
+            "a.py",
+            PYTHON,
+            "    >>> half(4)\n",
+            "    >>> half = lambda x: 2\n    >>> half(4)\n",
+            True,
+        ),
         ("a.py", PYTHON, "    >>> half(4)\n    2\n", "", True),
         ("a.py", PYTHON, "Halve it.", "Halve a number.", False),
         ("a.py", PYTHON, '"""Say it."""', '"""Say it.\n\n    >>> plain(1)\n    1\n    """', False),
@@ -42,7 +61,9 @@ def altered(path: str, before: str, after: str) -> bool:
         ("a.js", "a\n", "a", "b", False),
     ],
 )
-def test_what_alters_an_example(path: str, text: str, old: str, new: str, *, expected: bool) -> None:
+def test_what_alters_an_example(
+    path: str, text: str, old: str, new: str, *, expected: bool
+) -> None:
     assert altered(path, text, text.replace(old, new, 1)) is expected
 
 
@@ -68,7 +89,9 @@ def test_an_example_that_its_author_altered_proves_nothing() -> None:
     runs = {"tests": CheckRun("tests", Verdict.PASSED, {case: "passed"})}
     base = {"tests": CheckRun("tests", Verdict.FAILED, {case: "failed"})}
     for paths, proven in (((), True), (("shop/price.py",), False), (("shop/other.py",), True)):
-        found = assess(base, runs, Profile(checks={"tests": ("pytest",)}), (), applies=True, altered=paths)
+        found = assess(
+            base, runs, Profile(checks={"tests": ("pytest",)}), (), applies=True, altered=paths
+        )
         assert found.proven is proven
 
 

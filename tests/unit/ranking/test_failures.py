@@ -15,11 +15,13 @@ CARGO = ("src/lib.rs", "tests/it.rs")
 UNITTEST = ("calc.py", "tests/__init__.py", "tests/test_calc.py")
 UNITTEST_FRAMES = (
     "Traceback (most recent call last):\n"
-    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in testPartExecutor\n'
+    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 57, in '
+    "testPartExecutor\n"
     "    yield\n"
     '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 623, in run\n'
     "    self._callTestMethod(testMethod)\n"
-    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in _callTestMethod\n'
+    '  File "/root/.pyenv/versions/3.11.7/lib/python3.11/unittest/case.py", line 579, in '
+    "_callTestMethod\n"
     "    if method() is not None:\n"
     "       ^^^^^^^^\n"
 )
@@ -36,7 +38,10 @@ CASES = [
             "    at Context.<anonymous> (test/a.test.js:3:25)\n"
             "    at process.processImmediate (node:internal/timers:483:21)"
         ),
-        "AssertionError [ERR_ASSERTION]: Expected values to be strictly equal: -1 !== 5 (test/a.test.js:3)",
+        (
+            "AssertionError [ERR_ASSERTION]: Expected values to be strictly equal: -1 !== 5 "
+            "(test/a.test.js:3)"
+        ),
     ),
     (
         MOCHA,
@@ -56,7 +61,10 @@ CASES = [
             "    at Context.<anonymous> (test/a.test.js:5:25)\n"
             "    at process.processImmediate (node:internal/timers:483:21)"
         ),
-        "AssertionError [ERR_ASSERTION]: Expected values to be strictly deep-equal: + actual - expected { a: 1, b: [ 1, + 2 - 3 ] } (test/a.test.js:5)",
+        (
+            "AssertionError [ERR_ASSERTION]: Expected values to be strictly deep-equal: + actual - "
+            "expected { a: 1, b: [ 1, + 2 - 3 ] } (test/a.test.js:5)"
+        ),
     ),
     (
         MOCHA,
@@ -78,12 +86,17 @@ CASES = [
             "Expected: 5\n"
             "Received: -1\n"
             "    at Object.toBe (/workspace/src/a.test.js:3:37)\n"
-            "    at Promise.then.completed (/workspace/node_modules/jest-circus/build/utils.js:298:28)\n"
+            "    at Promise.then.completed "
+            "(/workspace/node_modules/jest-circus/build/utils.js:298:28)\n"
             "    at new Promise (<anonymous>)\n"
             "    at callAsyncCircusFn (/workspace/node_modules/jest-circus/build/utils.js:231:10)\n"
             "    at _callCircusTest (/workspace/node_modules/jest-circus/build/run.js:316:40)"
         ),
-        "Error: expect(received).toBe(expected) // Object.is equality, Expected: 5, Received: -1 (src/a.test.js:3)",
+        (
+            "Error: expect(received).toBe(expected) // Object.is equality, Expected: 5, Received: "
+            "-1 "
+            "(src/a.test.js:3)"
+        ),
     ),
     (
         JEST,
@@ -92,12 +105,14 @@ CASES = [
             "TypeError: Cannot read properties of undefined (reading 'x')\n"
             "    at x (/workspace/src/a.js:1:61)\n"
             "    at Object.boom (/workspace/src/a.test.js:5:22)\n"
-            "    at Promise.then.completed (/workspace/node_modules/jest-circus/build/utils.js:298:28)\n"
+            "    at Promise.then.completed "
+            "(/workspace/node_modules/jest-circus/build/utils.js:298:28)\n"
             "    at new Promise (<anonymous>)\n"
             "    at callAsyncCircusFn (/workspace/node_modules/jest-circus/build/utils.js:231:10)\n"
             "    at _callCircusTest (/workspace/node_modules/jest-circus/build/run.js:316:40)\n"
             "    at _runTest (/workspace/node_modules/jest-circus/build/run.js:252:3)\n"
-            "    at _runTestsForDescribeBlock (/workspace/node_modules/jest-circus/build/run.js:126:9)"
+            "    at _runTestsForDescribeBlock "
+            "(/workspace/node_modules/jest-circus/build/run.js:126:9)"
         ),
         "TypeError: Cannot read properties of undefined (reading 'x') (src/a.js:1)",
     ),
@@ -109,10 +124,12 @@ CASES = [
             "    at /workspace/src/a.test.js:3:37\n"
             "    at file:///workspace/node_modules/@vitest/runner/dist/index.js:146:14\n"
             "    at file:///workspace/node_modules/@vitest/runner/dist/index.js:533:11\n"
-            "    at runWithTimeout (file:///workspace/node_modules/@vitest/runner/dist/index.js:39:7)\n"
+            "    at runWithTimeout "
+            "(file:///workspace/node_modules/@vitest/runner/dist/index.js:39:7)\n"
             "    at runTest (file:///workspace/node_modules/@vitest/runner/dist/index.js:1056:17)\n"
             "    at processTicksAndRejections (node:internal/process/task_queues:95:5)\n"
-            "    at runSuite (file:///workspace/node_modules/@vitest/runner/dist/index.js:1205:15)\n"
+            "    at runSuite "
+            "(file:///workspace/node_modules/@vitest/runner/dist/index.js:1205:15)\n"
             "    at runSuite (file:///workspace/node_modules/@vitest/runner/dist/index.js:1205:15)"
         ),
         "AssertionError: expected -1 to be 5 // Object.is equality (src/a.test.js:3)",
@@ -126,7 +143,8 @@ CASES = [
             "    at /workspace/src/a.test.js:5:22\n"
             "    at file:///workspace/node_modules/@vitest/runner/dist/index.js:146:14\n"
             "    at file:///workspace/node_modules/@vitest/runner/dist/index.js:533:11\n"
-            "    at runWithTimeout (file:///workspace/node_modules/@vitest/runner/dist/index.js:39:7)\n"
+            "    at runWithTimeout "
+            "(file:///workspace/node_modules/@vitest/runner/dist/index.js:39:7)\n"
             "    at runTest (file:///workspace/node_modules/@vitest/runner/dist/index.js:1056:17)\n"
             "    at processTicksAndRejections (node:internal/process/task_queues:95:5)\n"
             "    at runSuite (file:///workspace/node_modules/@vitest/runner/dist/index.js:1205:15)"
@@ -145,7 +163,10 @@ CASES = [
             "    at Test.runInAsyncScope (node:async_hooks:206:9)\n"
             "    at Test.run (node:internal/test_runner/test:796:25)"
         ),
-        "AssertionError [ERR_ASSERTION]: Expected values to be strictly equal: -1 !== 5 (test/a.test.js:2)",
+        (
+            "AssertionError [ERR_ASSERTION]: Expected values to be strictly equal: -1 !== 5 "
+            "(test/a.test.js:2)"
+        ),
     ),
     (
         GO,
@@ -292,7 +313,11 @@ CASES = [
     (
         PYTEST,
         "tests/test_calc.py::test_add",
-        "tests/test_calc.py:5: in test_add\n    assert add(2, 3) == 5\nE   assert -1 == 5\nE    +  where -1 = add(2, 3)",
+        (
+            "tests/test_calc.py:5: in test_add\n    assert add(2, 3) == 5\nE   assert -1 == 5\nE  "
+            "  + "
+            " where -1 = add(2, 3)"
+        ),
         "assert -1 == 5 (tests/test_calc.py:5)",
     ),
     (
@@ -324,18 +349,30 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("files", "case", "detail", "wanted"), CASES, ids=lambda value: "" if isinstance(value, tuple) else None)
-def test_the_assertion_and_its_place_are_read(files: tuple[str, ...], case: str, detail: str, wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "case", "detail", "wanted"),
+    CASES,
+    ids=lambda value: "" if isinstance(value, tuple) else None,
+)
+def test_the_assertion_and_its_place_are_read(
+    files: tuple[str, ...], case: str, detail: str, wanted: str
+) -> None:
     assert str(Failures(files).read(case, detail)) == wanted
 
 
-JAVA = "expected: <5> but was: <-1>\norg.opentest4j.AssertionFailedError: expected: <5> but was: <-1>\n"
+JAVA = (
+    "expected: <5> but was: <-1>\norg.opentest4j.AssertionFailedError: expected: <5> but was: "
+    "<-1>\n"
+)
 SUITE = (
-    "  ● Test suite failed to run\n\n    Cannot find module './b' from 'a.test.js'\n\n      1 | require('./b')\n        | ^\n\n"
+    "  ● Test suite failed to run\n\n    Cannot find module './b' from 'a.test.js'\n\n      1 | "
+    "require('./b')\n        | ^\n\n"
 )
 GROUP = (
-    '  + Exception Group Traceback (most recent call last):\n  |   File "/workspace/test_a.py", line 17, in test_group\n'
-    "  |     raise ExceptionGroup(...)\n  | ExceptionGroup: several (1 sub-exception)\n  +-+---------------- 1 ----------------\n"
+    '  + Exception Group Traceback (most recent call last):\n  |   File "/workspace/test_a.py", '
+    "line 17, in test_group\n"
+    "  |     raise ExceptionGroup(...)\n  | ExceptionGroup: several (1 sub-exception)\n  "
+    "+-+---------------- 1 ----------------\n"
     "    | ValueError: one\n    +------------------------------------\n"
 )
 OTHERS = [
@@ -354,47 +391,100 @@ OTHERS = [
     (
         ("src/test/java/x/ATest.java",),
         "x.ATest::adds",
-        f"{JAVA}\tat org.junit.AssertionUtils.fail(AssertionUtils.java:55)\n\tat x.ATest.adds(ATest.java:12)",
-        "org.opentest4j.AssertionFailedError: expected: <5> but was: <-1> (src/test/java/x/ATest.java:12)",
+        (
+            f"{JAVA}\tat org.junit.AssertionUtils.fail(AssertionUtils.java:55)\n\tat "
+            "x.ATest.adds(ATest.java:12)"
+        ),
+        (
+            "org.opentest4j.AssertionFailedError: expected: <5> but was: <-1> "
+            "(src/test/java/x/ATest.java:12)"
+        ),
     ),
     (
         ("src/lib.rs",),
         "t",
-        "thread 'x' panicked at 'assertion failed: `(left == right)`\n  left: `-1`,\n right: `5`', src/lib.rs:6:17\nnote: run",
+        (
+            "thread 'x' panicked at 'assertion failed: `(left == right)`\n  left: `-1`,\n right: "
+            "`5`', src/lib.rs:6:17\nnote: run"
+        ),
         "assertion failed: `(left == right)`, left: `-1`, right: `5` (src/lib.rs:6)",
     ),
-    (("p/a_test.go",), "m/p", "# m/p\np/a_test.go:5:2: undefined: x\nFAIL\tm/p [build failed]", "undefined: x (p/a_test.go:5)"),
-    (("a.js",), "a.js::f", "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)", "expected: 2, actual: 1 (a.js:1)"),
+    (
+        ("p/a_test.go",),
+        "m/p",
+        "# m/p\np/a_test.go:5:2: undefined: x\nFAIL\tm/p [build failed]",
+        "undefined: x (p/a_test.go:5)",
+    ),
+    (
+        ("a.js",),
+        "a.js::f",
+        "operator: equal\nexpected: 2\nactual:   1\nat: f (a.js:1:1)",
+        "expected: 2, actual: 1 (a.js:1)",
+    ),
     (
         ("a.test.js",),
         "a.test.js",
         f"{SUITE}      at Object.require (a.test.js:1:1)",
         "Cannot find module './b' from 'a.test.js' (a.test.js:1)",
     ),
-    (("test_a.py",), "test_a", GROUP, "ExceptionGroup: several (1 sub-exception) ValueError: one (test_a.py:17)"),
-    (("x.py",), "x", 'hit the limit of 10 s\n  File "/workspace/x.py", line 4, in f', "hit the limit of 10 s (x.py:4)"),
-    (("x.js",), "x", "\x1b[31mError: no\x1b[39m\n    at /usr/lib/x.js:1:1\n    at node_modules/y/x.js:2:2", "Error: no"),
+    (
+        ("test_a.py",),
+        "test_a",
+        GROUP,
+        "ExceptionGroup: several (1 sub-exception) ValueError: one (test_a.py:17)",
+    ),
+    (
+        ("x.py",),
+        "x",
+        'hit the limit of 10 s\n  File "/workspace/x.py", line 4, in f',
+        "hit the limit of 10 s (x.py:4)",
+    ),
+    (
+        ("x.js",),
+        "x",
+        "\x1b[31mError: no\x1b[39m\n    at /usr/lib/x.js:1:1\n    at node_modules/y/x.js:2:2",
+        "Error: no",
+    ),
     ((), "x", "noise\nthe last line", "the last line"),
     ((), "x", "", ""),
-    (("q_test.go",), "m::TestZ", "=== RUN   TestZ\nFAIL\tm\t0.006s\n", "the test process ended in it"),
+    (
+        ("q_test.go",),
+        "m::TestZ",
+        "=== RUN   TestZ\nFAIL\tm\t0.006s\n",
+        "the test process ended in it",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("files", "case", "detail", "wanted"), OTHERS)
-def test_other_forms_are_read_too(files: tuple[str, ...], case: str, detail: str, wanted: str) -> None:
+def test_other_forms_are_read_too(
+    files: tuple[str, ...], case: str, detail: str, wanted: str
+) -> None:
     assert str(Failures(files).read(case, detail)) == wanted
 
 
 def test_of_files_of_one_name_the_one_of_the_case_is_meant() -> None:
     files = ("a/x_test.go", "b/x_test.go", "packages/a/t.js", "packages/b/t.js")
     failures = Failures(files)
-    assert failures.read("m/b::TestX", "=== RUN   TestX\n    x_test.go:3: no\n").path == "b/x_test.go"
-    assert failures.read("packages/b/t.js::t", "Error: no\n    at f (t.js:3:25)").path == "packages/b/t.js"
+    assert (
+        failures.read("m/b::TestX", "=== RUN   TestX\n    x_test.go:3: no\n").path == "b/x_test.go"
+    )
+    assert (
+        failures.read("packages/b/t.js::t", "Error: no\n    at f (t.js:3:25)").path
+        == "packages/b/t.js"
+    )
     assert failures.read("t", "Error: no\n    at f (t.js:3:25)").path == "t.js"
 
 
 @pytest.mark.parametrize(
-    "detail", ["\n" * 20_000, "a." * 10_000, "E " * 10_000, "    at " * 3000, "=== RUN \n" + "    x.go:1: \n" * 2000]
+    "detail",
+    [
+        "\n" * 20_000,
+        "a." * 10_000,
+        "E " * 10_000,
+        "    at " * 3000,
+        "=== RUN \n" + "    x.go:1: \n" * 2000,
+    ],
 )
 def test_hostile_output_gives_less_and_does_not_fail(detail: str) -> None:
     assert len(str(Failures(("a.py",)).read("x", detail))) <= 1000

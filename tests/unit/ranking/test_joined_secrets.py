@@ -19,13 +19,32 @@ def clean(text: str) -> str:
 
 
 def diff(path: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=1)
-    text = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return f"diff --git a/{path} b/{path}\n" + (text if before else text.replace(f"--- a/{path}", "--- /dev/null", 1))
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"a/{path}",
+        f"b/{path}",
+        n=1,
+    )
+    text = "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+    return f"diff --git a/{path} b/{path}\n" + (
+        text if before else text.replace(f"--- a/{path}", "--- /dev/null", 1)
+    )
 
 
-def found(path: str, after: str, before: str = "x = 1\n", *, told: bool = True, tests: tuple[str, ...] = ()) -> Joined:
-    return joined_secrets(diff(path, before, before + after), {path: before} if told else {}, tests, clean)
+def found(
+    path: str,
+    after: str,
+    before: str = "x = 1\n",
+    *,
+    told: bool = True,
+    tests: tuple[str, ...] = (),
+) -> Joined:
+    return joined_secrets(
+        diff(path, before, before + after), {path: before} if told else {}, tests, clean
+    )
 
 
 HALF, REST = KEY[:12], KEY[12:]
@@ -71,11 +90,16 @@ def test_what_a_python_module_makes_of_its_literals_is_certain(code: str) -> Non
         ("a.lua", f"k = '{HALF}' .. '{REST}'\n"),
         ("a.c", f'char *k = "{HALF}" /* and */ "{REST}";\n'),
         ("a.sh", f"k='{HALF}''{REST}'\n"),
-        ("a.js", "const k = '" + "".join(f"\\x{ord(char):02x}" for char in HALF) + f"' + '{REST}'\n"),
+        (
+            "a.js",
+            "const k = '" + "".join(f"\\x{ord(char):02x}" for char in HALF) + f"' + '{REST}'\n",
+        ),
         ("broken.py", f"def (:\nk = '{HALF}' + '{REST}'\n"),
     ],
 )
-def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(path: str, code: str) -> None:
+def test_other_languages_are_read_as_far_as_literals_stand_side_by_side(
+    path: str, code: str
+) -> None:
     assert clean(code) == code
     for told in (True, False):
         assert found(path, code, told=told).certain
@@ -102,7 +126,9 @@ def test_what_takes_more_than_joining_is_doubtful(path: str, code: str) -> None:
 def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
     hidden = base64.b64encode(f"password={OWN}".encode()).decode()
     assert found("a.yaml", f"x: {hidden}\n").certain
-    assert found("tests/test_a.py", f"x = {OWN[:8]!r} + {OWN[8:]!r}\n", tests=("tests/test_a.py",)).certain
+    assert found(
+        "tests/test_a.py", f"x = {OWN[:8]!r} + {OWN[8:]!r}\n", tests=("tests/test_a.py",)
+    ).certain
 
 
 @pytest.mark.parametrize(
@@ -129,4 +155,9 @@ def test_a_half_that_is_added_to_one_that_is_there_is_found() -> None:
 
 @given(st.text(max_size=300), st.sampled_from(["a.py", "a.go", "a.js", "a"]))
 def test_any_text_is_read_to_its_end(text: str, path: str) -> None:
-    joined_secrets(f"diff --git a/{path} b/{path}\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{text}", {}, (), clean)
+    joined_secrets(
+        f"diff --git a/{path} b/{path}\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+{text}",
+        {},
+        (),
+        clean,
+    )

@@ -33,10 +33,16 @@ def idle(path: str, before: str, after: str, task: str = TASK) -> bool:
         ("a.py", PYTHON, PYTHON.replace("Say.", "Return two more.")),
         ("a.go", GO, GO.replace("F says", "F says two more")),
         ("a.ts", "const f = (x) => x + 1;\n", "/* two more */\nconst f = (x) =>\n  x + 1;\n"),
-        ("src/a.rs", "fn f(x: u8) -> u8 { x + 1 }\n", "/// Two more.\nfn f(x: u8) -> u8 {\n    x + 1\n}\n"),
+        (
+            "src/a.rs",
+            "fn f(x: u8) -> u8 { x + 1 }\n",
+            "/// Two more.\nfn f(x: u8) -> u8 {\n    x + 1\n}\n",
+        ),
     ],
 )
-def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(path: str, before: str, after: str) -> None:
+def test_words_and_formatting_are_no_answer_to_a_task_that_asks_for_more(
+    path: str, before: str, after: str
+) -> None:
     assert idle(path, before, after)
     assert not idle(path, before, after, "Document f()"), "a task about words is answered by them"
 
@@ -59,7 +65,10 @@ def test_a_new_file_a_removed_one_and_a_binary_are_a_change() -> None:
     made = diff("b.py", "", "# only words\n", new=True)
     assert not changes_nothing(made, normal_change(made, {}, ()), TASK)
     comment = diff("a.py", PYTHON, "# x\n" + PYTHON)
-    removed = f"{comment}diff --git a/b.bin b/b.bin\ndeleted file mode 100644\nBinary files a/b.bin and /dev/null differ\n"
+    removed = (
+        f"{comment}diff --git a/b.bin b/b.bin\ndeleted file mode 100644\nBinary files a/b.bin and "
+        "/dev/null differ\n"
+    )
     assert not changes_nothing(removed, normal_change(removed, {"a.py": PYTHON}, ()), TASK)
 
 
@@ -83,7 +92,11 @@ def test_the_same_change_in_other_words_is_the_same() -> None:
     )
 
 
-@given(st.text(max_size=200), st.text(max_size=200), st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a"]))
+@given(
+    st.text(max_size=200),
+    st.text(max_size=200),
+    st.sampled_from(["a.py", "a.go", "a.rs", "a.js", "a"]),
+)
 def test_any_text_is_taken(before: str, after: str, path: str) -> None:
     made = diff(path, before, after)
     assert isinstance(same_change(normal_change(made, {path: before}, ())), str)

@@ -13,14 +13,23 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal, Review
 from moothall.ranking import rank
 from moothall.ranking.opinions import opinions
 
-GREEN, RED = (Evidence("tests", Verdict.PASSED, passed=2),), (Evidence("tests", Verdict.FAILED, failed=1),)
+GREEN, RED = (
+    (Evidence("tests", Verdict.PASSED, passed=2),),
+    (Evidence("tests", Verdict.FAILED, failed=1),),
+)
 
 
 def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
     """A candidate of a seat, and what reviewers give it."""
     reviews = tuple(Review(name, seat, score) for name, score in scores.items())
     diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
-    found = Assessment(applies=True, required=("tests",), evidence=GREEN if proven else RED, proven=proven, behaviour="b")
+    found = Assessment(
+        applies=True,
+        required=("tests",),
+        evidence=GREEN if proven else RED,
+        proven=proven,
+        behaviour="b",
+    )
     return Candidate(Proposal(seat, "dev", "done", diff), found, reviews=reviews)
 
 
@@ -34,8 +43,8 @@ def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
     first, second, _ = rank(field)
     assert (first.candidate, second.candidate) == ("a", "b")
     assert any(
-        "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from wrong on what is proven: blind"
-        in said
+        "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from "
+        "wrong on what is proven: blind" in said
         for said in first.reasons
     ), first.reasons
 
@@ -45,7 +54,9 @@ def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
     [(0.2, 800, ()), (0.8, 500, ("one",)), (0.9, 500, ("one",))],
     ids=["told apart", "scored alike", "the wrong way round"],
 )
-def test_one_who_scores_all_alike_counts_for_nothing(red: float, mean: int, doubted: tuple[str, ...]) -> None:
+def test_one_who_scores_all_alike_counts_for_nothing(
+    red: float, mean: int, doubted: tuple[str, ...]
+) -> None:
     field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
     found = opinions(field, ["a", "b"], [(), ("red",)])
     assert (found["a"].mean, found["a"].reviewers, found["a"].doubted) == (mean, 1, doubted)
@@ -58,13 +69,18 @@ def test_without_anything_proven_all_count_alike() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.booleans(), st.dictionaries(st.sampled_from("xyz"), st.floats(allow_nan=True), max_size=3)),
+        st.tuples(
+            st.booleans(),
+            st.dictionaries(st.sampled_from("xyz"), st.floats(allow_nan=True), max_size=3),
+        ),
         min_size=1,
         max_size=5,
     ),
     st.randoms(use_true_random=False),
 )
-def test_the_order_in_which_they_come_changes_nothing(said: list[tuple[bool, dict[str, float]]], shuffle: random.Random) -> None:
+def test_the_order_in_which_they_come_changes_nothing(
+    said: list[tuple[bool, dict[str, float]]], shuffle: random.Random
+) -> None:
     field = [
         (answer(f"s{at}", proven=proven, **scores), f"s{at}", () if proven else ("red",))
         for at, (proven, scores) in enumerate(said)

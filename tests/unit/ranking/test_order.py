@@ -19,7 +19,14 @@ GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
 
 def diff(*lines: str) -> str:
     return "\n".join(
-        ["diff --git a/u.py b/u.py", "--- a/u.py", "+++ b/u.py", "@@ -0,0 +1 @@", *(f"+{line}" for line in lines), ""]
+        [
+            "diff --git a/u.py b/u.py",
+            "--- a/u.py",
+            "+++ b/u.py",
+            "@@ -0,0 +1 @@",
+            *(f"+{line}" for line in lines),
+            "",
+        ]
     )
 
 
@@ -28,8 +35,15 @@ FOUND = {field.name for field in fields_of(Assessment)}
 
 def candidate(number: int, text: str = "", **facts: Any) -> Candidate:
     seat = SEATS[number - 1]
-    proposal = facts.pop("proposal", None) or Proposal(seat, "dev", "done", diff(text or seat), revision=facts.pop("revision", 0))
-    usual: dict[str, Any] = {"applies": True, "evidence": GREEN, "required": ("tests",), "behaviour": "b"}
+    proposal = facts.pop("proposal", None) or Proposal(
+        seat, "dev", "done", diff(text or seat), revision=facts.pop("revision", 0)
+    )
+    usual: dict[str, Any] = {
+        "applies": True,
+        "evidence": GREEN,
+        "required": ("tests",),
+        "behaviour": "b",
+    }
     found = usual | {name: facts.pop(name) for name in FOUND & facts.keys()}
     return Candidate(**{"proposal": proposal, "assessment": Assessment(**found), **facts})
 
@@ -41,8 +55,12 @@ def order(*candidates: Candidate) -> list[str]:
 RED = (Evidence("tests", Verdict.FAILED, passed=1, failed=1),)
 
 scores = st.floats(allow_nan=True, allow_infinity=True)
-reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), scores), max_size=4).map(tuple)
-crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(tuple)
+reviews = st.lists(st.builds(Review, st.sampled_from(SEATS), st.just("c"), scores), max_size=4).map(
+    tuple
+)
+crosses = st.lists(st.builds(CrossRun, st.sampled_from(SEATS), st.booleans()), max_size=4).map(
+    tuple
+)
 told = st.builds(
     Evidence,
     st.sampled_from(["tests", "lint", OWN_TESTS]),
@@ -67,9 +85,14 @@ facts = st.fixed_dictionaries(
 
 @st.composite
 def fields(draw: st.DrawFn, size: int = 6) -> list[Candidate]:
-    keys = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), max_size=size, unique=True))
+    keys = draw(
+        st.lists(st.tuples(st.integers(1, 5), st.integers(0, 2)), max_size=size, unique=True)
+    )
     texts = st.sampled_from(["a", "b", "a\n+c", "d\n+e\n+f"])
-    return [candidate(number, draw(texts), revision=revision, **draw(facts)) for number, revision in keys]
+    return [
+        candidate(number, draw(texts), revision=revision, **draw(facts))
+        for number, revision in keys
+    ]
 
 
 @given(fields(), st.randoms(use_true_random=False))
@@ -89,7 +112,9 @@ def test_shuffling_changes_nothing(field: list[Candidate], shuffle: random.Rando
 @given(fields())
 def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) -> None:
     places = rank(field)
-    assert sorted(place.candidate for place in places) == sorted(item.proposal.candidate for item in field)
+    assert sorted(place.candidate for place in places) == sorted(
+        item.proposal.candidate for item in field
+    )
     assert [place.rank for place in places] == list(range(1, len(field) + 1))
     found = [place.score for place in places]
     assert found == sorted(found, reverse=True)
@@ -102,9 +127,16 @@ def test_everyone_has_one_place_and_scores_fall_with_it(field: list[Candidate]) 
 
 @given(fields())
 def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
-    """With what depends on the field (clusters, shared reviews, whose tests count) taken out, pairs agree with the whole."""
+    """With what depends on the field (clusters, shared reviews, whose tests count) taken out, pairs
+    agree with the whole.
+    """
     alone = [
-        candidate(1 + index % 5, f"{index}", revision=index // 5, **{**_own(item, index), "behaviour": str(index)})
+        candidate(
+            1 + index % 5,
+            f"{index}",
+            revision=index // 5,
+            **{**_own(item, index), "behaviour": str(index)},
+        )
         for index, item in enumerate(field)
     ]
     names = order(*alone)
@@ -115,17 +147,26 @@ def test_the_order_of_any_two_is_transitive(field: list[Candidate]) -> None:
 
 
 def _own(item: Candidate, index: int) -> dict[str, Any]:
-    """What depends on nobody else: a reviewer of several counts as far as it tells right from wrong among them."""
-    found = {name: getattr(item.assessment, name) for name in ("applies", "evidence", "required", "regressions", "proven")}
+    """What depends on nobody else: a reviewer of several counts as far as it tells right from wrong
+    among them.
+    """
+    found = {
+        name: getattr(item.assessment, name)
+        for name in ("applies", "evidence", "required", "regressions", "proven")
+    }
     return {
         **found,
         "cross": tuple(run for run in item.cross if run.passed),
-        "reviews": tuple(replace(review, reviewer=f"{review.reviewer}/{index}") for review in item.reviews),
+        "reviews": tuple(
+            replace(review, reviewer=f"{review.reviewer}/{index}") for review in item.reviews
+        ),
     }
 
 
 @given(fields(), facts, st.integers(1, 5))
-def test_a_failing_candidate_more_does_not_change_the_winner(field: list[Candidate], more: dict[str, Any], number: int) -> None:
+def test_a_failing_candidate_more_does_not_change_the_winner(
+    field: list[Candidate], more: dict[str, Any], number: int
+) -> None:
     # One that was reviewed may show that a reviewer does not tell right from wrong.
     loser = candidate(number, "z", revision=7, **{**more, "regressions": ("a::b",), "reviews": ()})
     before, after = rank(field), rank([*field, loser])
@@ -162,11 +203,15 @@ def test_ties_are_distinct_answers_that_share_the_first_place(field: list[Candid
     assert len({item.proposal.diff for item in tied}) == len(tied)
     assert all(passes_gates(item) for item in tied)
     if tied:
-        assert rank(field)[0].candidate in {item.proposal.candidate for item in tied} or any(item.reviews for item in field)
+        assert rank(field)[0].candidate in {item.proposal.candidate for item in tied} or any(
+            item.reviews for item in field
+        )
 
 
 def test_the_criteria_decide_in_their_order() -> None:
-    """Each candidate of the list is better than the one before by the next criterion, and worse by all that follow."""
+    """Each candidate of the list is better than the one before by the next criterion, and worse by
+    all that follow.
+    """
     other = (CrossRun(SEATS[4], passed=False),)
     liked = (Review(SEATS[4], "c", 0.9),)
     failing = candidate(1, "a", evidence=RED, proven=True, fixed=("t::a", "t::b"), reviews=liked)
@@ -174,11 +219,19 @@ def test_the_criteria_decide_in_their_order() -> None:
     plain = candidate(3, "c", behaviour="alone")
     reviewed = candidate(4, "d", behaviour="other", reviews=liked)
     fixing = candidate(5, "e", cross=other, fixed=("t::a",))
-    assert order(failing, crossed, plain, reviewed, fixing) == [SEATS[4], SEATS[3], SEATS[2], SEATS[1], SEATS[0]]
+    assert order(failing, crossed, plain, reviewed, fixing) == [
+        SEATS[4],
+        SEATS[3],
+        SEATS[2],
+        SEATS[1],
+        SEATS[0],
+    ]
     proven = candidate(1, "f", cross=other, proven=True)
     assert order(fixing, proven, reviewed)[0] == SEATS[0]
     agreeing = [candidate(number, f"{number}", behaviour="same") for number in (1, 2)]
-    assert order(reviewed, *agreeing)[-1] == SEATS[3], "two seats that behave the same outweigh a review"
+    assert order(reviewed, *agreeing)[-1] == SEATS[3], (
+        "two seats that behave the same outweigh a review"
+    )
 
 
 def test_neither_the_size_of_a_change_nor_its_tests_count() -> None:
@@ -199,7 +252,9 @@ def test_the_same_change_by_two_seats_outweighs_one_and_words_alone_are_no_answe
     assert passes_gates(replace(words, assessment=replace(words.assessment, proven=True)))
 
 
-def brings(number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any) -> Candidate:
+def brings(
+    number: int, text: str, *passed: int, failed: tuple[int, ...] = (), **facts: Any
+) -> Candidate:
     """A candidate of a seat that brought valid tests, and passes or fails those of the others."""
     made = Proposal(SEATS[number - 1], "dev", "done", diff(text), own_tests=("tests/test_new.py",))
     runs = [CrossRun(SEATS[other - 1], other in passed) for other in (*passed, *failed)]
@@ -208,13 +263,20 @@ def brings(number: int, text: str, *passed: int, failed: tuple[int, ...] = (), *
 
 
 def test_a_test_that_only_its_author_passes_is_evidence_for_its_author() -> None:
-    """Two that fail the same test do not agree with each other, and their number and size decide nothing."""
+    """Two that fail the same test do not agree with each other, and their number and size decide
+    nothing.
+    """
     right = brings(1, "right\n+" * 40)
-    wrong = [candidate(number, str(number), cross=(CrossRun(SEATS[0], passed=False),)) for number in (2, 3)]
+    wrong = [
+        candidate(number, str(number), cross=(CrossRun(SEATS[0], passed=False),))
+        for number in (2, 3)
+    ]
     places = rank([*wrong, right])
     assert places[0].seat == SEATS[0]
     assert (places[0].level, places[0].undecided) == (EvidenceLevel.SELF_TESTED, False)
-    assert "seats behave the same" not in " ".join(reason for place in places for reason in place.reasons)
+    assert "seats behave the same" not in " ".join(
+        reason for place in places for reason in place.reasons
+    )
     assert any("authors whose tests fail: 0 against 1" in reason for reason in places[0].reasons)
 
 
@@ -227,11 +289,23 @@ def test_authors_whose_tests_contradict_each_other_are_decided_by_reviews() -> N
 @pytest.mark.parametrize(
     ("given", "level", "said"),
     [
-        (candidate(1, proven=True, fixed=("t::a",)), EvidenceLevel.PROVEN, "Proven: a test that failed on the base"),
-        (candidate(1, cross=(CrossRun(SEATS[1], passed=True),)), EvidenceLevel.REPRODUCED, f"were written by {SEATS[1]}."),
+        (
+            candidate(1, proven=True, fixed=("t::a",)),
+            EvidenceLevel.PROVEN,
+            "Proven: a test that failed on the base",
+        ),
+        (
+            candidate(1, cross=(CrossRun(SEATS[1], passed=True),)),
+            EvidenceLevel.REPRODUCED,
+            f"were written by {SEATS[1]}.",
+        ),
         (brings(1, "a"), EvidenceLevel.SELF_TESTED, "Self-tested: only its author's own tests"),
         (candidate(1), EvidenceLevel.UNPROVEN, "Unproven: no test that failed on the base passes."),
-        (candidate(1, cross=(CrossRun(SEATS[1], passed=False),)), EvidenceLevel.UNPROVEN, "Unproven"),
+        (
+            candidate(1, cross=(CrossRun(SEATS[1], passed=False),)),
+            EvidenceLevel.UNPROVEN,
+            "Unproven",
+        ),
     ],
     ids=["proven", "reproduced", "self-tested", "unproven", "fails another's"],
 )
@@ -245,7 +319,9 @@ def test_each_level_says_what_carries_it(given: Candidate, level: EvidenceLevel,
 def test_an_agent_whose_tests_pass_on_the_base_is_no_author_of_what_reproduces() -> None:
     runs = (CrossRun(SEATS[1], passed=True, cases=("t::a",)), CrossRun("tie-breaker", passed=True))
     place = rank([candidate(1, cross=runs)])[0]
-    assert any(reason.endswith(f"were written by {SEATS[1]}: t::a.") for reason in place.reasons), place.reasons
+    assert any(reason.endswith(f"were written by {SEATS[1]}: t::a.") for reason in place.reasons), (
+        place.reasons
+    )
 
 
 def test_a_line_to_look_at_is_shown_and_decides_nothing() -> None:
@@ -260,10 +336,21 @@ def test_answers_that_only_a_hash_orders_are_undecided_and_name_where_they_diffe
     one, two, other = candidate(1, "a"), candidate(2, "b"), candidate(3, "c", behaviour="z")
     places = rank([one, two, other])
     assert [place.undecided for place in places] == [True, True, False]
-    assert any(reason.startswith("Undecided: no test tells it from") for reason in places[0].reasons)
-    assert any("they differ in u.py. Nobody reviewed them. A hash decides." in reason for reason in places[0].reasons)
-    assert not any(place.undecided for place in rank([one, replace(one, proposal=replace(one.proposal, seat=SEATS[3]))]))
-    assert not any(place.undecided for place in rank([candidate(1, "a", proven=True), candidate(2, "b", proven=True)]))
+    assert any(
+        reason.startswith("Undecided: no test tells it from") for reason in places[0].reasons
+    )
+    assert any(
+        "they differ in u.py. Nobody reviewed them. A hash decides." in reason
+        for reason in places[0].reasons
+    )
+    assert not any(
+        place.undecided
+        for place in rank([one, replace(one, proposal=replace(one.proposal, seat=SEATS[3]))])
+    )
+    assert not any(
+        place.undecided
+        for place in rank([candidate(1, "a", proven=True), candidate(2, "b", proven=True)])
+    )
     reviewed = replace(two, reviews=(Review(SEATS[4], "c", 0.9),))
     assert not any(place.undecided for place in rank([one, reviewed]))
 
@@ -271,8 +358,14 @@ def test_answers_that_only_a_hash_orders_are_undecided_and_name_where_they_diffe
 def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
     again = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[1], passed=False))
     two = (CrossRun(SEATS[1], passed=False), CrossRun(SEATS[3], passed=False))
-    passing = candidate(5, "e\n+" * 9, cross=(CrossRun(SEATS[1], passed=True), CrossRun(SEATS[3], passed=True)))
-    assert order(candidate(1, "a\n+a", cross=again), candidate(3, cross=two), passing) == [SEATS[4], SEATS[0], SEATS[2]]
+    passing = candidate(
+        5, "e\n+" * 9, cross=(CrossRun(SEATS[1], passed=True), CrossRun(SEATS[3], passed=True))
+    )
+    assert order(candidate(1, "a\n+a", cross=again), candidate(3, cross=two), passing) == [
+        SEATS[4],
+        SEATS[0],
+        SEATS[2],
+    ]
     doubled = [candidate(1, "a", behaviour="x"), candidate(1, "a\n+b", behaviour="x", revision=1)]
     others = [candidate(2, "l\n+" * 9, behaviour="y"), candidate(3, "m\n+" * 9, behaviour="y")]
     assert set(order(*doubled, *others)[:2]) == {SEATS[1], SEATS[2]}
@@ -281,7 +374,10 @@ def test_one_author_one_vote_and_one_seat_one_voice_in_a_cluster() -> None:
 def test_an_author_whose_tests_failed_once_did_not_vote_for_it() -> None:
     mixed = (CrossRun(SEATS[1], passed=True), CrossRun(SEATS[1], passed=False))
     agreeing = candidate(3, cross=(CrossRun(SEATS[1], passed=True),))
-    assert "Passes the tests of 0 of 1 other author." in rank([candidate(1, cross=mixed), agreeing])[1].reasons
+    assert (
+        "Passes the tests of 0 of 1 other author."
+        in rank([candidate(1, cross=mixed), agreeing])[1].reasons
+    )
 
 
 def test_a_repeated_reviewer_counts_once_and_silence_is_neutral() -> None:
@@ -305,7 +401,9 @@ def test_of_two_that_are_level_the_one_with_a_test_of_another_seat_is_first() ->
         reproduced = candidate(2, other, cross=(CrossRun(SEATS[0], passed=True),))
         first, second = rank([author, reproduced])
         assert (first.seat, first.undecided) == (SEATS[1], False)
-        assert "Below agent-dev-002: passes a test of another seat: no against yes." in second.reasons, second.reasons
+        assert (
+            "Below agent-dev-002: passes a test of another seat: no against yes." in second.reasons
+        ), second.reasons
 
 
 def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_counts() -> None:
@@ -313,7 +411,8 @@ def test_an_answer_that_changes_a_test_which_it_breaks_is_told_which_version_cou
     proposal = Proposal(SEATS[0], "dev", "done", diff("a"), own_tests=("t.py",))
     (refused,) = rank([candidate(1, proposal=proposal, regressions=("t.py::x",))])
     assert refused.reasons[0] == (
-        "1 test that passed on the base does not any more: t.py::x. The answer changes tests there, but they count as they are on the base."
+        "1 test that passed on the base does not any more: t.py::x. The answer changes tests "
+        "there, but they count as they are on the base."
     )
 
 
@@ -322,7 +421,10 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     bad = candidate(2, "b", evidence=RED, regressions=("t.py::x\x1b[31m", "t.py::y"))
     first, second = rank([bad, good])
     assert first.reasons == (
-        "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was green is red.",
+        (
+            "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was "
+            "green is red."
+        ),
         "Proven: a test that failed on the base, and that its author did not write, passes.",
         f"Above {SEATS[1]}: failed gates: 0 against 2.",
     )
@@ -353,9 +455,19 @@ def test_each_gate_says_why(change: dict[str, Any], reason: str) -> None:
 def test_text_is_ranked_by_reviews_alone() -> None:
     def text(number: int, content: str, score: float) -> Candidate:
         proposal = Proposal(SEATS[number - 1], "architect", content)
-        return Candidate(proposal, Assessment(applies=False), about_text=True, reviews=(Review(SEATS[4], "c", score),))
+        return Candidate(
+            proposal,
+            Assessment(applies=False),
+            about_text=True,
+            reviews=(Review(SEATS[4], "c", score),),
+        )
 
-    answers = [text(1, "short", 0.2), text(2, "a long answer", 0.7), text(3, "same", 0.1), text(4, "same", 0.1)]
+    answers = [
+        text(1, "short", 0.2),
+        text(2, "a long answer", 0.7),
+        text(3, "same", 0.1),
+        text(4, "same", 0.1),
+    ]
     assert order(*answers)[:2] == [SEATS[1], SEATS[0]]
     assert [item.proposal.content for item in ties(answers)] == ["a long answer", "short", "same"]
     assert not any(place.proven for place in rank(answers))
@@ -366,7 +478,19 @@ def test_ties_need_different_answers() -> None:
     assert ties([candidate(1, "a"), candidate(2, "b", proven=True)]) == ()
     assert ties([]) == ()
     assert rank([]) == ()
-    assert len(ties([candidate(1, "a"), candidate(2, "b"), candidate(3, "b"), candidate(4, "c", evidence=RED)])) == 2
+    assert (
+        len(
+            ties(
+                [
+                    candidate(1, "a"),
+                    candidate(2, "b"),
+                    candidate(3, "b"),
+                    candidate(4, "c", evidence=RED),
+                ]
+            )
+        )
+        == 2
+    )
 
 
 def _review(number: int, score: float) -> Review:
@@ -374,7 +498,9 @@ def _review(number: int, score: float) -> Review:
 
 
 def test_a_missing_review_has_no_score() -> None:
-    """Of two level answers, one was reviewed badly and the review of the other is missing: reviews do not decide."""
+    """Of two level answers, one was reviewed badly and the review of the other is missing: reviews
+    do not decide.
+    """
     bad, unread = (
         candidate(1, "a", reviews=(_review(3, 0.2),)),
         candidate(2, "b", missing=("review of 2 by 4 is missing: timeout",)),
@@ -382,8 +508,14 @@ def test_a_missing_review_has_no_score() -> None:
     first, second = rank([bad, unread])
     assert first.undecided
     assert second.undecided
-    assert any("1 of 1 reviews is missing: review of 2 by 4" in reason for item in (first, second) for reason in item.reasons)
-    assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], "nobody was asked: counted as neither good nor bad"
+    assert any(
+        "1 of 1 reviews is missing: review of 2 by 4" in reason
+        for item in (first, second)
+        for reason in item.reasons
+    )
+    assert order(bad, replace(unread, missing=())) == [SEATS[1], SEATS[0]], (
+        "nobody was asked: counted as neither good nor bad"
+    )
 
 
 def test_where_a_review_is_missing_reviewers_of_all_answers_are_compared() -> None:
@@ -393,7 +525,10 @@ def test_where_a_review_is_missing_reviewers_of_all_answers_are_compared() -> No
 
 
 def test_an_answer_that_fails_a_test_of_the_test_writer_is_not_reproduced() -> None:
-    runs = (CrossRun(SEATS[4], passed=True, cases=("t::a",)), CrossRun("test-writer", passed=False, failed=("t::b",)))
+    runs = (
+        CrossRun(SEATS[4], passed=True, cases=("t::a",)),
+        CrossRun("test-writer", passed=False, failed=("t::b",)),
+    )
     (place,) = rank([candidate(1, cross=runs)])
     assert place.level is EvidenceLevel.UNPROVEN
     assert "Fails tests of test-writer: t::b." in place.reasons

@@ -20,10 +20,24 @@ CLOCK = "import os\nimport clock\n\n\ndef test_tick():\n    assert clock.now() <
         ("const price = require('..');", "", ["lib/price.js"], "", True),
         ("import { test } from 'node:test';", "", ["lib/price.js"], "", False),
     ],
-    ids=["other", "its module", "its package", "the task", "traceback", "unknown", "go", "relative import", "no import"],
+    ids=[
+        "other",
+        "its module",
+        "its package",
+        "the task",
+        "traceback",
+        "unknown",
+        "go",
+        "relative import",
+        "no import",
+    ],
 )
-def test_a_case_concerns_a_change(text: str, detail: str, changed: list[str], task: str, *, concerned: bool) -> None:
-    assert concerns_change("tests/test_clock.py::test_tick", text, detail, changed, task) is concerned
+def test_a_case_concerns_a_change(
+    text: str, detail: str, changed: list[str], task: str, *, concerned: bool
+) -> None:
+    assert (
+        concerns_change("tests/test_clock.py::test_tick", text, detail, changed, task) is concerned
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +68,10 @@ def test_the_file_of_a_case(case: str, path: str) -> None:
         ("error[E0432]: unresolved import `shop::half`", "half"),
         ("error[E0599]: no method named `halve` found for struct", "halve"),
         ("TypeError: discount.half is not a function", "half"),
-        ("SyntaxError: The requested module '../a.js' does not provide an export named 'half'", "half"),
+        (
+            "SyntaxError: The requested module '../a.js' does not provide an export named 'half'",
+            "half",
+        ),
         ("Error: Cannot find module '../half'", "half"),
         ("error TS2339: Property 'half' does not exist on type", "half"),
     ],

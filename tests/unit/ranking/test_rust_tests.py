@@ -11,9 +11,15 @@ CODE = "pub fn sum<'a>(a: &'a u8) -> u8 { *a }\n"
     "tests",
     [
         "#[cfg(test)]\nmod tests {\n    #[test]\n    fn one() { assert_eq!(1, 1); }\n}\n",
-        '#[cfg(all(test, not(feature = "slow")))]\nmod tests {\n    #[test]\n    fn one() { assert_eq!(1, 1); }\n}\n',
+        (
+            '#[cfg(all(test, not(feature = "slow")))]\nmod tests {\n    #[test]\n    fn one() { '
+            "assert_eq!(1, 1); }\n}\n"
+        ),
         "#[test]\nfn one() {\n    assert_eq!(1, 1);\n}\n",
-        "#[tokio::test]\n#[ignore] // later\npub async fn one() -> Result<(), ()> {\n    assert_eq!(1, 1);\n    Ok(())\n}\n",
+        (
+            "#[tokio::test]\n#[ignore] // later\npub async fn one() -> Result<(), ()> {\n    "
+            "assert_eq!(1, 1);\n    Ok(())\n}\n"
+        ),
         "#[cfg(test)]\nmacro_rules! same { ($a:expr) => { assert_eq!($a, 1) } }\n",
         "#[cfg(test)]\nimpl Sum { fn one() { assert_eq!(1, 1) } }\n",
     ],

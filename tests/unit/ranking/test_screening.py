@@ -7,7 +7,10 @@ from moothall.ranking.screening import screen
 
 def diff(path: str, *lines: str) -> str:
     body = "".join(f"+{line}\n" for line in lines)
-    return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n{body}"
+    return (
+        f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -0,0 +1,{len(lines)} @@\n"
+        f"{body}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,9 @@ def diff(tmp_path: Path, repo: Repo) -> str:
     """Changes one file, makes one and removes one."""
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
     other = Repo(tmp_path / "other")
-    other.write({"src/utils.py": (other.path / "src/utils.py").read_text() + SOLUTION, NEW: "N = 1\n"})
+    other.write(
+        {"src/utils.py": (other.path / "src/utils.py").read_text() + SOLUTION, NEW: "N = 1\n"}
+    )
     (other.path / "README.md").unlink()
     other.git("add", "--all")
     return other.git("diff", "--cached", "--binary") + "\n"
@@ -58,7 +60,9 @@ async def test_from_below_the_top_too(repo: Repo, diff: str, tmp_path: Path) -> 
         ({NEW: "mine\n"}, "changes of your own in src/new file.py"),
     ],
 )
-async def test_own_changes_are_never_overwritten(repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], wanted: str) -> None:
+async def test_own_changes_are_never_overwritten(
+    repo: Repo, diff: str, tmp_path: Path, own: dict[str, str], wanted: str
+) -> None:
     repo.write(own)
     with pytest.raises(RepositoryError, match=wanted):
         await apply(repo, diff, tmp_path)
@@ -67,7 +71,9 @@ async def test_own_changes_are_never_overwritten(repo: Repo, diff: str, tmp_path
         assert (repo.path / path).read_text() == text
 
 
-async def test_staged_and_ignored_files_are_not_overwritten_either(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_staged_and_ignored_files_are_not_overwritten_either(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
     repo.write({"src/utils.py": "# staged\n"})
     repo.git("add", "--all")
     with pytest.raises(RepositoryError, match="changes of your own"):
@@ -94,7 +100,10 @@ async def test_what_does_not_fit_changes_nothing(repo: Repo, diff: str, tmp_path
 async def test_nothing_outside_the_files_is_written(repo: Repo, tmp_path: Path, path: str) -> None:
     (tmp_path / "away").mkdir()
     (repo.path / "link").symlink_to(tmp_path / "away")
-    hostile = f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+echo out\n"
+    hostile = (
+        f"diff --git a/{path} b/{path}\nnew file mode 100755\n--- /dev/null\n+++ b/{path}\n@@ "
+        "-0,0 +1 @@\n+echo out\n"
+    )
     with pytest.raises(RepositoryError):
         await apply(repo, hostile, tmp_path)
     assert not (tmp_path / "outside.py").exists()
@@ -128,11 +137,16 @@ async def test_a_bare_repository_has_no_files(repo: Repo, diff: str, tmp_path: P
     [
         ("similarity index 100%\nrename from .env\nrename to public.txt\n", "renames or copies"),
         ("similarity index 100%\ncopy from .env\ncopy to public.txt\n", "renames or copies"),
-        ("deleted file mode 100644\n--- a/.env\n+++ /dev/null\n@@ -1 +0,0 @@\n-KEY=1\n", "changes of your own in .env"),
+        (
+            "deleted file mode 100644\n--- a/.env\n+++ /dev/null\n@@ -1 +0,0 @@\n-KEY=1\n",
+            "changes of your own in .env",
+        ),
         ("--- a/.env\n+++ b/.env\n@@ -1 +1 @@\n-KEY=1\n+KEY=2\n", "changes of your own in .env"),
     ],
 )
-async def test_files_that_git_ignores_are_their_owners(repo: Repo, tmp_path: Path, change: str, words: str) -> None:
+async def test_files_that_git_ignores_are_their_owners(
+    repo: Repo, tmp_path: Path, change: str, words: str
+) -> None:
     repo.write({".git/info/exclude": ".env\n", ".env": "KEY=1\n"})
     other = "public.txt" if "public" in change else ".env"
     with pytest.raises(RepositoryError, match=words):
@@ -153,7 +167,10 @@ async def test_a_file_as_the_commit_has_it_on_which_the_diff_was_made_is_nobodys
     repo.git("fetch", "--quiet", str(then.path), "HEAD")
     both = diff + second
     assert set(await apply(repo, diff, tmp_path)) == {"src/utils.py", NEW, "README.md"}
-    git, local = GitRunner(tmp_path / "git"), await sources.find_local(GitRunner(tmp_path / "git"), repo.path)
+    git, local = (
+        GitRunner(tmp_path / "git"),
+        await sources.find_local(GitRunner(tmp_path / "git"), repo.path),
+    )
     with pytest.raises(RepositoryError, match="changes of your own"):
         await apply(repo, second, tmp_path)
     assert await apply_to_files(git, local, second, base) == (NEW,)
@@ -196,10 +213,15 @@ async def test_line_ends_are_those_that_git_would_write(
     assert text.count(end) == text.count("\n")
     assert (repo.path / NEW).read_bytes() == f"N = 1{end}".encode()
     changed = repo.git("diff", "--numstat").split("\n")
-    assert [line.split("\t")[1] for line in changed] == ["3", "0"]  # no line changed by its end alone
+    assert [line.split("\t")[1] for line in changed] == [
+        "3",
+        "0",
+    ]  # no line changed by its end alone
 
 
-async def test_own_changes_are_found_whatever_the_line_ends(repo: Repo, diff: str, tmp_path: Path) -> None:
+async def test_own_changes_are_found_whatever_the_line_ends(
+    repo: Repo, diff: str, tmp_path: Path
+) -> None:
     repo.git("config", "core.autocrlf", "true")
     repo.write({"src/utils.py": "# my unfinished work\r\n"})
     with pytest.raises(RepositoryError, match=r"changes of your own in src/utils.py: nothing"):
@@ -207,14 +229,25 @@ async def test_own_changes_are_found_whatever_the_line_ends(repo: Repo, diff: st
 
 
 async def test_a_file_in_another_encoding_takes_a_diff(repo: Repo, tmp_path: Path) -> None:
-    base = repo.commit({".gitattributes": "*.txt working-tree-encoding=UTF-16\n", "a.txt": "größer\n".encode("utf-16")})
+    base = repo.commit(
+        {
+            ".gitattributes": "*.txt working-tree-encoding=UTF-16\n",
+            "a.txt": "größer\n".encode("utf-16"),
+        }
+    )
     before = repo.git("rev-parse", f"{base}:a.txt")
     after = repo.blob("größer\nnew\n")
-    await apply(repo, repo.git("diff", before, after).replace(before, "a.txt").replace(after, "a.txt") + "\n", tmp_path)
+    await apply(
+        repo,
+        repo.git("diff", before, after).replace(before, "a.txt").replace(after, "a.txt") + "\n",
+        tmp_path,
+    )
     assert (repo.path / "a.txt").read_bytes() == "größer\nnew\n".encode("utf-16")
 
 
-async def test_a_file_takes_the_place_of_a_folder_and_a_folder_that_of_a_file(repo: Repo, tmp_path: Path) -> None:
+async def test_a_file_takes_the_place_of_a_folder_and_a_folder_that_of_a_file(
+    repo: Repo, tmp_path: Path
+) -> None:
     repo.commit({"one": "1\n", "two/x": "2\n"})
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "other"))
     other = Repo(tmp_path / "other")
@@ -223,7 +256,10 @@ async def test_a_file_takes_the_place_of_a_folder_and_a_folder_that_of_a_file(re
     (other.path / "two").chmod(0o755)
     (other.path / "link").symlink_to("one/y")
     other.git("add", "--all")
-    parts = [other.git("diff", "--cached", "--no-renames", f"--diff-filter={only}") for only in ("D", "d")]
+    parts = [
+        other.git("diff", "--cached", "--no-renames", f"--diff-filter={only}")
+        for only in ("D", "d")
+    ]
     await apply(repo, "\n".join((*parts, "")), tmp_path)
     assert (repo.path / "one/y").read_text() == "1\n"
     assert (repo.path / "two").read_text() == "2\n"

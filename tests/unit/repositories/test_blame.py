@@ -14,7 +14,9 @@ from moothall.repositories.gitcmd import GitRunner
 
 def git(repo: Path, *args: str) -> str:
     identity = ["-c", "user.name=Ann", "-c", "user.email=ann@example.org"]
-    return subprocess.run(["git", *identity, *args], cwd=repo, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *identity, *args], cwd=repo, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -32,7 +34,9 @@ def repo(tmp_path: Path) -> Path:
     return repo
 
 
-@pytest.mark.parametrize(("line", "came"), [(1, ("HEAD~2", "a file.py", "one")), (2, ("HEAD", "b.py", "\tthree"))])
+@pytest.mark.parametrize(
+    ("line", "came"), [(1, ("HEAD~2", "a file.py", "one")), (2, ("HEAD", "b.py", "\tthree"))]
+)
 async def test_a_line_comes_from_the_commit_that_brought_it(
     repo: Path, tmp_path: Path, line: int, came: tuple[str, str, str]
 ) -> None:

@@ -22,7 +22,9 @@ CAPS = ChangeCaps(file_bytes=10_000, total_bytes=100_000)
 def few_descriptors() -> Iterator[None]:
     """So few that a folder more open than need be is an error."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, before[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, before[1])
+    )
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -45,8 +47,12 @@ def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> No
     for name in (path, "pkg/a.txt"):
         (upper / name).parent.mkdir(parents=True, exist_ok=True)
         (upper / name).write_text("x", encoding="utf-8")
-    assert [change.path for change in survey_all(Survey(upper, (), CAPS, base=base)).changes] == ["pkg/a.txt"]
-    assert [change.path for change in survey_all(Survey(upper, (), CAPS, before={})).changes] == ["pkg/a.txt"]
+    assert [change.path for change in survey_all(Survey(upper, (), CAPS, base=base)).changes] == [
+        "pkg/a.txt"
+    ]
+    assert [change.path for change in survey_all(Survey(upper, (), CAPS, before={})).changes] == [
+        "pkg/a.txt"
+    ]
 
 
 def deep(folder: Path, levels: int) -> None:
@@ -90,7 +96,9 @@ def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str)
     assert not same(base, Change("../away/secret", FILE, b"the same\n"))
 
 
-def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they_are(tmp_path: Path) -> None:
+def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they_are(
+    tmp_path: Path,
+) -> None:
     tree, odd = tmp_path / "tree", os.fsdecode(b"odd\n\xff")
     (tree / "folder").mkdir(parents=True)
     (tree / "folder/a").write_text("a", encoding="utf-8")
@@ -102,7 +110,10 @@ def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they
     assert survey_all(Survey(tree, files, CAPS, before=before)).changes == []
     for name in ("far", "near", odd):
         (tree / name).unlink()
-    assert [(change.path, change.content) for change in survey_all(Survey(tree, files, CAPS, before=before)).changes] == [
+    assert [
+        (change.path, change.content)
+        for change in survey_all(Survey(tree, files, CAPS, before=before)).changes
+    ] == [
         ("far", None),
         ("near", None),
         (odd, None),

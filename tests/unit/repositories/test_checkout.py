@@ -12,16 +12,27 @@ from support.repos import make_repo
 
 def pointer(content: bytes) -> tuple[str, str]:
     oid = hashlib.sha256(content).hexdigest()
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n", oid
+    return (
+        f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n",
+        oid,
+    )
 
 
-async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counted(tmp_path: Path) -> None:
+async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counted(
+    tmp_path: Path,
+) -> None:
     here, oid = pointer(b"the content")
     gone, _ = pointer(b"not here")
     false, wrong = pointer(b"as it was")
     repo = make_repo(
         tmp_path / "r",
-        {".gitattributes": "*.bin filter=lfs diff=lfs\n", "a.bin": here, "b.bin": gone, "c.bin": false, "d.txt": "d"},
+        {
+            ".gitattributes": "*.bin filter=lfs diff=lfs\n",
+            "a.bin": here,
+            "b.bin": gone,
+            "c.bin": false,
+            "d.txt": "d",
+        },
     )
     for name, content in ((oid, b"the content"), (wrong, b"otherwise")):
         store = repo.path / ".git/lfs/objects" / name[:2] / name[2:4]
@@ -30,9 +41,19 @@ async def test_lfs_files_that_the_source_has_are_whole_and_the_others_are_counte
     clone = TrustedClone(tmp_path / "repos" / "r.git", WorkspaceSettings())
     base = Base("r", await clone.fetch(str(repo.path), "HEAD"), Profile(), origin=str(repo.path))
     told: list[str] = []
-    await check_out(clone, base, tmp_path / "out", Settings(data_dir=tmp_path / "data"), told.append)
+    await check_out(
+        clone, base, tmp_path / "out", Settings(data_dir=tmp_path / "data"), told.append
+    )
     assert (tmp_path / "out/a.bin").read_bytes() == b"the content"
     assert (tmp_path / "out/b.bin").read_text() == gone
     assert (tmp_path / "out/c.bin").read_text() == false
-    assert told == [f"2 of 3 LFS files are pointers only: their content is not in {repo.path} (git lfs pull)"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".gitattributes", "a.bin", "b.bin", "c.bin", "d.txt"]
+    assert told == [
+        f"2 of 3 LFS files are pointers only: their content is not in {repo.path} (git lfs pull)"
+    ]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".gitattributes",
+        "a.bin",
+        "b.bin",
+        "c.bin",
+        "d.txt",
+    ]

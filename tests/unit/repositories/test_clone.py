@@ -48,12 +48,19 @@ async def test_fetch_pins_the_commit_and_lists_its_files(clone: TrustedClone, sa
         await clone.read(sha, "nowhere.py", 10)
 
 
-async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(sample: Repo, tmp_path: Path) -> None:
+async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(
+    sample: Repo, tmp_path: Path
+) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(GitRunner):
         async def run(
-            self, *args: str, cwd: Path, stdin: bytes = b"", env: Mapping[str, str] | None = None, seconds: float = 0
+            self,
+            *args: str,
+            cwd: Path,
+            stdin: bytes = b"",
+            env: Mapping[str, str] | None = None,
+            seconds: float = 0,
         ) -> bytes:
             out = await super().run(*args, cwd=cwd, stdin=stdin, env=env, seconds=seconds)
             if args[0] == "init":
@@ -63,7 +70,9 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(sample: Rep
 
     place = tmp_path / "repos" / "sample.git"
     first = asyncio.create_task(
-        TrustedClone(place, SETTINGS, Slow(place.parent, SETTINGS.git_seconds)).fetch(str(sample.path), "HEAD")
+        TrustedClone(place, SETTINGS, Slow(place.parent, SETTINGS.git_seconds)).fetch(
+            str(sample.path), "HEAD"
+        )
     )
     await begun.wait()
     assert not place.exists()
@@ -73,17 +82,32 @@ async def test_a_clone_that_two_make_at_once_is_never_seen_half_made(sample: Rep
     assert [each.name for each in place.parent.glob("sample.git*")] == ["sample.git"]
 
 
-async def test_fetch_runs_nothing_of_the_source(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+async def test_fetch_runs_nothing_of_the_source(
+    clone: TrustedClone, sample: Repo, tmp_path: Path
+) -> None:
     mark = tmp_path / "ran"
     trap = tmp_path / "trap"
     trap.write_text(f"#!/bin/sh\ntouch {mark}\nexec cat\n")
     trap.chmod(0o755)
     hooks = sample.path / ".git" / "hooks"
     hooks.mkdir(exist_ok=True)
-    for name in ("post-checkout", "reference-transaction", "pre-auto-gc", "post-index-change", "pre-receive", "post-update"):
+    for name in (
+        "post-checkout",
+        "reference-transaction",
+        "pre-auto-gc",
+        "post-index-change",
+        "pre-receive",
+        "post-update",
+    ):
         (hooks / name).write_text(trap.read_text())
         (hooks / name).chmod(0o755)
-    for key in ("uploadpack.packObjectsHook", "core.fsmonitor", "filter.evil.smudge", "filter.evil.clean", "diff.evil.textconv"):
+    for key in (
+        "uploadpack.packObjectsHook",
+        "core.fsmonitor",
+        "filter.evil.smudge",
+        "filter.evil.clean",
+        "diff.evil.textconv",
+    ):
         sample.git("config", key, str(trap))
     sample.git("config", "diff.external", str(trap))
     sample.git("config", "filter.evil.required", "true")
@@ -104,11 +128,22 @@ async def test_fetch_runs_nothing_of_the_source(clone: TrustedClone, sample: Rep
 
 async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_path: Path) -> None:
     repo = make_repo(
-        tmp_path / "r", {"bin/run": "#!/bin/sh\n", "dos.txt": b"a\nb\n", "sub/deep/x": "x", "ä ö.txt": "u", "raw": b"\0\xff"}
+        tmp_path / "r",
+        {
+            "bin/run": "#!/bin/sh\n",
+            "dos.txt": b"a\nb\n",
+            "sub/deep/x": "x",
+            "ä ö.txt": "u",
+            "raw": b"\0\xff",
+        },
     )
     (repo.path / "bin/run").chmod(0o755)
     (repo.path / "sub/link").symlink_to("../bin/run")
-    sha = await fetched(clone, Repo(repo.path), repo.commit({".gitattributes": "*.txt text eol=crlf\nraw export-ignore\n"}))
+    sha = await fetched(
+        clone,
+        Repo(repo.path),
+        repo.commit({".gitattributes": "*.txt text eol=crlf\nraw export-ignore\n"}),
+    )
     dest = tmp_path / "out"
     before = os.umask(0o077)
     try:
@@ -125,8 +160,12 @@ async def test_checkout_keeps_modes_symlinks_and_bytes(clone: TrustedClone, tmp_
         await clone.checkout(sha, dest)
 
 
-async def test_a_submodule_is_no_file_and_cannot_be_changed(clone: TrustedClone, sample: Repo) -> None:
-    sha = sample.commit_tree(f"160000 commit {sample.head}\tvendored", f"100644 blob {sample.blob('x')}\ta.txt")
+async def test_a_submodule_is_no_file_and_cannot_be_changed(
+    clone: TrustedClone, sample: Repo
+) -> None:
+    sha = sample.commit_tree(
+        f"160000 commit {sample.head}\tvendored", f"100644 blob {sample.blob('x')}\ta.txt"
+    )
     await clone.fetch(str(sample.path), sha)
     assert await clone.files(sha) == ("a.txt",)
     assert await clone.submodules(sha) == {"vendored": sample.head}
@@ -135,17 +174,31 @@ async def test_a_submodule_is_no_file_and_cannot_be_changed(clone: TrustedClone,
         Change("vendored/src/x.py", "100644", b"x"),
         Change("vendored", "100644", None),
     ):
-        with pytest.raises(PatchRefused, match="lies in the submodule 'vendored', a repository of its own"):
+        with pytest.raises(
+            PatchRefused, match="lies in the submodule 'vendored', a repository of its own"
+        ):
             await clone.commit_changes(sha, [change], "no")
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "yes")
     assert patch.paths == ("a.txt",)
     assert await clone.submodules(patch.commit_sha) == {"vendored": sample.head}
-    gone = f"diff --git a/vendored b/vendored\ndeleted file mode 160000\n--- a/vendored\n+++ /dev/null\n@@ -1 +0,0 @@\n-Subproject commit {sample.head}\n"
+    gone = (
+        "diff --git a/vendored b/vendored\ndeleted file mode 160000\n--- a/vendored\n+++ "
+        f"/dev/null\n@@ -1 +0,0 @@\n-Subproject commit {sample.head}\n"
+    )
     with pytest.raises(PatchRefused, match="submodule"):
         await clone.apply(sha, gone)
 
 
-_OUTSIDE = ["/etc/passwd", "../outside", "a/../../outside", ".git/config", "..", "../../x", "a/../b", b"\xff"]
+_OUTSIDE = [
+    "/etc/passwd",
+    "../outside",
+    "a/../../outside",
+    ".git/config",
+    "..",
+    "../../x",
+    "a/../b",
+    b"\xff",
+]
 
 
 @pytest.mark.parametrize("target", _OUTSIDE)
@@ -161,7 +214,9 @@ async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
     assert await clone.files(sha) == ("a.txt", "link")
     patch = await clone.commit_changes(sha, [Change("a.txt", "100644", b"y")], "the link stays")
     assert patch.paths == ("a.txt",)
-    assert f"120000 blob {link}\tlink" in (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+    assert (
+        f"120000 blob {link}\tlink" in (await clone.ask("ls-tree", patch.commit_sha)).out.decode()
+    )
     for change in (
         Change("link", "120000", b"/etc/shadow"),
         Change("link", "120000", b"a.txt"),
@@ -173,17 +228,28 @@ async def test_a_link_of_the_base_that_leads_out_stays_and_cannot_be_changed(
             await clone.commit_changes(sha, [change], "no")
 
 
-@pytest.mark.parametrize("target", ["up/secret", "sub/../up", "here/up", "here/here/up/x", "out", "out/passwd"])
-async def test_no_link_of_a_patch_leads_out_through_one_of_the_base(clone: TrustedClone, sample: Repo, target: str) -> None:
-    lines = [f"120000 blob {sample.blob(to)}\t{name}" for name, to in (("here", "."), ("out", "/etc"), ("up", ".."))]
+@pytest.mark.parametrize(
+    "target", ["up/secret", "sub/../up", "here/up", "here/here/up/x", "out", "out/passwd"]
+)
+async def test_no_link_of_a_patch_leads_out_through_one_of_the_base(
+    clone: TrustedClone, sample: Repo, target: str
+) -> None:
+    lines = [
+        f"120000 blob {sample.blob(to)}\t{name}"
+        for name, to in (("here", "."), ("out", "/etc"), ("up", ".."))
+    ]
     sha = sample.commit_tree(*lines, f"100644 blob {sample.blob('x')}\ta.txt")
     await clone.fetch(str(sample.path), sha)
     with pytest.raises(PatchRefused, match="'new'"):
         await clone.commit_changes(sha, [Change("new", "120000", target.encode())], "no")
-    assert (await clone.commit_changes(sha, [Change("new", "120000", b"here/a.txt")], "inside")).paths == ("new",)
+    assert (
+        await clone.commit_changes(sha, [Change("new", "120000", b"here/a.txt")], "inside")
+    ).paths == ("new",)
 
 
-async def test_no_patch_changes_where_a_link_of_the_base_leads_out(clone: TrustedClone, sample: Repo) -> None:
+async def test_no_patch_changes_where_a_link_of_the_base_leads_out(
+    clone: TrustedClone, sample: Repo
+) -> None:
     sample.write({"deep/er/x": "x", "b.txt": "b"})
     (sample.path / "away").symlink_to("deep/er/../../../sibling")
     (sample.path / "near").symlink_to("deep/er/../../b.txt")
@@ -220,7 +286,9 @@ async def test_an_odd_name_of_the_base_stays_and_cannot_be_changed(
         await clone.apply(sha, sample.git("diff", "--cached", "--binary", "HEAD") + "\n")
 
 
-async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(
+    clone: TrustedClone, sample: Repo, tmp_path: Path
+) -> None:
     kept = (f"100644 blob {sample.blob('x')}\t{'n' * 300}", f"120000 blob {sample.blob('')}\tempty")
     nul = f"120000 blob {sample.blob(b'a' + bytes(1) + b'b')}\tnul"
     sha = sample.commit_tree(f"100644 blob {sample.blob('x')}\ta.txt", *kept, nul)
@@ -233,12 +301,23 @@ async def test_what_no_disk_can_hold_is_left_out_and_stays_in_the_tree(clone: Tr
 
 
 @pytest.mark.parametrize(
-    ("mode", "seen"), [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")]
+    ("mode", "seen"),
+    [("100664", "100644"), ("100600", "100644"), ("100775", "100755"), ("100711", "100755")],
 )
-async def test_modes_of_old_tools_are_read_as_git_reads_them(clone: TrustedClone, sample: Repo, mode: str, seen: str) -> None:
+async def test_modes_of_old_tools_are_read_as_git_reads_them(
+    clone: TrustedClone, sample: Repo, mode: str, seen: str
+) -> None:
     blob = bytes.fromhex(sample.blob("x"))
     raw = f"{mode} old".encode() + b"\0" + blob
-    tree = sample.git("hash-object", "-t", "tree", "-w", "--literally", "--stdin", stdin=raw + b"100644 z\0" + blob)
+    tree = sample.git(
+        "hash-object",
+        "-t",
+        "tree",
+        "-w",
+        "--literally",
+        "--stdin",
+        stdin=raw + b"100644 z\0" + blob,
+    )
     sha = sample.git("commit-tree", tree, "-m", "old")
     sample.git("update-ref", "refs/heads/crafted", sha)
     await clone.fetch(str(sample.path), sha)
@@ -254,7 +333,9 @@ async def test_names_that_trick_are_refused(clone: TrustedClone, sample: Repo, n
         await clone.files(sha)
 
 
-async def test_a_link_and_a_folder_of_one_name_are_refused(clone: TrustedClone, sample: Repo) -> None:
+async def test_a_link_and_a_folder_of_one_name_are_refused(
+    clone: TrustedClone, sample: Repo
+) -> None:
     folder = sample.git("mktree", "-z", stdin=f"100644 blob {sample.blob('x')}\tpwned\0".encode())
     link = sample.blob("elsewhere")
     sha = sample.commit_tree(f"120000 blob {link}\tdir", f"040000 tree {folder}\tdir")
@@ -270,20 +351,29 @@ async def test_only_a_base_has_a_link_with_the_name_of_a_folder_but_for_case(
     sha = await fetched(clone, sample, sample.commit())
     await clone.checkout(sha, tmp_path / "out")
     assert (tmp_path / "out/Src").readlink() == Path("src")
-    assert (await clone.commit_changes(sha, [solved()], "the link stays")).paths == ("src/utils.py",)
+    assert (await clone.commit_changes(sha, [solved()], "the link stays")).paths == (
+        "src/utils.py",
+    )
     with pytest.raises(PatchRefused, match="'TESTS'"):
         await clone.commit_changes(sha, [Change("TESTS", "120000", b"src")], "no")
 
 
-@pytest.mark.parametrize("options", [["--no-checkout", "--filter=blob:none"], ["--filter=blob:none"], ["--filter=tree:0"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--no-checkout", "--filter=blob:none"], ["--filter=blob:none"], ["--filter=tree:0"]],
+)
 async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
     clone: TrustedClone, sample: Repo, tmp_path: Path, options: list[str]
 ) -> None:
     sample.commit({"README.md": "another history\n"})
     sample.git("config", "uploadpack.allowFilter", "true")
-    sample.git("clone", "--quiet", *options, f"file://{sample.path}", str(tmp_path / "partial clone"))
+    sample.git(
+        "clone", "--quiet", *options, f"file://{sample.path}", str(tmp_path / "partial clone")
+    )
     partial = Repo(tmp_path / "partial clone")
-    with pytest.raises(RepositoryError, match=r"it is a partial clone, and lacks objects") as raised:
+    with pytest.raises(
+        RepositoryError, match=r"it is a partial clone, and lacks objects"
+    ) as raised:
         await clone.fetch(str(partial.path), sample.head)
     assert "corruption" not in raised.value.message
     command = shlex.split(raised.value.message.partition("Fetch them: ")[2])
@@ -293,7 +383,9 @@ async def test_a_partial_clone_is_named_with_the_command_that_brings_the_rest(
 
 
 async def test_too_large_a_repository_is_refused(sample: Repo, tmp_path: Path) -> None:
-    small = TrustedClone(tmp_path / "repos" / "small.git", WorkspaceSettings(max_repository_bytes=1_000_000))
+    small = TrustedClone(
+        tmp_path / "repos" / "small.git", WorkspaceSettings(max_repository_bytes=1_000_000)
+    )
     sha = sample.commit({"big": b"\0" * 2_000_000})
     await small.fetch(str(sample.path), sha)
     with pytest.raises(RepositoryError, match="at most 1000000"):
@@ -316,7 +408,9 @@ async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) ->
     for name in ("one", "two"):
         clone = TrustedClone(tmp_path / name / "c.git", SETTINGS)
         sha = await fetched(clone, sample)
-        patches.append(await clone.commit_changes(sha, [solved()], "Add hello_world()\n\nby agent-dev-001"))
+        patches.append(
+            await clone.commit_changes(sha, [solved()], "Add hello_world()\n\nby agent-dev-001")
+        )
     assert patches[0] == patches[1]
     patch = patches[0]
     assert patch.paths == ("src/utils.py",)
@@ -330,9 +424,15 @@ async def test_same_input_gives_the_same_commit(sample: Repo, tmp_path: Path) ->
     assert await clone.has(patch.commit_sha)
 
 
-async def test_every_kind_of_change_goes_through_diff_and_apply(clone: TrustedClone, sample: Repo) -> None:
+async def test_every_kind_of_change_goes_through_diff_and_apply(
+    clone: TrustedClone, sample: Repo
+) -> None:
     sha = await fetched(
-        clone, sample, sample.commit({"old/gone.txt": "x\n", "mode.sh": "echo\n", "flip/a": "a\n", "raw": b"\0\1"})
+        clone,
+        sample,
+        sample.commit(
+            {"old/gone.txt": "x\n", "mode.sh": "echo\n", "flip/a": "a\n", "raw": b"\0\1"}
+        ),
     )
     changes = [
         Change("flip", "100644", b"now a file\n"),
@@ -352,7 +452,9 @@ async def test_every_kind_of_change_goes_through_diff_and_apply(clone: TrustedCl
     again = await clone.apply(sha, patch.diff, "all kinds")
     assert again.commit_sha == patch.commit_sha
     seen = {change.path: change for change in await clone.changes(sha, patch.commit_sha)}
-    assert {path: change.content for path, change in seen.items()} == {change.path: change.content for change in changes}
+    assert {path: change.content for path, change in seen.items()} == {
+        change.path: change.content for change in changes
+    }
     assert seen["mode.sh"].mode == "100755"
 
 
@@ -366,7 +468,11 @@ async def test_nothing_changed_is_an_empty_patch(clone: TrustedClone, sample: Re
 
 
 async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample: Repo) -> None:
-    sha = await fetched(clone, sample, sample.commit({"kept.log": "tracked although ignored\n", "sub/.gitignore": "*\n!keep\n"}))
+    sha = await fetched(
+        clone,
+        sample,
+        sample.commit({"kept.log": "tracked although ignored\n", "sub/.gitignore": "*\n!keep\n"}),
+    )
     left = [
         "run.log",
         "build/x",
@@ -377,7 +483,10 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
         "sub/x",
     ]
     changes = [Change(path, "100644", b"left over") for path in left]
-    changes += [Change(".venv/bin/python", "120000", b"/usr/bin/python3"), Change("kept.log", "100644", b"new\n")]
+    changes += [
+        Change(".venv/bin/python", "120000", b"/usr/bin/python3"),
+        Change("kept.log", "100644", b"new\n"),
+    ]
     changes += [Change("sub/keep", "100644", b"k"), Change("src/build/y", "100644", b"y")]
     patch = await clone.commit_changes(sha, changes, "leftovers")
     assert patch.paths == ("kept.log", "src/build/y", "sub/keep")
@@ -388,9 +497,14 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
     }
     rules = Change(".gitignore", "100644", b"*.tmp\n")
     patch = await clone.commit_changes(
-        sha, [Change("run.log", "100644", b"x"), Change("a.tmp", "100644", b"x"), rules], "other rules"
+        sha,
+        [Change("run.log", "100644", b"x"), Change("a.tmp", "100644", b"x"), rules],
+        "other rules",
     )
-    assert (patch.paths, patch.ignored) == ((".gitignore", "run.log"), {"a.tmp": "line 1 of .gitignore, *.tmp"})
+    assert (patch.paths, patch.ignored) == (
+        (".gitignore", "run.log"),
+        {"a.tmp": "line 1 of .gitignore, *.tmp"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -412,22 +526,47 @@ async def test_leftovers_and_ignored_files_stay_out(clone: TrustedClone, sample:
     ],
     ids=lambda change: f"{change.path.strip()[:20]!r}-{change.mode}",
 )
-async def test_a_bad_change_is_refused_by_name(clone: TrustedClone, sample: Repo, change: Change) -> None:
+async def test_a_bad_change_is_refused_by_name(
+    clone: TrustedClone, sample: Repo, change: Change
+) -> None:
     sha = await fetched(clone, sample)
     with pytest.raises(PatchRefused):
         await clone.commit_changes(sha, [change], "bad")
 
 
 HOSTILE = {
-    "hook": "diff --git a/.git/hooks/pre-commit b/.git/hooks/pre-commit\nnew file mode 100755\n--- /dev/null\n+++ b/.git/hooks/pre-commit\n@@ -0,0 +1 @@\n+x\n",
-    "leaves": "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 @@\n+x\n",
-    "absolute": "diff --git a//etc/x b//etc/x\nnew file mode 100644\n--- /dev/null\n+++ b//etc/x\n@@ -0,0 +1 @@\n+x\n",
-    "link": "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc/passwd\n\\ No newline at end of file\n",
-    "submodule": "diff --git a/m b/m\nnew file mode 160000\n--- /dev/null\n+++ b/m\n@@ -0,0 +1 @@\n+Subproject commit 1234567890123456789012345678901234567890\n",
-    "modules": "diff --git a/.gitmodules b/.gitmodules\nnew file mode 100644\n--- /dev/null\n+++ b/.gitmodules\n@@ -0,0 +1 @@\n+x\n",
-    "doesn't apply": "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ -1 +1 @@\n-nothing like this\n+x\n",
+    "hook": (
+        "diff --git a/.git/hooks/pre-commit b/.git/hooks/pre-commit\nnew file mode 100755\n--- "
+        "/dev/null\n+++ b/.git/hooks/pre-commit\n@@ -0,0 +1 @@\n+x\n"
+    ),
+    "leaves": (
+        "diff --git a/../x b/../x\nnew file mode 100644\n--- /dev/null\n+++ b/../x\n@@ -0,0 +1 "
+        "@@\n+x\n"
+    ),
+    "absolute": (
+        "diff --git a//etc/x b//etc/x\nnew file mode 100644\n--- /dev/null\n+++ b//etc/x\n@@ -0,0 "
+        "+1 @@\n+x\n"
+    ),
+    "link": (
+        "diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n"
+        "+/etc/passwd\n\\ No newline at end of file\n"
+    ),
+    "submodule": (
+        "diff --git a/m b/m\nnew file mode 160000\n--- /dev/null\n+++ b/m\n@@ -0,0 +1 @@\n"
+        "+Subproject commit 1234567890123456789012345678901234567890\n"
+    ),
+    "modules": (
+        "diff --git a/.gitmodules b/.gitmodules\nnew file mode 100644\n--- /dev/null\n+++ "
+        "b/.gitmodules\n@@ -0,0 +1 @@\n+x\n"
+    ),
+    "doesn't apply": (
+        "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ -1 "
+        "+1 @@\n-nothing like this\n+x\n"
+    ),
     "not a diff": "please add hello_world()\n",
-    "bomb": "diff --git a/b b/b\nnew file mode 100644\nGIT binary patch\nliteral 99999999999\nzcmZ\n\n",
+    "bomb": (
+        "diff --git a/b b/b\nnew file mode 100644\nGIT binary patch\nliteral 99999999999\nzcmZ\n\n"
+    ),
     "too large": "x" * 2_000_001,
 }
 
@@ -437,10 +576,16 @@ async def test_a_hostile_diff_is_refused(clone: TrustedClone, sample: Repo, name
     sha = await fetched(clone, sample)
     with pytest.raises(PatchRefused, match=r"patch (does not|may not|holds|has|makes)"):
         await clone.apply(sha, HOSTILE[name])
-    assert not [line for line in sample.git("--git-dir", str(clone.path), "for-each-ref").splitlines() if "patches" in line]
+    assert not [
+        line
+        for line in sample.git("--git-dir", str(clone.path), "for-each-ref").splitlines()
+        if "patches" in line
+    ]
 
 
-async def test_fetch_says_what_is_missing(clone: TrustedClone, sample: Repo, tmp_path: Path) -> None:
+async def test_fetch_says_what_is_missing(
+    clone: TrustedClone, sample: Repo, tmp_path: Path
+) -> None:
     with pytest.raises(RepositoryError, match="refs/heads/none"):
         await clone.fetch(str(sample.path), "refs/heads/none")
     with pytest.raises(RepositoryError, match="cannot fetch"):
@@ -453,7 +598,9 @@ async def test_fetch_says_what_is_missing(clone: TrustedClone, sample: Repo, tmp
 async def test_commits_stack_on_a_parent(clone: TrustedClone, sample: Repo) -> None:
     sha = await fetched(clone, sample)
     first = await clone.commit_changes(sha, [solved()], "first")
-    second = await clone.commit_changes(sha, [solved(), Change("b", "100644", b"b")], "second", parent=first.commit_sha)
+    second = await clone.commit_changes(
+        sha, [solved(), Change("b", "100644", b"b")], "second", parent=first.commit_sha
+    )
     assert second.paths == ("b", "src/utils.py")
     git_dir = f"--git-dir={clone.path}"
     assert sample.git(git_dir, "rev-parse", f"{second.commit_sha}^") == first.commit_sha

@@ -1,4 +1,6 @@
-"""Checkouts and changes are converted as git itself does it: every case is compared with a real git."""
+"""Checkouts and changes are converted as git itself does it: every case is compared with a real
+git.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,23 @@ def clone(tmp_path: Path) -> TrustedClone:
 
 def files() -> dict[str, bytes]:
     made = {f"{name}.{ending}": content for ending in ENDINGS for name, content in CONTENTS.items()}
-    return {**made, "deep/er/lf.none": b"one\ntwo\n", "deep/.gitattributes": b"*.none text eol=crlf\n"}
+    return {
+        **made,
+        "deep/er/lf.none": b"one\ntwo\n",
+        "deep/.gitattributes": b"*.none text eol=crlf\n",
+    }
 
 
 def store(repo: Repo, contents: dict[str, bytes]) -> str:
     """Commit blobs as they are, whatever the attributes say."""
     lines = [f"100644 {repo.blob(content)}\t{path}" for path, content in contents.items()]
-    repo.git("update-index", "--add", "-z", "--index-info", stdin="".join(f"{line}\0" for line in lines).encode())
+    repo.git(
+        "update-index",
+        "--add",
+        "-z",
+        "--index-info",
+        stdin="".join(f"{line}\0" for line in lines).encode(),
+    )
     repo.git("commit", "--quiet", "--message", "as they are")
     return repo.head
 
@@ -85,7 +97,11 @@ async def test_a_checkout_is_byte_for_byte_that_of_git(clone: TrustedClone, tmp_
     sha = await clone.fetch(str(repo.path), store(repo, files()))
     repo.git("clone", "--quiet", str(repo.path), str(tmp_path / "git"))
     await clone.checkout(sha, tmp_path / "ours")
-    differing = [path for path in files() if (tmp_path / "ours" / path).read_bytes() != (tmp_path / "git" / path).read_bytes()]
+    differing = [
+        path
+        for path in files()
+        if (tmp_path / "ours" / path).read_bytes() != (tmp_path / "git" / path).read_bytes()
+    ]
     assert differing == []
     assert (tmp_path / "ours/lf.bat").read_bytes() == b"one\r\ntwo\r\n"
     assert (tmp_path / "ours/umlaut.latin").read_bytes() == "größer\n".encode("latin-1")
@@ -93,9 +109,15 @@ async def test_a_checkout_is_byte_for_byte_that_of_git(clone: TrustedClone, tmp_
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-async def test_a_changed_file_is_stored_as_git_would_add_it(clone: TrustedClone, tmp_path: Path, end: str) -> None:
+async def test_a_changed_file_is_stored_as_git_would_add_it(
+    clone: TrustedClone, tmp_path: Path, end: str
+) -> None:
     repo = make_repo(tmp_path / "r", {".gitattributes": ATTRIBUTES})
-    base = {path: content for path, content in files().items() if not path.startswith(("binary", "nul", "lone", "end"))}
+    base = {
+        path: content
+        for path, content in files().items()
+        if not path.startswith(("binary", "nul", "lone", "end"))
+    }
     sha = await clone.fetch(str(repo.path), store(repo, base))
     theirs, ours, upper = tmp_path / "git", tmp_path / "ours", tmp_path / "upper"
     repo.git("clone", "--quiet", str(repo.path), str(theirs))
@@ -103,7 +125,9 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(clone: TrustedClone,
     for path in (*base, *(f"fresh.{ending}" for ending in ENDINGS)):
         before = (ours / path).read_bytes() if path in base else b""
         wide = path.rpartition(".")[2] in {"w16", "l16", "b16"}
-        codec = {"w16": "utf-16", "l16": "utf-16-le", "b16": "utf-16-be"}.get(path.rpartition(".")[2], "utf-8")
+        codec = {"w16": "utf-16", "l16": "utf-16-le", "b16": "utf-16-be"}.get(
+            path.rpartition(".")[2], "utf-8"
+        )
         more = f"more{end}".encode(codec)
         if wide and before:
             more = more.removeprefix(b"\xff\xfe")
@@ -118,27 +142,43 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(clone: TrustedClone,
     changes = survey_all(Survey(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
     stored = (await clone.ask("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
-    await clone.fetch(str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs"))
+    await clone.fetch(
+        str(theirs), Repo(theirs).git("commit-tree", wanted, "-p", sha, "-m", "theirs")
+    )
     assert (await clone.ask("diff", "--stat", stored, wanted)).out == b""
 
 
 async def test_what_was_only_touched_is_no_change(clone: TrustedClone, tmp_path: Path) -> None:
-    repo = make_repo(tmp_path / "r", {".gitattributes": "*.bat eol=crlf\n*.w16 working-tree-encoding=UTF-16\n"})
-    sha = await clone.fetch(str(repo.path), repo.commit({"a.bat": "one\r\n", "a.w16": "größer\n".encode("utf-16")}))
+    repo = make_repo(
+        tmp_path / "r", {".gitattributes": "*.bat eol=crlf\n*.w16 working-tree-encoding=UTF-16\n"}
+    )
+    sha = await clone.fetch(
+        str(repo.path), repo.commit({"a.bat": "one\r\n", "a.w16": "größer\n".encode("utf-16")})
+    )
     await clone.checkout(sha, tmp_path / "ours")
-    touched = [Change(path, "100644", (tmp_path / "ours" / path).read_bytes()) for path in ("a.bat", "a.w16")]
+    touched = [
+        Change(path, "100644", (tmp_path / "ours" / path).read_bytes())
+        for path in ("a.bat", "a.w16")
+    ]
     assert await clone.smudge(sha, await clone.clean(sha, touched)) == touched
     assert (await clone.commit_changes(sha, await clone.clean(sha, touched), "touched")).diff == ""
-    plain = [Change("a.w16", "100644", "größer\n".encode())]  # as whoever knows nothing of the attribute writes it
+    plain = [
+        Change("a.w16", "100644", "größer\n".encode())
+    ]  # as whoever knows nothing of the attribute writes it
     assert await clone.clean(sha, plain) == plain
 
 
-async def test_a_changed_attribute_counts_for_the_files_that_change_with_it(clone: TrustedClone, tmp_path: Path) -> None:
+async def test_a_changed_attribute_counts_for_the_files_that_change_with_it(
+    clone: TrustedClone, tmp_path: Path
+) -> None:
     repo = make_repo(tmp_path / "r", {".gitattributes": "*.bat eol=crlf\n", "a.bat": "one\n"})
     sha = await clone.fetch(str(repo.path), repo.head)
     changes = [Change("a.bat", "100644", b"one\r\ntwo\r\n"), Change("b.cmd", "100644", b"one\r\n")]
     rules = Change(".gitattributes", "100644", b"*.cmd eol=crlf\n")
-    assert [change.content for change in await clone.clean(sha, changes)] == [b"one\ntwo\n", b"one\r\n"]
+    assert [change.content for change in await clone.clean(sha, changes)] == [
+        b"one\ntwo\n",
+        b"one\r\n",
+    ]
     assert [change.content for change in await clone.clean(sha, [*changes, rules])] == [
         b"one\r\ntwo\r\n",
         b"one\n",

@@ -35,8 +35,12 @@ def commands(steps: tuple[SetupStep, ...]) -> Iterator[str]:
 BUILD = '[build-system]\nrequires = ["hatchling"]\n[project]\nname = "x"\n'
 
 
-@pytest.mark.parametrize("lock", ["uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"])
-def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_had(lock: str) -> None:
+@pytest.mark.parametrize(
+    "lock", ["uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock"]
+)
+def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_had(
+    lock: str,
+) -> None:
     files = {**TESTED, "pyproject.toml": f'{BUILD}[dependency-groups]\ntest = ["responses"]\n'}
     (free,) = found(files).steps
     read, held = found({**files, lock: ""}).steps
@@ -49,43 +53,101 @@ def test_what_is_installed_is_held_to_the_lock_file_where_its_versions_can_be_ha
 @pytest.mark.parametrize(
     ("files", "installed"),
     [
-        ({"pyproject.toml": BUILD + '[dependency-groups]\nTest_s = ["never"]\ntests = ["responses>=0.2"]\n'}, {"responses>=0.2", "-e"}),
         (
             {
-                "pyproject.toml": '[build-system]\nrequires = ["poetry-core"]\n[tool.poetry]\nname = "x"\n'
-                '[tool.poetry.dependencies]\npython = "^3.8"\n[tool.poetry.group.test.dependencies]\npytest = "^7.2"\n'
-                'pyyaml = {version = "~6.0", markers = "os_name == \'posix\'"}\n[tool.poetry.dev-dependencies]\nfreezegun = "*"\nblack = "^23"\n'
+                "pyproject.toml": BUILD
+                + ('[dependency-groups]\nTest_s = ["never"]\ntests = ["responses>=0.2"]\n')
+            },
+            {"responses>=0.2", "-e"},
+        ),
+        (
+            {
+                "pyproject.toml": '[build-system]\nrequires = ["poetry-core"]\n[tool.poetry]\n'
+                'name = "x"\n'
+                '[tool.poetry.dependencies]\npython = "^3.8"\n'
+                '[tool.poetry.group.test.dependencies]\npytest = "^7.2"\n'
+                'pyyaml = {version = "~6.0", markers = "os_name == \'posix\'"}\n'
+                '[tool.poetry.dev-dependencies]\nfreezegun = "*"\nblack = "^23"\n'
             },
             {"pytest>=7.2,<8", "pyyaml>=6.0,<6.1 ; (os_name == 'posix')", "freezegun", "-e", "."},
         ),
-        ({"pyproject.toml": BUILD + '[tool.pdm.dev-dependencies]\ntest = ["pytest-mock"]\n'}, {"pytest-mock"}),
-        ({"pyproject.toml": BUILD + '[tool.hatch.envs.test]\ndependencies = ["tomli"]\n'}, {"tomli"}),
+        (
+            {"pyproject.toml": BUILD + ('[tool.pdm.dev-dependencies]\ntest = ["pytest-mock"]\n')},
+            {"pytest-mock"},
+        ),
+        (
+            {"pyproject.toml": BUILD + ('[tool.hatch.envs.test]\ndependencies = ["tomli"]\n')},
+            {"tomli"},
+        ),
         ({"pyproject.toml": BUILD + '[tool.uv]\ndev-dependencies = ["anyio"]\n'}, {"anyio"}),
         (
             {
-                "setup.py": "from setuptools import setup\nsetup(name='x', tests_require=['mock'], python_requires='>=3.8')\n",
-                "tox.ini": "[testenv]\ndeps =\n    pytest>=6\n    -r{toxinidir}/requirements/ci.txt\n    py27: enum34\n    {[base]deps}\nextras = tests\n",
+                "setup.py": (
+                    "from setuptools import setup\nsetup(name='x', tests_require=['mock'], "
+                    "python_requires='>=3.8')\n"
+                ),
+                "tox.ini": (
+                    "[testenv]\ndeps =\n    pytest>=6\n    -r{toxinidir}/requirements/ci.txt\n    "
+                    "py27: enum34\n    {[base]deps}\nextras = tests\n"
+                ),
                 "requirements/ci.txt": "",
             },
             {"mock", "pytest>=6", "requirements/ci.txt", ".[tests]"},
         ),
-        ({"setup.py": "", "tox.toml": '[env_run_base]\ndeps = ["pytest", "time-machine"]\nextras = ["dev"]\n'}, {"time-machine", ".[dev]"}),
         (
             {
                 "setup.py": "",
-                "noxfile.py": "import nox\n@nox.session\ndef tests(session):\n    session.install('-r', 'reqs.txt', 'pytest-httpbin')\n    session.run('pytest')\n"
+                "tox.toml": (
+                    '[env_run_base]\ndeps = ["pytest", "time-machine"]\nextras = ["dev"]\n'
+                ),
+            },
+            {"time-machine", ".[dev]"},
+        ),
+        (
+            {
+                "setup.py": "",
+                "noxfile.py": "import nox\n@nox.session\ndef tests(session):\n    "
+                "session.install('-r', "
+                "'reqs.txt', 'pytest-httpbin')\n    session.run('pytest')\n"
                 "@nox.session\ndef docs(session):\n    session.install('sphinx')\n",
             },
             {"pytest-httpbin"},
         ),
-        ({"setup.cfg": "[options.extras_require]\ntesting =\n    x\n[tool:pytest]\naddopts = --cov=x -n auto\n", "setup.py": ""}, {".[testing]", "pytest-cov", "pytest-xdist"}),
-        ({"requirements.txt": "", "requirements/dev.txt": "", "requirements/docs.txt": "", "requirements/tests.txt": "", "setup.py": ""}, {"requirements/tests.txt", "requirements.txt"}),
+        (
+            {
+                "setup.cfg": (
+                    "[options.extras_require]\ntesting =\n    x\n[tool:pytest]\naddopts = --cov=x -n "
+                    "auto\n"
+                ),
+                "setup.py": "",
+            },
+            {".[testing]", "pytest-cov", "pytest-xdist"},
+        ),
+        (
+            {
+                "requirements.txt": "",
+                "requirements/dev.txt": "",
+                "requirements/docs.txt": "",
+                "requirements/tests.txt": "",
+                "setup.py": "",
+            },
+            {"requirements/tests.txt", "requirements.txt"},
+        ),
     ],
-)  # fmt: skip
-def test_what_python_projects_declare_for_their_tests(files: dict[str, str], installed: set[str]) -> None:
+)
+def test_what_python_projects_declare_for_their_tests(
+    files: dict[str, str], installed: set[str]
+) -> None:
     said = words(files)
     assert installed <= set(said)
-    assert not {"enum34", "sphinx", "black>=23,<24", "requirements/docs.txt", "requirements/dev.txt", "never"} & set(said)
+    assert not {
+        "enum34",
+        "sphinx",
+        "black>=23,<24",
+        "requirements/docs.txt",
+        "requirements/dev.txt",
+        "never",
+    } & set(said)
 
 
 PLAIN = '[project]\nname = "x"\n'
@@ -94,7 +156,10 @@ EXTRA = BUILD + "[project.optional-dependencies]\nqa = ['six']\n"
 
 
 def session(body: str, head: str = "def tests(session)") -> str:
-    return f"import nox\nDEPS = ['six']\n@nox.session\n{head}:\n    {body}\n@nox.session\ndef docs(session):\n    session.install('never')\n"
+    return (
+        f"import nox\nDEPS = ['six']\n@nox.session\n{head}:\n    {body}\n@nox.session\ndef "
+        "docs(session):\n    session.install('never')\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,32 +169,118 @@ def session(body: str, head: str = "def tests(session)") -> str:
         {"pyproject.toml": QA + "[tool.uv]\ndefault-groups = 'all'\n"},
         {"pyproject.toml": QA.replace('"six"', '"six", "pytest"')},
         {"pyproject.toml": PLAIN + "[tool.pdm.dev-dependencies]\nqa = ['six']\ndoc = ['never']\n"},
-        {"pyproject.toml": PLAIN + "[tool.poetry.group.qa.dependencies]\nsix = '*'\n[tool.poetry.group.o]\noptional = true\ndependencies = {never = '*'}\n"},
-        {"pyproject.toml": PLAIN + "[tool.hatch.envs.default]\ndependencies = ['six']\n[tool.hatch.envs.docs]\ndependencies = ['never']\n"},
+        {
+            "pyproject.toml": PLAIN
+            + (
+                "[tool.poetry.group.qa.dependencies]\nsix = '*'\n[tool.poetry.group.o]\noptional = "
+                "true\ndependencies = {never = '*'}\n"
+            )
+        },
+        {
+            "pyproject.toml": PLAIN
+            + (
+                "[tool.hatch.envs.default]\ndependencies = ['six']\n[tool.hatch.envs.docs]\n"
+                "dependencies = ['never']\n"
+            )
+        },
         {"pyproject.toml": QA + "[tool.hatch.envs.test]\ndependency-groups = ['qa']\n"},
-        {"pyproject.toml": QA + "[tool.hatch.envs.base]\ndependencies = ['six']\n[tool.hatch.envs.test]\ntemplate = 'base'\n"},
-        {"pyproject.toml": PLAIN, "hatch.toml": "[envs.qa]\ndependencies = ['six']\nscripts = {run = 'pytest'}\n[envs.lint]\ndependencies = ['never']\n"},
-        {"tox.ini": "[base]\ndeps = six\n[testenv]\ndeps = {[base]deps}\n[testenv:docs]\ndeps = never\n"},
-        {"tox.ini": "[testenv]\ncommands = pytest\n[testenv:py{310,311}]\ndeps = six\n[testenv:py27]\ndeps = never\n"},
-        {"tox.ini": "[testenv:check]\ndeps = six\ncommands = python -m pytest\n[testenv:docs]\ndeps = never\ncommands = pytest docs\n"},
-        {"tox.ini": "[testenv]\ndeps =\n    py3{10,11}: six\n    py27,lint: never\n    !py: never\n"},
-        {"tox.ini": "[tox]\nenvlist = py{310,311,312,313,314}-django{42,52,main}\n[testenv]\ndeps =\n    django42: never\n    django52: six\n    djangomain: never\n    !django52: never\n"},
-        {"tox.ini": "[tox]\nenv_list =\n    a{1,2}-{sqlite,mysql}\n    docs\n[testenv]\ndeps =\n    a1: never\n    a2-sqlite: six\n    mysql: never\n    docs: never\n"},
-        {"setup.cfg": "[tox:tox]\nenvlist = py27-old,py3-new,lint,pypy3-odd\n[tox:testenv]\ndeps =\n    new: six\n    old,odd,lint: never\n"},
-        {"tox.ini": "[tox]\nenvlist = lint,docs\n[testenv]\ndeps =\n    py310,py311,py312,py313: six\n    lint: never\n"},
+        {
+            "pyproject.toml": QA
+            + (
+                "[tool.hatch.envs.base]\ndependencies = ['six']\n[tool.hatch.envs.test]\ntemplate = "
+                "'base'\n"
+            )
+        },
+        {
+            "pyproject.toml": PLAIN,
+            "hatch.toml": (
+                "[envs.qa]\ndependencies = ['six']\nscripts = {run = 'pytest'}\n[envs.lint]\n"
+                "dependencies = ['never']\n"
+            ),
+        },
+        {
+            "tox.ini": (
+                "[base]\ndeps = six\n[testenv]\ndeps = {[base]deps}\n[testenv:docs]\ndeps = never\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[testenv]\ncommands = pytest\n[testenv:py{310,311}]\ndeps = six\n[testenv:py27]\n"
+                "deps = never\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[testenv:check]\ndeps = six\ncommands = python -m pytest\n[testenv:docs]\ndeps = "
+                "never\ncommands = pytest docs\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[testenv]\ndeps =\n    py3{10,11}: six\n    py27,lint: never\n    !py: never\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[tox]\nenvlist = py{310,311,312,313,314}-django{42,52,main}\n[testenv]\ndeps =\n    "
+                "django42: never\n    django52: six\n    djangomain: never\n    !django52: never\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[tox]\nenv_list =\n    a{1,2}-{sqlite,mysql}\n    docs\n[testenv]\ndeps =\n    a1: "
+                "never\n    a2-sqlite: six\n    mysql: never\n    docs: never\n"
+            )
+        },
+        {
+            "setup.cfg": (
+                "[tox:tox]\nenvlist = py27-old,py3-new,lint,pypy3-odd\n[tox:testenv]\ndeps =\n    "
+                "new: six\n    old,odd,lint: never\n"
+            )
+        },
+        {
+            "tox.ini": (
+                "[tox]\nenvlist = lint,docs\n[testenv]\ndeps =\n    py310,py311,py312,py313: six\n    "
+                "lint: never\n"
+            )
+        },
         {"tox.ini": "[testenv]\ndependency_groups =\n    qa\n", "pyproject.toml": QA},
-        {"tox.ini": "[testenv]\ndependency_groups =\n    tests: qa\n    mypy: docs\n[testenv:py311-tests]\ndeps = never\n", "pyproject.toml": QA},
+        {
+            "tox.ini": (
+                "[testenv]\ndependency_groups =\n    tests: qa\n    mypy: docs\n"
+                "[testenv:py311-tests]\ndeps = never\n"
+            ),
+            "pyproject.toml": QA,
+        },
         {"tox.toml": "[env.test]\ndeps = ['six']\n[env.docs]\ndeps = ['never']\n"},
         {"noxfile.py": session("session.install('--group', 'qa')"), "pyproject.toml": QA},
-        {"noxfile.py": session("session.run_install('uv', 'sync', '--group=qa', '--python', 'never')"), "pyproject.toml": QA},
-        {"noxfile.py": session("session.install(*nox.project.dependency_groups(PYPROJECT, 'qa'))"), "pyproject.toml": QA},
+        {
+            "noxfile.py": session(
+                "session.run_install('uv', 'sync', '--group=qa', '--python', 'never')"
+            ),
+            "pyproject.toml": QA,
+        },
+        {
+            "noxfile.py": session(
+                "session.install(*nox.project.dependency_groups(PYPROJECT, 'qa'))"
+            ),
+            "pyproject.toml": QA,
+        },
         {"noxfile.py": session("session.install(*DEPS)")},
         {"noxfile.py": session("s.install('six')", "def tests(s: nox.Session) -> None")},
-        {"noxfile.py": session("session.install('six'); session.run('pytest')", "def check(session)")},
-        {"noxfile.py": session("session.install('six')").replace("session\ndef tests", "session(name='tests')\ndef run")},
+        {
+            "noxfile.py": session(
+                "session.install('six'); session.run('pytest')", "def check(session)"
+            )
+        },
+        {
+            "noxfile.py": session("session.install('six')").replace(
+                "session\ndef tests", "session(name='tests')\ndef run"
+            )
+        },
         {"Pipfile": "[dev-packages]\nsix = '*'\n"},
     ],
-)  # fmt: skip
+)
 def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None:
     said = words({"setup.py": "", **files})
     assert "six" in said
@@ -142,7 +293,12 @@ def test_what_is_said_in_one_tool_s_own_way_alone(files: dict[str, str]) -> None
         {"pyproject.toml": EXTRA, "noxfile.py": session("session.install('-e', '.[qa]')")},
         {"pyproject.toml": EXTRA, "tox.ini": "[testenv]\nextras = qa\n"},
         {"pyproject.toml": EXTRA + "[tool.hatch.envs.default]\nfeatures = ['qa']\n"},
-        {"setup.py": "from setuptools import setup\nEXTRAS = {'test': ['six']}\nsetup(extras_require=EXTRAS)\n"},
+        {
+            "setup.py": (
+                "from setuptools import setup\nEXTRAS = {'test': ['six']}\n"
+                "setup(extras_require=EXTRAS)\n"
+            )
+        },
     ],
 )
 def test_the_project_s_own_extras(files: dict[str, str]) -> None:
@@ -150,11 +306,20 @@ def test_the_project_s_own_extras(files: dict[str, str]) -> None:
 
 
 def test_a_noxfile_is_never_run_and_a_broken_one_is_no_error() -> None:
-    assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == ("pytest", "-e", ".")
+    assert words({"setup.py": "raise SystemExit(1)", "noxfile.py": "def tests(session:\n"}) == (
+        "pytest",
+        "-e",
+        ".",
+    )
 
 
 def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_not() -> None:
-    (whole,) = found({**TESTED, "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n'}).steps
+    (whole,) = found(
+        {
+            **TESTED,
+            "pyproject.toml": BUILD + '[dependency-groups]\ntest = ["a"]\ndev = ["b", "tox"]\n',
+        }
+    ).steps
     assert whole.argv == (*PIP, "pytest", "a", "b", "-e", ".")
     must, *groups = whole.instead
     assert (must.argv, must.optional) == ((*PIP, "pytest", "-e", "."), False)
@@ -162,12 +327,23 @@ def test_where_the_whole_fails_the_project_and_pytest_are_a_must_and_groups_are_
 
 
 def test_of_a_group_or_file_that_cannot_be_installed_whole_each_part_is_tried() -> None:
-    files = {"requirements.txt": "", "requirements-dev.txt": "", "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n"}
+    files = {
+        "requirements.txt": "",
+        "requirements-dev.txt": "",
+        "pyproject.toml": "[dependency-groups]\ntest = ['a', 'b']\n",
+    }
     (whole,) = found({**TESTED, **files}).steps
     must, *pieces = whole.instead
     assert must.argv == (*PIP, "pytest", "-r", "requirements.txt")
-    assert [" ".join(step.argv[-2:]) for step in must.instead] == [f"{PIP[-1]} pytest", "must requirements.txt"]
-    tried = [" ".join(step.argv).rpartition("--disable-pip-version-check ")[2] for piece in pieces for step in piece.instead]
+    assert [" ".join(step.argv[-2:]) for step in must.instead] == [
+        f"{PIP[-1]} pytest",
+        "must requirements.txt",
+    ]
+    tried = [
+        " ".join(step.argv).rpartition("--disable-pip-version-check ")[2]
+        for piece in pieces
+        for step in piece.instead
+    ]
     assert tried[:2] == ["a", "b"]
     assert tried[-1].endswith("moothall_requirements.py may requirements-dev.txt")
     assert all(step.optional for piece in pieces for step in piece.instead)
@@ -194,10 +370,19 @@ def test_poetrys_constraints(poetry: str, specifier: str) -> None:
 @pytest.mark.parametrize(
     ("files", "needs"),
     [
-        ({"pyproject.toml": '[project]\nrequires-python = ">=3.9,<3.13"\n'}, {"python": ">=3.9,<3.13"}),
-        ({"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.8"\n'}, {"python": ">=3.8,<4"}),
+        (
+            {"pyproject.toml": '[project]\nrequires-python = ">=3.9,<3.13"\n'},
+            {"python": ">=3.9,<3.13"},
+        ),
+        (
+            {"pyproject.toml": '[tool.poetry.dependencies]\npython = "^3.8"\n'},
+            {"python": ">=3.8,<4"},
+        ),
         ({"setup.cfg": "[options]\npython_requires = >=3.7\n"}, {"python": ">=3.7"}),
-        ({"setup.py": "import setuptools\nsetuptools.setup(python_requires='>=3.6')\n"}, {"python": ">=3.6"}),
+        (
+            {"setup.py": "import setuptools\nsetuptools.setup(python_requires='>=3.6')\n"},
+            {"python": ">=3.6"},
+        ),
         ({".python-version": "3.12.1\n"}, {"python": "", "python-pin": "3.12.1"}),
     ],
 )
@@ -217,10 +402,14 @@ def test_which_other_toolchains_are_asked_for() -> None:
     assert found(rust).needs == {"rust": "nightly"}
 
 
-@pytest.mark.parametrize("tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"])
+@pytest.mark.parametrize(
+    "tool", ["hatch-vcs", "setuptools_scm>=8", "versioningit", "pbr", "poetry-dynamic-versioning"]
+)
 def test_versions_from_tags_need_a_history(tool: str) -> None:
     assert found({**TESTED, "pyproject.toml": f'[build-system]\nrequires = ["{tool}"]\n'}).history
-    assert not found({**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}).history
+    assert not found(
+        {**TESTED, "pyproject.toml": '[build-system]\nrequires = ["flit-core"]\n'}
+    ).history
 
 
 @pytest.mark.parametrize(
@@ -228,14 +417,31 @@ def test_versions_from_tags_need_a_history(tool: str) -> None:
     [
         ({"test": "mocha"}, ("npm", "test")),
         ({"pretest": "npm run build", "build": "tsc", "test": "jest"}, ("npm", "test")),
-        ({"pretest": "npm run lint", "lint": "eslint .", "test": "npm run tests-only", "tests-only": "tape test/*.js", "posttest": "npx npm@'>=10.2' audit"}, ("npm", "run", "--ignore-scripts", "tests-only")),
+        (
+            {
+                "pretest": "npm run lint",
+                "lint": "eslint .",
+                "test": "npm run tests-only",
+                "tests-only": "tape test/*.js",
+                "posttest": "npx npm@'>=10.2' audit",
+            },
+            ("npm", "run", "--ignore-scripts", "tests-only"),
+        ),
         ({"test": "xo && ava && tsd"}, ("npm", "exec", "--offline", "--call", "ava")),
-        ({"test": "pnpm lint && vitest run --typecheck", "lint": "eslint ."}, ("npm", "exec", "--offline", "--call", "vitest run --typecheck")),
+        (
+            {"test": "pnpm lint && vitest run --typecheck", "lint": "eslint ."},
+            ("npm", "exec", "--offline", "--call", "vitest run --typecheck"),
+        ),
         ({"pretest": "eslint .", "test": "node --test"}, ("npm", "test", "--ignore-scripts")),
-        ({"test": "npm run lint && npm run unit", "lint": "standard", "unit": "tap"}, ("npm", "run", "--ignore-scripts", "unit")),
+        (
+            {"test": "npm run lint && npm run unit", "lint": "standard", "unit": "tap"},
+            ("npm", "run", "--ignore-scripts", "unit"),
+        ),
     ],
-)  # fmt: skip
-def test_the_tests_of_a_node_package_and_not_its_linters(scripts: dict[str, str], tests: tuple[str, ...]) -> None:
+)
+def test_the_tests_of_a_node_package_and_not_its_linters(
+    scripts: dict[str, str], tests: tuple[str, ...]
+) -> None:
     assert found({"package.json": json.dumps({"scripts": scripts})}).checks["tests"] == tests
 
 
@@ -250,11 +456,30 @@ def test_a_lint_script_advises() -> None:
     [
         ({"package-lock.json": "{}"}, "npm ci"),
         ({}, "npm install"),
-        ({"pnpm-lock.yaml": "lockfileVersion: '6.0'\n"}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error pnpm@8"),
-        ({"yarn.lock": ""}, "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error yarn@1.22.22"),
-        ({"yarn.lock": "", ".yarnrc.yml": "yarnPath: .yarn/releases/yarn-4.cjs\n", ".yarn/releases/yarn-4.cjs": ""}, "sh -c mkdir -p /env/bin && printf %s '#!/bin/sh\nexec node \"/workspace/.yarn/releases/yarn-4.cjs\""),
+        (
+            {"pnpm-lock.yaml": "lockfileVersion: '6.0'\n"},
+            ("npm install --global --prefix=/env --no-audit --no-fund --loglevel=error pnpm@8"),
+        ),
+        (
+            {"yarn.lock": ""},
+            (
+                "npm install --global --prefix=/env --no-audit --no-fund --loglevel=error "
+                "yarn@1.22.22"
+            ),
+        ),
+        (
+            {
+                "yarn.lock": "",
+                ".yarnrc.yml": "yarnPath: .yarn/releases/yarn-4.cjs\n",
+                ".yarn/releases/yarn-4.cjs": "",
+            },
+            (
+                "sh -c mkdir -p /env/bin && printf %s '#!/bin/sh\nexec node "
+                '"/workspace/.yarn/releases/yarn-4.cjs"'
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str) -> None:
     package = {"package.json": json.dumps({"scripts": {"test": "ava"}})}
     said = list(commands(found({**package, **files}).steps))
@@ -267,28 +492,54 @@ def test_the_package_manager_of_the_lock_file(files: dict[str, str], first: str)
     [
         ({"packageManager": "pnpm@10.0.0-rc.1"}, "pnpm@10.0.0-rc.1"),
         ({"packageManager": "pnpm@9"}, "pnpm@9"),
-        ({"devEngines": {"packageManager": {"name": "pnpm", "version": "^10.2.0", "onFail": "download"}}}, "pnpm@10.2.0"),
-        ({"devEngines": {"packageManager": {"name": "yarn", "version": "1.22.19"}}}, "yarn@1.22.19"),
+        (
+            {
+                "devEngines": {
+                    "packageManager": {"name": "pnpm", "version": "^10.2.0", "onFail": "download"}
+                }
+            },
+            "pnpm@10.2.0",
+        ),
+        (
+            {"devEngines": {"packageManager": {"name": "yarn", "version": "1.22.19"}}},
+            "yarn@1.22.19",
+        ),
     ],
 )
-def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(named: dict[str, object], installed: str) -> None:
+def test_the_version_of_the_package_manager_is_the_one_that_is_pinned(
+    named: dict[str, object], installed: str
+) -> None:
     package = {"scripts": {"test": "ava"}, **named}
     assert found({"package.json": json.dumps(package)}).steps[0].argv[-1] == installed
 
 
 def test_scripts_that_call_corepack_find_what_is_pinned() -> None:
     package = {"scripts": {"test": "corepack pnpm run a"}, "packageManager": "pnpm@9.1.2"}
-    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == ("install", "--global", "pnpm@9.1.2")
+    assert found({"package.json": json.dumps(package)}).steps[-1].argv[-3:] == (
+        "install",
+        "--global",
+        "pnpm@9.1.2",
+    )
 
 
 def test_npm_runs_the_script_of_a_package_that_names_another_manager() -> None:
-    package = {"scripts": {"test": "pnpm run a"}, "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}}}
-    assert found({"package.json": json.dumps(package)}).checks["tests"] == ("npm", "test", "--force")
+    package = {
+        "scripts": {"test": "pnpm run a"},
+        "devEngines": {"packageManager": {"name": "pnpm", "onFail": "error"}},
+    }
+    assert found({"package.json": json.dumps(package)}).checks["tests"] == (
+        "npm",
+        "test",
+        "--force",
+    )
 
 
 def test_the_package_manager_that_is_named_goes_first() -> None:
     named = {"scripts": {"test": "ava"}, "packageManager": "pnpm@9.1.2+sha512.abc"}
-    assert any("pnpm@9.1.2" in said for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps))
+    assert any(
+        "pnpm@9.1.2" in said
+        for said in commands(found({"package.json": json.dumps(named), "yarn.lock": ""}).steps)
+    )
     berry = {"package.json": json.dumps(named | {"packageManager": "yarn@4.5.3"})}
     (first,) = (
         said for said in commands(found(berry).steps[1:2]) if said.endswith("--no-immutable")
@@ -298,9 +549,14 @@ def test_the_package_manager_that_is_named_goes_first() -> None:
 
 MONOREPO = {
     "README.md": "",
-    "api/pyproject.toml": '[project]\nname = "my.api"\ndependencies = ["my-core>=1"]\n[build-system]\nrequires = ["hatchling"]\n',
+    "api/pyproject.toml": (
+        '[project]\nname = "my.api"\ndependencies = ["my-core>=1"]\n[build-system]\nrequires = '
+        '["hatchling"]\n'
+    ),
     "api/test_api.py": "",
-    "libs/core/pyproject.toml": '[project]\nname = "my-core"\n[build-system]\nrequires = ["hatchling"]\n',
+    "libs/core/pyproject.toml": (
+        '[project]\nname = "my-core"\n[build-system]\nrequires = ["hatchling"]\n'
+    ),
     "libs/core/tests/test_core.py": "",
     "web/package.json": json.dumps({"scripts": {"test": "node --test"}}),
     "service/go.mod": "module x\n",
@@ -312,33 +568,51 @@ MONOREPO = {
 
 def test_several_projects_have_a_check_each_in_their_folders() -> None:
     several = found(MONOREPO)
-    folders = {"tests-api": "api", "tests-core": "libs/core", "tests-web": "web", "tests-service": "service"}
+    folders = {
+        "tests-api": "api",
+        "tests-core": "libs/core",
+        "tests-web": "web",
+        "tests-service": "service",
+    }
     assert several.folders == folders
     assert set(several.checks) == set(folders)
     assert several.depends == {"api": ("libs/core",)}
     assert {step.folder for step in several.steps} == set(folders.values())
-    assert all(step.optional for step in several.steps), "one that cannot be set up leaves the others"
+    assert all(step.optional for step in several.steps), (
+        "one that cannot be set up leaves the others"
+    )
     api = next(step for step in several.steps if step.folder == "api")
     assert api.argv[len(PIP) :] == ("-e", "../libs/core", "pytest", "-e", ".")
 
 
 UV = {
     "pyproject.toml": (
-        "[project]\nname = 'root'\ndependencies = ['lib-a[x]>=1', 'attrs', 'kit']\n[tool.uv.sources]\nlib-a = {workspace = true}\n"
+        "[project]\nname = 'root'\ndependencies = ['lib-a[x]>=1', 'attrs', 'kit']\n"
+        "[tool.uv.sources]\nlib-a = {workspace = true}\n"
         "kit = {path = 'tools/kit'}\n[tool.uv.workspace]\nmembers = ['packages/*']\n"
     ),
-    "packages/a/pyproject.toml": "[project]\nname = 'lib_a'\ndependencies = ['lib.b>=1']\n[build-system]\nrequires = []\n",
-    "packages/b/setup.py": "from setuptools import setup\nsetup(name='lib-b', install_requires=['lib-c'])\n",
+    "packages/a/pyproject.toml": (
+        "[project]\nname = 'lib_a'\ndependencies = ['lib.b>=1']\n[build-system]\nrequires = []\n"
+    ),
+    "packages/b/setup.py": (
+        "from setuptools import setup\nsetup(name='lib-b', install_requires=['lib-c'])\n"
+    ),
     "packages/c/setup.cfg": "",
-    "packages/c/setup.py": "from setuptools import setup\nsetup(name='lib-c', install_requires=['lib-a'])\n",
+    "packages/c/setup.py": (
+        "from setuptools import setup\nsetup(name='lib-c', install_requires=['lib-a'])\n"
+    ),
     "tools/kit/pyproject.toml": "[project]\nname = 'kit'\n",
     "tests/test_a.py": "",
 }
 
 
-def test_projects_of_the_repository_are_installed_from_their_folders_and_not_asked_of_the_index() -> None:
+def test_projects_of_the_repository_are_installed_from_their_folders() -> None:
     argv = found(UV).steps[0].argv[len(PIP) :]
-    local = tuple(word for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit") for word in ("-e", name))
+    local = tuple(
+        word
+        for name in ("packages/a[x]", "packages/b", "packages/c", "tools/kit")
+        for word in ("-e", name)
+    )
     assert argv == (*local, "pytest", "attrs")
     assert found(UV).depends == {"": ("packages/a", "packages/b", "packages/c", "tools/kit")}
 
@@ -368,7 +642,10 @@ def test_a_single_project_in_a_folder_needs_no_name() -> None:
 
 def test_the_root_leaves_out_what_has_a_check_of_its_own() -> None:
     both = found({**TESTED, "setup.py": "", "plugin/setup.py": "", "plugin/test_b.py": ""})
-    assert both.checks == {"tests": ("python", "-m", "pytest", "--ignore=plugin"), "tests-plugin": ("python", "-m", "pytest")}
+    assert both.checks == {
+        "tests": ("python", "-m", "pytest", "--ignore=plugin"),
+        "tests-plugin": ("python", "-m", "pytest"),
+    }
 
 
 def test_members_of_workspaces_are_installed_at_the_root() -> None:
@@ -382,30 +659,55 @@ def test_members_of_workspaces_are_installed_at_the_root() -> None:
     )
     assert set(node.checks) == {"tests-a", "tests-b"}
     assert [step.folder for step in node.steps] == [""]
-    cargo = found({"Cargo.toml": '[workspace]\nmembers = ["a"]\n', "a/Cargo.toml": '[package]\nname = "a"\n', "a/src/lib.rs": ""})
+    cargo = found(
+        {
+            "Cargo.toml": '[workspace]\nmembers = ["a"]\n',
+            "a/Cargo.toml": '[package]\nname = "a"\n',
+            "a/src/lib.rs": "",
+        }
+    )
     assert cargo.checks == {"tests": ("cargo", "test", "--workspace")}
-    assert any("cargo test --workspace --no-run" in command for command in commands(cargo.steps)), "members may have dependencies"
+    assert any("cargo test --workspace --no-run" in command for command in commands(cargo.steps)), (
+        "members may have dependencies"
+    )
 
 
-@pytest.mark.parametrize(("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())])
-def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(after: str, told: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("after", "told"), [("npx npm audit", ("--ignore-scripts",)), ("node tidy.js", ())]
+)
+def test_what_wants_the_network_after_the_tests_of_a_member_is_left_out(
+    after: str, told: tuple[str, ...]
+) -> None:
     files = {
-        "package.json": json.dumps({"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}),
+        "package.json": json.dumps(
+            {"workspaces": ["packages/*"], "scripts": {"test": "npm test --workspaces"}}
+        ),
         "packages/a/package.json": json.dumps({"scripts": {"test": "tape", "posttest": after}}),
-        "examples/b/package.json": json.dumps({"scripts": {"test": "tape", "posttest": "eslint ."}}),
+        "examples/b/package.json": json.dumps(
+            {"scripts": {"test": "tape", "posttest": "eslint ."}}
+        ),
     }
     assert found(files).checks["tests"] == ("npm", "test", *told)
 
 
 def test_tests_that_pytest_would_not_find_by_itself_are_named() -> None:
-    assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == ("python", "-m", "pytest", "test.py")
+    assert found({"slug/__init__.py": "", "test.py": "", "setup.py": ""}).checks["tests"] == (
+        "python",
+        "-m",
+        "pytest",
+        "test.py",
+    )
 
 
 def test_a_whole_suite_beside_files_that_pytest_finds_is_run_too() -> None:
     files = {"setup.py": "", "test/test.py": "", "test/test_more.py": ""}
     more = ("-o", "python_files=test_*.py *_test.py test/test.py")
     assert found(files).checks["tests"] == ("python", "-m", "pytest", *more)
-    assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == ("python", "-m", "pytest")
+    assert found({**files, "tox.ini": "[pytest]\npython_files = check_*.py\n"}).checks["tests"] == (
+        "python",
+        "-m",
+        "pytest",
+    )
 
 
 MANAGE = "from django.core.management import execute_from_command_line\n"
@@ -416,31 +718,78 @@ WEB = {"requirements.txt": "Django\n", "app1/tests.py": "", "web/settings.py": "
     ("files", "tests"),
     [
         ({**WEB, "manage.py": MANAGE}, "python manage.py test"),
-        ({**WEB, "manage.py": "from flask_script import Manager\n"}, "python -m pytest app1/tests.py"),
-        ({**WEB, "manage.py": MANAGE, "pytest.ini": "[pytest]\nDJANGO_SETTINGS_MODULE = web.settings\n"}, "python -m pytest app1/tests.py"),
+        (
+            {**WEB, "manage.py": ("from flask_script import Manager\n")},
+            "python -m pytest app1/tests.py",
+        ),
+        (
+            {
+                **WEB,
+                "manage.py": MANAGE,
+                "pytest.ini": ("[pytest]\nDJANGO_SETTINGS_MODULE = web.settings\n"),
+            },
+            "python -m pytest app1/tests.py",
+        ),
         ({**WEB, "manage.py": MANAGE, "app1/conftest.py": ""}, "python -m pytest app1/tests.py"),
         (
-            {"requirements.txt": "", "backend/manage.py": "", "backend/web/settings.py": "", "backend/app/test_a.py": ""},
+            {
+                "requirements.txt": "",
+                "backend/manage.py": "",
+                "backend/web/settings.py": "",
+                "backend/app/test_a.py": "",
+            },
             "env --chdir=backend python manage.py test",
         ),
         (
-            {"setup.py": "", "tests/test_a.py": "", "tox.ini": "[testenv]\nsetenv =\n    DJANGO_SETTINGS_MODULE = tests.settings\ncommands = django-admin test --pythonpath=. {posargs}\n"},
+            {
+                "setup.py": "",
+                "tests/test_a.py": "",
+                "tox.ini": (
+                    "[testenv]\nsetenv =\n    DJANGO_SETTINGS_MODULE = tests.settings\ncommands = "
+                    "django-admin test --pythonpath=. {posargs}\n"
+                ),
+            },
             "env DJANGO_SETTINGS_MODULE=tests.settings python -m django test --pythonpath=.",
         ),
         (
-            {"setup.py": "", "tests/test_a.py": "", "noxfile.py": "session.run('python', '-m', 'django', 'test', '--settings=tests.settings')\n"},
+            {
+                "setup.py": "",
+                "tests/test_a.py": "",
+                "noxfile.py": (
+                    "session.run('python', '-m', 'django', 'test', '--settings=tests.settings')\n"
+                ),
+            },
             "python -m django test --settings=tests.settings",
         ),
-        ({"setup.py": "", "tests/test_a.py": "", "runtests.py": "", "tox.ini": "[testenv]\ncommands = python runtests.py\n"}, "python runtests.py"),
+        (
+            {
+                "setup.py": "",
+                "tests/test_a.py": "",
+                "runtests.py": "",
+                "tox.ini": ("[testenv]\ncommands = python runtests.py\n"),
+            },
+            "python runtests.py",
+        ),
     ],
-)  # fmt: skip
-def test_django_without_pytest_is_tested_by_its_own_runner(files: dict[str, str], tests: str) -> None:
+)
+def test_django_without_pytest_is_tested_by_its_own_runner(
+    files: dict[str, str], tests: str
+) -> None:
     assert " ".join(found(files).checks["tests"]) == tests
 
 
 def test_what_django_in_a_folder_needs_is_installed_from_there() -> None:
-    inner = {"backend/manage.py": "", "backend/web/settings.py": "", "backend/app/tests.py": "", "backend/requirements.txt": ""}
-    assert found({"README.md": "", **inner}).steps[0].argv[-3:] == ("pytest", "-r", "backend/requirements.txt")
+    inner = {
+        "backend/manage.py": "",
+        "backend/web/settings.py": "",
+        "backend/app/tests.py": "",
+        "backend/requirements.txt": "",
+    }
+    assert found({"README.md": "", **inner}).steps[0].argv[-3:] == (
+        "pytest",
+        "-r",
+        "backend/requirements.txt",
+    )
     assert "backend/requirements.txt" in found(inner).reads
 
 
@@ -452,11 +801,23 @@ def test_no_candidate_changes_what_starts_the_tests_of_django() -> None:
     ("files", "tests"),
     [
         ({"pytest.ini": "[pytest]\naddopts = --doctest-modules\n"}, "python -m pytest"),
-        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--doctest-glob=*.md'\n"}, "python -m pytest"),
+        (
+            {"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--doctest-glob=*.md'\n"},
+            "python -m pytest",
+        ),
         ({"setup.cfg": "[tool:pytest]\naddopts = --xdoctest\n"}, "python -m pytest"),
-        ({"tox.ini": "[testenv]\ncommands = pytest --doctest-modules thing.py\n"}, "python -m pytest --doctest-modules"),
-        ({"noxfile.py": "session.run('pytest', '--doctest-glob=*.rst')\n"}, "python -m pytest --doctest-glob=*.rst"),
-        ({"tox.ini": "[testenv]\ncommands = python -m doctest thing.py\n"}, "python -m pytest --doctest-modules"),
+        (
+            {"tox.ini": "[testenv]\ncommands = pytest --doctest-modules thing.py\n"},
+            "python -m pytest --doctest-modules",
+        ),
+        (
+            {"noxfile.py": "session.run('pytest', '--doctest-glob=*.rst')\n"},
+            "python -m pytest --doctest-glob=*.rst",
+        ),
+        (
+            {"tox.ini": "[testenv]\ncommands = python -m doctest thing.py\n"},
+            "python -m pytest --doctest-modules",
+        ),
         ({"pytest.ini": "[pytest]\naddopts = -q\n"}, ""),
     ],
 )
@@ -464,7 +825,9 @@ def test_examples_are_tests_where_the_project_says_so(files: dict[str, str], tes
     assert " ".join(found({"thing.py": "", **files}).checks.get("tests", ())) == tests
 
 
-EXTENSION = "from setuptools import setup, Extension\nsetup(ext_modules=[Extension('x', ['x.c'])])\n"
+EXTENSION = (
+    "from setuptools import setup, Extension\nsetup(ext_modules=[Extension('x', ['x.c'])])\n"
+)
 MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\n'
 
 
@@ -473,14 +836,34 @@ MATURIN = '[build-system]\nrequires = ["maturin>=1"]\nbuild-backend = "maturin"\
     [
         ({"setup.py": EXTENSION, "x.c": ""}, "python setup.py build_ext --inplace --force"),
         (
-            {"pyproject.toml": "[build-system]\nrequires = ['setuptools']\n[[tool.setuptools.ext-modules]]\nname = 'x'\n", "x.c": ""},
+            {
+                "pyproject.toml": (
+                    "[build-system]\nrequires = ['setuptools']\n[[tool.setuptools.ext-modules]]\nname "
+                    "= 'x'\n"
+                ),
+                "x.c": "",
+            },
             "python -c 'import setuptools; setuptools.setup()' build_ext --inplace --force",
         ),
-        ({"pyproject.toml": MATURIN + "[tool.maturin]\npython-source = 'python'\n", "Cargo.toml": "", "x.c": ""}, "maturin develop --offline --skip-install"),
+        (
+            {
+                "pyproject.toml": MATURIN + ("[tool.maturin]\npython-source = 'python'\n"),
+                "Cargo.toml": "",
+                "x.c": "",
+            },
+            ("maturin develop --offline --skip-install"),
+        ),
         ({"pyproject.toml": MATURIN, "Cargo.toml": "", "x.c": ""}, "--target /tmp/moothall-site ."),
-        ({"package.json": json.dumps({"scripts": {"test": "node --test"}}), "binding.gyp": "", "x.c": ""}, "node-gyp configure build"),
+        (
+            {
+                "package.json": json.dumps({"scripts": {"test": "node --test"}}),
+                "binding.gyp": "",
+                "x.c": "",
+            },
+            "node-gyp configure build",
+        ),
     ],
-)  # fmt: skip
+)
 def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> None:
     python = {} if "package.json" in files else {"tests/test_a.py": ""}
     one = found({**python, **files})
@@ -493,7 +876,10 @@ def test_compiled_code_is_built_again(files: dict[str, str], command: str) -> No
 
 def test_a_member_of_a_workspace_is_built_after_the_root_has_installed() -> None:
     member = {"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}
-    files = {"package.json": json.dumps({"workspaces": ["packages/*"]}), "packages/a/package.json": json.dumps(member)}
+    files = {
+        "package.json": json.dumps({"workspaces": ["packages/*"]}),
+        "packages/a/package.json": json.dumps(member),
+    }
     one = found(files)
     assert [step.folder for step in one.steps] == ["", "packages/a"]
     assert "npm run --silent build" in one.steps[-1].argv[-1]
@@ -514,20 +900,39 @@ def test_meson_builds_with_what_it_was_installed_with() -> None:
     ("package", "built"),
     [
         ({"main": "dist/index.js", "scripts": {"test": "mocha", "build": "tsc"}}, True),
-        ({"exports": {".": {"require": "./lib/a.cjs"}}, "scripts": {"test": "node --test", "build": "rollup -c"}}, True),
-        ({"main": "dist/index.js", "scripts": {"test": "npm run build && mocha", "build": "tsc"}}, False),
+        (
+            {
+                "exports": {".": {"require": "./lib/a.cjs"}},
+                "scripts": {"test": "node --test", "build": "rollup -c"},
+            },
+            True,
+        ),
+        (
+            {
+                "main": "dist/index.js",
+                "scripts": {"test": "npm run build && mocha", "build": "tsc"},
+            },
+            False,
+        ),
         ({"main": "dist/index.js", "scripts": {"test": "vitest run", "build": "tsc"}}, False),
         ({"main": "src/index.js", "scripts": {"test": "mocha", "build": "tsc"}}, False),
         ({"main": "dist/index.js", "scripts": {"test": "mocha"}}, False),
     ],
 )
-def test_what_tests_of_a_node_package_read_is_built_again(package: dict[str, object], built: bool) -> None:  # noqa: FBT001
+def test_what_tests_of_a_node_package_read_is_built_again(
+    package: dict[str, object],
+    built: bool,  # noqa: FBT001
+) -> None:
     builds = found({"package.json": json.dumps(package), "src/index.ts": ""}).builds
     assert [build.sources for build in builds] == ([()] if built else [])
 
 
 @pytest.mark.parametrize(
-    "text", ["[project]\ndependencies = ['--index-url=http://x']\n", "[dependency-groups]\ntest = ['-r /etc/passwd']\n"]
+    "text",
+    [
+        "[project]\ndependencies = ['--index-url=http://x']\n",
+        "[dependency-groups]\ntest = ['-r /etc/passwd']\n",
+    ],
 )
 def test_a_requirement_is_no_option(text: str) -> None:
     with pytest.raises(RepositoryError, match="is not a requirement"):

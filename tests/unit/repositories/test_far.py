@@ -17,7 +17,14 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import HOUSE, Channel, Topic
-from moothall.errors import AlreadyExists, BusUnavailable, NotFound, PatchRefused, RepositoryError, Temporary
+from moothall.errors import (
+    AlreadyExists,
+    BusUnavailable,
+    NotFound,
+    PatchRefused,
+    RepositoryError,
+    Temporary,
+)
 from moothall.repositories.far import HOSTS, FarRepositories, RepositoryServer, patches_of_hosts
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.lending import PART, Lender, ask
@@ -43,7 +50,9 @@ class Wire:
     asked: list[Mapping[str, Any]] = field(default_factory=list)
     came: int = 0
 
-    async def ask(self, topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+    async def ask(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> tuple[Mapping[str, Any], bytes]:
         self.asked.append(asked)
         said, rest = await self.bus.ask(topic, asked, seconds)
         self.came += len(rest)
@@ -72,7 +81,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **limits: int) -> AsyncIterator[World]:
+async def world(
+    tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **limits: int
+) -> AsyncIterator[World]:
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = WorkspaceSettings(**limits)
     wire = Wire()
@@ -80,7 +91,9 @@ async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **l
     host = FarRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         lending, borrowing = [
-            await stack.enter_async_context(Lender(GitRunner(tmp_path / name / "repos"), settings, soon))
+            await stack.enter_async_context(
+                Lender(GitRunner(tmp_path / name / "repos"), settings, soon)
+            )
             for name in ("house", "host")
         ]
         answering = RepositoryServer(house, lending, wire.ask)
@@ -92,7 +105,9 @@ async def world(tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **l
             (HOSTS, host.answer),
             (Channel.REPOSITORIES.of(borrowing.holder), host.answer),
         ):
-            await stack.enter_async_context(beside(wire.bus.answer(topic, answerer), literal(topic)))
+            await stack.enter_async_context(
+                beside(wire.bus.answer(topic, answerer), literal(topic))
+            )
         entry = await house.register(str(repo.path))
         yield World(repo, house, host, wire, lending, entry.id)
 
@@ -142,14 +157,22 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
     async with world(tmp_path, Repo(tmp_path / "origin")) as here:
         here.repo.git("fetch", "--quiet", "--tags")
         base = await here.pin()
-        told = [await side.clone(here.id).ask("describe", "--tags", base.sha) for side in (here.house, here.host)]
+        told = [
+            await side.clone(here.id).ask("describe", "--tags", base.sha)
+            for side in (here.house, here.host)
+        ]
         assert told[0] == told[1]
         assert told[0].out.startswith(b"v1.2-1-g")
-        counted = [await side.clone(here.id).ask("rev-list", "--count", base.sha) for side in (here.house, here.host)]
+        counted = [
+            await side.clone(here.id).ask("rev-list", "--count", base.sha)
+            for side in (here.house, here.host)
+        ]
         assert counted[0].out == counted[1].out == b"2\n"
 
 
-async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_back(tmp_path: Path) -> None:
+async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_back(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as here:
         base = await here.pin()
         with pytest.raises(NotFound):
@@ -187,7 +210,9 @@ async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
         other = here.repo.commit({"x.txt": "x\n"})
         ask = here.wire.bus.ask
 
-        async def lying(topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+        async def lying(
+            topic: Topic, asked: Mapping[str, Any], seconds: float
+        ) -> tuple[Mapping[str, Any], bytes]:
             said, rest = await ask(topic, asked, seconds)
             if asked["ask"] == "base" and how == "another base":
                 said = {**said, "base": {**said["base"], "sha": other}}
@@ -229,13 +254,17 @@ async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> No
     async with world(tmp_path) as here:
         base = await here.pin()
         clone = here.host.clone(here.id)
-        patch = await clone.commit_changes(base.sha, [Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())], "made here")
+        patch = await clone.commit_changes(
+            base.sha, [Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())], "made here"
+        )
         assert not await here.house.clone(here.id).has(patch.commit_sha)
         assert await here.house.diff(base, patch.commit_sha) == patch.diff
         pushed = await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
         assert pushed == ("moothall/mine", str(here.repo.path))
         assert here.repo.git("rev-parse", "moothall/mine") == patch.commit_sha
-        again = await clone.commit_changes(base.sha, [Change("other.txt", "100644", b"x\n")], "another")
+        again = await clone.commit_changes(
+            base.sha, [Change("other.txt", "100644", b"x\n")], "another"
+        )
         with pytest.raises(AlreadyExists):
             await here.host.remote(here.id).push(base.sha, again.commit_sha, "mine")
         with pytest.raises(PatchRefused):
@@ -261,7 +290,9 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
         base = await here.house.resolve(RepositoryRef(id=here.id))
         away = 3
 
-        async def ask_house(topic: Topic, asked: Mapping[str, Any], seconds: float) -> tuple[Mapping[str, Any], bytes]:
+        async def ask_house(
+            topic: Topic, asked: Mapping[str, Any], seconds: float
+        ) -> tuple[Mapping[str, Any], bytes]:
             nonlocal away
             away -= 1
             if away >= 0:
@@ -286,7 +317,9 @@ async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> 
         assert here.wire.parts == 1
 
 
-async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(tmp_path: Path) -> None:
+async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(
+    tmp_path: Path,
+) -> None:
     repo = make_repo(tmp_path / "origin", SAMPLE)
     repo.git("tag", "v1")
     repo.commit({"n.txt": "1\n"})
@@ -295,12 +328,18 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
         house, host = here.house.clone(here.id), here.host.clone(here.id)
 
         async def told() -> list[bytes]:
-            asked = (("for-each-ref", "refs/tags"), ("rev-list", base.sha), ("rev-parse", "--is-shallow-repository"))
+            asked = (
+                ("for-each-ref", "refs/tags"),
+                ("rev-list", base.sha),
+                ("rev-parse", "--is-shallow-repository"),
+            )
             return [(await house.ask(*one)).out for one in asked]
 
         before = await told()
         for number, how in enumerate(("diff", "push")):
-            patch = await host.commit_changes(base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here")
+            patch = await host.commit_changes(
+                base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
+            )
             for tag in ("v1", "v2"):
                 await host.ask("tag", "--force", tag, patch.commit_sha)
             (host.path / "shallow").write_text(f"{base.sha}\n")
@@ -313,14 +352,23 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
 
 async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
     noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(100_000))
-    async with world(tmp_path, make_repo(tmp_path / "origin", {"noise.txt": noise}), max_repository_bytes=1_000_000) as here:
+    async with world(
+        tmp_path,
+        make_repo(tmp_path / "origin", {"noise.txt": noise}),
+        max_repository_bytes=1_000_000,
+    ) as here:
         base = await here.house.resolve(RepositoryRef(id=here.id))
         asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
-        offers = [(await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"] for n in range(30)]
+        offers = [
+            (await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]
+            for n in range(30)
+        ]
         assert offers[0]["size"] * len(offers) > 8_000_000
         kept = [path.stat().st_size for path in here.lending._folder.iterdir()]
         assert sum(kept) <= 4_000_000
         _, last = await here.wire.ask(
-            Channel.REPOSITORIES.of(offers[-1]["holder"]), {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0}, 5
+            Channel.REPOSITORIES.of(offers[-1]["holder"]),
+            {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0},
+            5,
         )
         assert len(last) == offers[-1]["size"]

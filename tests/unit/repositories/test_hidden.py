@@ -1,4 +1,6 @@
-"""Tests of a repository that `.moothall.toml` hides: the base on which seats work lacks them, and so does its history."""
+"""Tests of a repository that `.moothall.toml` hides: the base on which seats work lacks them, and
+so does its history.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,37 @@ _OWN = '[checks]\ntests = "pytest"\n[hidden]\ntests = ["tests/hidden/**"]\n'
 async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_path: Path) -> None:
     repo = make_repo(
         tmp_path / "repo",
-        {"a.py": "x = 1\n", ".moothall.toml": _OWN, "tests/test_a.py": "", "tests/hidden/test_b.py": "secret\n"},
+        {
+            "a.py": "x = 1\n",
+            ".moothall.toml": _OWN,
+            "tests/test_a.py": "",
+            "tests/hidden/test_b.py": "secret\n",
+        },
     )
 
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
         return Prepared(base, "key", await repositories.clone(base.repository).files(base.sha))
 
-    repositories = TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare, roots=[tmp_path])
+    repositories = TrustedRepositories(
+        tmp_path / "data", WorkspaceSettings(), prepare, roots=[tmp_path]
+    )
     base = await repositories.resolve(RepositoryRef(url=str(repo.path)))
     prepared = await repositories.prepare(base)
     clone = repositories.clone(base.repository)
     assert prepared.hidden == {"tests/hidden/test_b.py": "secret\n"}
     assert prepared.files == (".moothall.toml", "a.py", "tests/test_a.py")
     assert prepared.base.sha != base.sha
-    assert [commit.sha for commit in await clone.history(prepared.base.sha, 10)] == [prepared.base.sha]
+    assert [commit.sha for commit in await clone.history(prepared.base.sha, 10)] == [
+        prepared.base.sha
+    ]
     assert (await repositories.prepare(base)).base.sha == prepared.base.sha
 
     diff = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
     patch = await clone.apply(prepared.base.sha, diff)
     assert patch.diff.splitlines()[-2:] == ["-x = 1", "+x = 2"]
-    assert await repositories.diff(base, patch.commit_sha) == patch.diff  # the hidden file is not removed by it
+    assert (
+        await repositories.diff(base, patch.commit_sha) == patch.diff
+    )  # the hidden file is not removed by it
     delivered = await clone.apply(base.sha, patch.diff)
     assert "tests/hidden/test_b.py" in await clone.files(delivered.commit_sha)
 

@@ -30,7 +30,9 @@ async def test_the_nearest_tag_is_reachable_and_the_tree_is_clean(tmp_path: Path
     repo.git("config", "core.fsmonitor", "/bin/false")
     seen, version = await written(tmp_path, repo)
     assert version == ""
-    assert seen.git("describe", "--tags", "--dirty", "--long") == repo.git("describe", "--tags", "--long")
+    assert seen.git("describe", "--tags", "--dirty", "--long") == repo.git(
+        "describe", "--tags", "--long"
+    )
     assert seen.git("status", "--porcelain") == ""
     assert seen.head == repo.head
     assert seen.git("remote") == ""
@@ -44,11 +46,19 @@ async def test_the_nearest_tag_is_reachable_and_the_tree_is_clean(tmp_path: Path
     [
         ({"a": ""}, "0.1.0"),
         ({"releasenotes/x": "", "NEWS": "1.4.0"}, "1.4.0"),
-        ({"PKG-INFO": "Metadata-Version: 2.1\nName: x\nVersion: 4.5.6\n", "CHANGES": "9.9.9"}, "4.5.6"),
-        ({"CHANGELOG.md": "# Changes\n\n## Unreleased\n\n## v2.10.1 (2024-01-02)\n\n## 2.0\n"}, "2.10.1"),
+        (
+            {"PKG-INFO": "Metadata-Version: 2.1\nName: x\nVersion: 4.5.6\n", "CHANGES": "9.9.9"},
+            "4.5.6",
+        ),
+        (
+            {"CHANGELOG.md": "# Changes\n\n## Unreleased\n\n## v2.10.1 (2024-01-02)\n\n## 2.0\n"},
+            "2.10.1",
+        ),
     ],
 )
-async def test_without_a_tag_there_is_one_of_ours(tmp_path: Path, files: dict[str, str], version: str) -> None:
+async def test_without_a_tag_there_is_one_of_ours(
+    tmp_path: Path, files: dict[str, str], version: str
+) -> None:
     seen, said = await written(tmp_path, make_repo(tmp_path / "r", files))
     assert said == version
     assert seen.git("describe", "--tags", "--dirty") == f"v{version}"

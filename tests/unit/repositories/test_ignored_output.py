@@ -42,7 +42,9 @@ class Work:
 
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
         """Return what is changed, what is ignored, and how often git was asked."""
-        survey = Survey(self.tree, list(BASE), caps, base=None if self.whole else self.base, before=self.before)
+        survey = Survey(
+            self.tree, list(BASE), caps, base=None if self.whole else self.base, before=self.before
+        )
         written, asked = await survey_with(self.clone, self.sha, survey)
         return [change.path for change in written.changes], dict(written.ignored), asked
 
@@ -71,7 +73,9 @@ async def test_what_a_build_leaves_in_an_ignored_folder_counts_for_nothing(work:
     assert ignored["target/debug/libsemver.rlib"] == "line 1 of .gitignore, /target/"
 
 
-async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_for_one_by_one(work: Work) -> None:
+async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_for_one_by_one(
+    work: Work,
+) -> None:
     for number in range(CAPS.entries + 1):
         work.write(f"target/debug/deps/{number}.o", "")
     work.write("src/new.rs")
@@ -80,14 +84,18 @@ async def test_more_files_than_are_counted_in_an_ignored_folder_are_not_asked_fo
     assert ignored == {"target/debug/deps/": "line 1 of .gitignore, /target/"}
 
 
-async def test_more_ignored_files_than_are_counted_in_a_folder_of_the_base_refuse_nothing(work: Work) -> None:
+async def test_more_ignored_files_than_are_counted_in_a_folder_of_the_base_refuse_nothing(
+    work: Work,
+) -> None:
     for number in range(CAPS.entries + 1):
         work.write(f"src/{number}.log", "")
     work.write("src/new.rs")
     assert (await work.paths())[0] == ["src/new.rs"]
 
 
-async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold(work: Work) -> None:
+async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold(
+    work: Work,
+) -> None:
     work.write("crates/inner/out/x.bin", size=LARGE)
     work.write("build/keep.txt")
     work.write("build/x.bin", size=LARGE)
@@ -103,7 +111,9 @@ async def test_a_nested_list_a_negated_rule_and_a_list_of_the_change_itself_hold
     }
 
 
-async def test_a_list_that_the_change_writes_anew_holds_instead_of_the_one_before(work: Work) -> None:
+async def test_a_list_that_the_change_writes_anew_holds_instead_of_the_one_before(
+    work: Work,
+) -> None:
     work.write(".gitignore", "dist/\n")
     work.write("dist/x.bin", size=LARGE)
     work.write("run.log")
@@ -123,7 +133,10 @@ async def test_pipes_and_odd_names_that_a_rule_ignores_refuse_nothing(work: Work
     work.write(os.fsdecode(b"odd\n\xff.log"))
     work.write(os.fsdecode(b"target/odd\n\xff"))
     paths, ignored, _ = await work.paths()
-    assert (paths, set(ignored)) == ([], {"pipe.log", os.fsdecode(b"odd\n\xff.log"), os.fsdecode(b"target/odd\n\xff")})
+    assert (paths, set(ignored)) == (
+        [],
+        {"pipe.log", os.fsdecode(b"odd\n\xff.log"), os.fsdecode(b"target/odd\n\xff")},
+    )
 
 
 async def test_a_link_of_the_name_of_an_ignored_folder_is_none(work: Work) -> None:
@@ -142,14 +155,25 @@ async def test_without_new_files_git_is_not_asked(work: Work) -> None:
     [
         (
             {"made/a.o": LARGE, "made/b.o": 1_000_000, "x.bin": 300},
-            r"more than 20000000 bytes \(4 times workspace.max_file_bytes\); most is in made/ \(26000000 bytes\), x.bin \(300 bytes\)\. Delete .* \.gitignore\.$",
+            (
+                r"more than 20000000 bytes \(4 times workspace.max_file_bytes\); most is in made/ "
+                r"\(26000000 bytes\), x.bin \(300 bytes\)\. Delete .* \.gitignore\.$"
+            ),
         ),
-        ({"made/a.o": 6_000_000, "x.bin": 300}, r"a file may hold 5000000 bytes .*; larger is made/ \(6000000 bytes\)\. Delete"),
-        ({f"made/{number}.o": 1 for number in range(2001)}, r"more than 2000 files were written: made/ \(2001 files\)\. Delete"),
+        (
+            {"made/a.o": 6_000_000, "x.bin": 300},
+            r"a file may hold 5000000 bytes .*; larger is made/ \(6000000 bytes\)\. Delete",
+        ),
+        (
+            {f"made/{number}.o": 1 for number in range(2001)},
+            r"more than 2000 files were written: made/ \(2001 files\)\. Delete",
+        ),
     ],
     ids=["together", "one file", "files"],
 )
-async def test_what_holds_most_is_named_where_no_rule_ignores_it(work: Work, sizes: dict[str, int], message: str) -> None:
+async def test_what_holds_most_is_named_where_no_rule_ignores_it(
+    work: Work, sizes: dict[str, int], message: str
+) -> None:
     for path, size in sizes.items():
         work.write(path, size=size)
     with pytest.raises(PatchRefused, match=message):

@@ -1,4 +1,6 @@
-"""A git of the trusted side that is killed by somebody else costs time, not a seat and not a delivery."""
+"""A git of the trusted side that is killed by somebody else costs time, not a seat and not a
+delivery.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-# Stands before the real git: the first of each command dies, before its work with its locks taken, or after it.
+# Stands before the real git: the first of each command dies, before its work with its locks taken,
+# or after it.
 KILLED = """#!/bin/sh
 for word; do case "$word" in {words}) command=$word; break;; esac; done
 if [ -n "$command" ] && mkdir "{marks}/$command" 2>/dev/null; then
@@ -29,7 +32,7 @@ if [ -n "$command" ] && mkdir "{marks}/$command" 2>/dev/null; then
     kill -9 $$
 fi
 exec "{git}" "$@"
-"""
+"""  # noqa: E501 - a line of embedded text
 COMMANDS = (
     "init",
     "fetch",
@@ -85,13 +88,17 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
     wanted = await delivered(tmp_path / "plain", sample, "moothall/plain")
     monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", text))
     assert await delivered(tmp_path / "killed", sample, "moothall/killed") == wanted
-    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, "for-each-ref is for refs that are not there"
+    assert len(list(marks.iterdir())) >= len(COMMANDS) - 1, (
+        "for-each-ref is for refs that are not there"
+    )
     assert sample.git("rev-parse", "moothall/killed") == wanted
     assert list((tmp_path / "killed").rglob("*.lock")) == []
 
 
 async def delivered(data: Path, sample: Repo, branch: str) -> str:
-    trusted = TrustedRepositories(data, WorkspaceSettings(), Unprepared().prepare, roots=(sample.path,))
+    trusted = TrustedRepositories(
+        data, WorkspaceSettings(), Unprepared().prepare, roots=(sample.path,)
+    )
     entry = await trusted.register(str(sample.path))
     base = await trusted.resolve(RepositoryRef(id=entry.id))
     clone = trusted.clone(entry.id)
@@ -114,14 +121,22 @@ async def test_one_that_is_killed_again_and_again_is_given_up_as_lost_work(
     runner = GitRunner(tmp_path / "home")
     with pytest.raises(WorkspaceFailed, match="git rev-parse was killed"):
         await runner.call("rev-parse", "HEAD", cwd=sample.path)
-    with pytest.raises(WorkspaceFailed, match="git cat-file was killed"), runner.stream("cat-file", cwd=sample.path) as out:
+    with (
+        pytest.raises(WorkspaceFailed, match="git cat-file was killed"),
+        runner.stream("cat-file", cwd=sample.path) as out,
+    ):
         out.read()
 
 
-async def test_a_git_below_git_that_was_killed_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_git_below_git_that_was_killed_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (
-        f'#!/bin/sh\nif mkdir "{tmp_path}/once" 2>/dev/null; then echo "error: index-pack died of signal 9" >&2; exit 128; fi\n'
+        f'#!/bin/sh\nif mkdir "{tmp_path}/once" 2>/dev/null; then echo "error: index-pack died of '
+        'signal 9" >&2; exit 128; fi\n'
     )
     monkeypatch.setenv("PATH", stand_in(tmp_path / "bin", f'{text}exec "{real_git()}" "$@"\n'))
     sample = make_sample(tmp_path / "sample")
-    assert (await GitRunner(tmp_path / "home").run("rev-parse", "HEAD", cwd=sample.path)).decode().strip() == sample.head
+    assert (
+        await GitRunner(tmp_path / "home").run("rev-parse", "HEAD", cwd=sample.path)
+    ).decode().strip() == sample.head

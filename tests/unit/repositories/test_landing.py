@@ -35,15 +35,23 @@ def trusted(tmp_path: Path) -> TrustedRepositories:
     return TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare)
 
 
-async def registered(trusted: TrustedRepositories, repo: Repo, policy: Approval, base: str = "") -> RepositoryRef:
-    return RepositoryRef(id=(await trusted.register(str(repo.path), on_approval=policy, base=base)).id)
+async def registered(
+    trusted: TrustedRepositories, repo: Repo, policy: Approval, base: str = ""
+) -> RepositoryRef:
+    return RepositoryRef(
+        id=(await trusted.register(str(repo.path), on_approval=policy, base=base)).id
+    )
 
 
-async def work(trusted: TrustedRepositories, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n") -> str:
+async def work(
+    trusted: TrustedRepositories, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n"
+) -> str:
     """Return a commit on the newest one that changes a file."""
     base = await trusted.resolve(ref)
     change = Change(path, "100644", text.encode())
-    return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")).commit_sha
+    return (
+        await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")
+    ).commit_sha
 
 
 async def test_the_default_leaves_it(trusted: TrustedRepositories, repo: Repo) -> None:
@@ -53,7 +61,9 @@ async def test_the_default_leaves_it(trusted: TrustedRepositories, repo: Repo) -
     assert (repo.head, repo.git("branch", "--list", BRANCH)) == (head, "")
 
 
-async def test_push_makes_the_branch_whatever_is_delivered_otherwise(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     entry = await trusted.register(str(repo.path), push="none", on_approval="push")
     ref = RepositoryRef(id=entry.id)
     sha = await work(trusted, ref)
@@ -63,7 +73,9 @@ async def test_push_makes_the_branch_whatever_is_delivered_otherwise(trusted: Tr
 
 
 @pytest.mark.parametrize("at", ["checked out", "elsewhere"])
-async def test_merge_makes_one_merge_commit_on_the_branch(trusted: TrustedRepositories, repo: Repo, at: str) -> None:
+async def test_merge_makes_one_merge_commit_on_the_branch(
+    trusted: TrustedRepositories, repo: Repo, at: str
+) -> None:
     ref = await registered(trusted, repo, "merge")
     main, head, sha = repo.git("branch", "--show-current"), repo.head, await work(trusted, ref)
     if at == "elsewhere":
@@ -75,11 +87,15 @@ async def test_merge_makes_one_merge_commit_on_the_branch(trusted: TrustedReposi
     assert repo.git("log", "-1", "--format=%B", main).strip() == SAID.strip()
     assert (repo.path / "new.txt").exists() == (at == "checked out")
     assert repo.git("status", "--porcelain").split() == ["M", "b.txt"]
-    again = await trusted.land(ref, sha, BRANCH, SAID, "local")  # whoever was killed in between asks again
+    again = await trusted.land(
+        ref, sha, BRANCH, SAID, "local"
+    )  # whoever was killed in between asks again
     assert (again.status, again.commit_sha) == ("merged", repo.git("rev-parse", main))
 
 
-async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     ref = await registered(trusted, repo, "merge")
     sha = await work(trusted, ref)
     repo.commit({"b.txt": "moved\n"})
@@ -89,7 +105,9 @@ async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(trusted:
     assert "moved" not in landed.diff
 
 
-async def test_a_commit_that_was_built_elsewhere_is_not_merged(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_a_commit_that_was_built_elsewhere_is_not_merged(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     ref = await registered(trusted, repo, "merge")
     main, head = repo.git("branch", "--show-current"), repo.head
     repo.git("switch", "--quiet", "--create", "side")
@@ -122,7 +140,14 @@ async def test_what_its_owner_has_is_not_touched(
     ref = await registered(trusted, repo, "merge")
     sha = await work(trusted, ref, path or "new.txt", "theirs\n")
     if "trees" in why:
-        repo.git("worktree", "add", "--quiet", "--force", str(repo.path.parent / "second"), repo.git("branch", "--show-current"))
+        repo.git(
+            "worktree",
+            "add",
+            "--quiet",
+            "--force",
+            str(repo.path.parent / "second"),
+            repo.git("branch", "--show-current"),
+        )
     if path:
         (repo.path / path).write_text("mine\n", encoding="utf-8")
     head, status = repo.head, repo.git("status", "--porcelain")
@@ -140,11 +165,15 @@ async def test_no_hook_runs(trusted: TrustedRepositories, repo: Repo) -> None:
     hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
     hook.chmod(0o755)
     ref = await registered(trusted, repo, "merge")
-    assert (await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")).status == "merged"
+    assert (
+        await trusted.land(ref, await work(trusted, ref), BRANCH, SAID, "local")
+    ).status == "merged"
     assert not (repo.path / "RAN").exists()
 
 
-async def test_it_is_merged_into_the_branch_that_was_named(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_it_is_merged_into_the_branch_that_was_named(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     repo.git("branch", "release")
     ref = await registered(trusted, repo, "merge", "release")
     head, sha = repo.head, await work(trusted, ref)
@@ -152,7 +181,9 @@ async def test_it_is_merged_into_the_branch_that_was_named(trusted: TrustedRepos
     assert (repo.head, repo.git("rev-parse", "release^2")) == (head, sha)
 
 
-async def test_without_a_branch_there_is_nothing_to_merge_into(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_without_a_branch_there_is_nothing_to_merge_into(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     repo.git("checkout", "--quiet", "--detach")
     with pytest.raises(InvalidRequest, match="--base"):
         await registered(trusted, repo, "merge")

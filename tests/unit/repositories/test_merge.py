@@ -35,10 +35,14 @@ async def pinned(trusted: TrustedRepositories, repo: Repo, ref: str = "") -> Bas
 
 async def committed(trusted: TrustedRepositories, base: Base, path: str, text: str) -> str:
     change = Change(path, "100644", text.encode())
-    return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")).commit_sha
+    return (
+        await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")
+    ).commit_sha
 
 
-async def test_what_commits_came_to_is_brought_together(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_what_commits_came_to_is_brought_together(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     base = await pinned(trusted, repo)
     first = await committed(trusted, base, "a.txt", LINES.replace("one", "ONE"))
     second = await committed(trusted, base, "a.txt", LINES.replace("seven", "SEVEN"))
@@ -46,12 +50,16 @@ async def test_what_commits_came_to_is_brought_together(trusted: TrustedReposito
     merged = await trusted.merge(base, (first, second, third))
     assert merged.paths == ("a.txt", "c/new.txt")
     clone = trusted.clone(base.repository)
-    assert (await clone.read(merged.commit_sha, "a.txt", 1000)).decode() == LINES.replace("one", "ONE").replace("seven", "SEVEN")
+    assert (await clone.read(merged.commit_sha, "a.txt", 1000)).decode() == LINES.replace(
+        "one", "ONE"
+    ).replace("seven", "SEVEN")
     assert await trusted.merge(base, (first, second, third)) == merged
     assert (await trusted.merge(base, (first,))).diff == await clone.diff(base.sha, first)
 
 
-async def test_a_base_that_moved_meanwhile_is_kept(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_a_base_that_moved_meanwhile_is_kept(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     old = await pinned(trusted, repo)
     work = await committed(trusted, old, "a.txt", LINES.replace("one", "ONE"))
     repo.commit({"b.txt": "moved\n"})
@@ -71,7 +79,9 @@ async def test_what_disagrees_is_shown(trusted: TrustedRepositories, repo: Repo)
     assert "\n4\n=======\nIV\n" in caught.value.message
 
 
-async def test_a_commit_that_is_at_the_origin_alone_is_fetched(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_a_commit_that_is_at_the_origin_alone_is_fetched(
+    trusted: TrustedRepositories, repo: Repo
+) -> None:
     base = await pinned(trusted, repo)
     repo.git("switch", "--quiet", "--create", "side")
     repo.commit({"side.txt": "side\n"})

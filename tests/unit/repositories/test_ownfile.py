@@ -10,13 +10,19 @@ from moothall.errors import AlreadyExists
 from moothall.repositories.ownfile import commands_of, to_toml, write_own
 from moothall.repositories.profile import OWN_FILE, Commands, make_profile, parse_own
 
-WORDS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20), min_size=1, max_size=4)
+WORDS = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20),
+    min_size=1,
+    max_size=4,
+)
 ARGV = WORDS.filter(lambda words: bool(words[0].strip())).map(tuple)
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 SAID = st.fixed_dictionaries(
     {
         "setup": st.lists(ARGV, max_size=3),
-        "checks": st.dictionaries(st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), ARGV, max_size=3),
+        "checks": st.dictionaries(
+            st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), ARGV, max_size=3
+        ),
         "protected": st.lists(TEXT, max_size=3),
         "known_failures": st.lists(TEXT, max_size=3),
     }
@@ -30,7 +36,10 @@ def test_what_is_written_is_what_is_read(said: dict[str, object]) -> None:
 
 
 PROJECT = {
-    "pyproject.toml": '[project]\nname = "a"\nversion = "1"\n[build-system]\nrequires = []\n[tool.ruff]\nline-length = 100\n',
+    "pyproject.toml": (
+        '[project]\nname = "a"\nversion = "1"\n[build-system]\nrequires = []\n[tool.ruff]\n'
+        "line-length = 100\n"
+    ),
     "tests/test_a.py": "",
     "requirements-dev.txt": "attrs\n",
 }
@@ -43,7 +52,11 @@ def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
     found = make_profile(dict.fromkeys(texts, "0"), texts)
     written = to_toml(commands_of(found))
     again = make_profile(dict.fromkeys([*texts, OWN_FILE], "0"), {**texts, OWN_FILE: written})
-    assert (again.setup, dict(again.checks), again.known_failures) == (found.setup, dict(found.checks), found.known_failures)
+    assert (again.setup, dict(again.checks), again.known_failures) == (
+        found.setup,
+        dict(found.checks),
+        found.known_failures,
+    )
     assert set(again.protected) == set(found.protected)
     assert (again.advisory, dict(again.folders)) == (found.advisory, dict(found.folders))
 

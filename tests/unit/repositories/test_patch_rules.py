@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import PatchRefused
-from moothall.repositories.patch_rules import ChangeLimits, RawChange, check_changes, is_test, matches, why_path, why_target
+from moothall.repositories.patch_rules import (
+    ChangeLimits,
+    RawChange,
+    check_changes,
+    is_test,
+    matches,
+    why_path,
+    why_target,
+)
 
 
 def refuse(change: RawChange, reason: str) -> None:
@@ -59,7 +67,18 @@ def test_paths_that_are_refused(path: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [".gitignore", ".gitattributes", ".github/ci.yml", "gitlab/x", "a b/c.py", "digit~1", "ä/ö", "...", ".git2"]
+    "path",
+    [
+        ".gitignore",
+        ".gitattributes",
+        ".github/ci.yml",
+        "gitlab/x",
+        "a b/c.py",
+        "digit~1",
+        "ä/ö",
+        "...",
+        ".git2",
+    ],
 )
 def test_paths_that_are_fine(path: str) -> None:
     check_changes([RawChange(path)])
@@ -98,7 +117,9 @@ def test_too_many_and_too_much() -> None:
         check_changes([RawChange("a", size=8), RawChange("b", size=8)], limits)
 
 
-NAMES = st.lists(st.sampled_from([*"ab.gGiItT~1/\\ \u200c\ufeff:\n", ".git", ".."]), max_size=12).map("".join)
+NAMES = st.lists(
+    st.sampled_from([*"ab.gGiItT~1/\\ \u200c\ufeff:\n", ".git", ".."]), max_size=12
+).map("".join)
 
 
 @given(NAMES)
@@ -113,7 +134,9 @@ def test_no_accepted_path_leaves_the_tree_or_enters_git(path: str) -> None:
 
 LINKS = st.dictionaries(
     st.sampled_from(["l", "d/l", "d/e/l", "d/m", "n", "d/e/f/o"]),
-    st.lists(st.sampled_from(["..", ".", "d", "e", "l", "m", "n", "f", "o", ""]), min_size=1, max_size=6).map("/".join),
+    st.lists(
+        st.sampled_from(["..", ".", "d", "e", "l", "m", "n", "f", "o", ""]), min_size=1, max_size=6
+    ).map("/".join),
     min_size=1,
     max_size=6,
 )
@@ -168,7 +191,10 @@ def test_a_later_pattern_takes_back() -> None:
     assert matches(("tests/**", "!tests/data/**"), "tests/x")
 
 
-@given(st.lists(st.sampled_from(["*", "**", "a", "?", "[", "]", "!", "/"]), max_size=12).map("".join), NAMES)
+@given(
+    st.lists(st.sampled_from(["*", "**", "a", "?", "[", "]", "!", "/"]), max_size=12).map("".join),
+    NAMES,
+)
 def test_any_pattern_gives_an_answer(pattern: str, path: str) -> None:
     assert matches((pattern,), path) in {True, False}
 
@@ -179,12 +205,22 @@ def test_a_pattern_made_to_explode_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["tests/test_utils.py", "pkg/x_test.go", "src/a.test.js", "src/__tests__/a.js", "test_a.py", "lib/test/a.rb"]
+    "path",
+    [
+        "tests/test_utils.py",
+        "pkg/x_test.go",
+        "src/a.test.js",
+        "src/__tests__/a.js",
+        "test_a.py",
+        "lib/test/a.rb",
+    ],
 )
 def test_test_files(path: str) -> None:
     assert is_test(path)
 
 
-@pytest.mark.parametrize("path", ["src/utils.py", "contest.py", "src/latest.go", "testing.md", "attest/x.py"])
+@pytest.mark.parametrize(
+    "path", ["src/utils.py", "contest.py", "src/latest.go", "testing.md", "attest/x.py"]
+)
 def test_other_files(path: str) -> None:
     assert not is_test(path)

@@ -13,7 +13,15 @@ from moothall.repositories.patch_rules import matches
 from moothall.repositories.profile import Commands, make_profile, parse_own, read_profile
 from support.repos import SAMPLE, make_sample
 
-PIP = ("/env/bin/python", "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+PIP = (
+    "/env/bin/python",
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-input",
+    "--disable-pip-version-check",
+)
 
 
 def profile_of(files: dict[str, str], registered: Commands | None = None) -> Profile:
@@ -66,14 +74,27 @@ def test_python_dependencies_are_taken_from_all_the_usual_places() -> None:
             "requirements.txt": "x",
             "requirements/dev.txt": "y",
             "pyproject.toml": (
-                '[build-system]\nrequires = ["hatchling"]\n[project]\ndependencies = ["attrs>=25", "rich[extra] ; os_name == \'posix\'"]\n'
+                '[build-system]\nrequires = ["hatchling"]\n[project]\ndependencies = '
+                '["attrs>=25", "rich[extra] ; os_name == \'posix\'"]\n'
                 '[project.optional-dependencies]\ntest = ["hypothesis"]\ndocs = ["sphinx"]\n'
-                '[dependency-groups]\ndev = ["mypy", {include-group = "loop"}]\nloop = [{include-group = "dev"}, "attrs>=25"]\n'
+                '[dependency-groups]\ndev = ["mypy", {include-group = "loop"}]\nloop = '
+                '[{include-group = "dev"}, "attrs>=25"]\n'
                 "[tool.ruff]\nline-length = 100\n"
             ),
         }
     )
-    whole = ("pytest", "-r", "requirements.txt", "hypothesis", "mypy", "attrs>=25", "-r", "requirements/dev.txt", "-e", ".[test]")
+    whole = (
+        "pytest",
+        "-r",
+        "requirements.txt",
+        "hypothesis",
+        "mypy",
+        "attrs>=25",
+        "-r",
+        "requirements/dev.txt",
+        "-e",
+        ".[test]",
+    )
     assert profile.setup == ((*PIP, *whole), (*PIP, "ruff"))
     must, *pieces = profile.steps[0].instead
     assert must.argv == (*PIP, "pytest", "-e", ".")
@@ -93,7 +114,10 @@ def test_python_without_tests_has_an_environment_but_no_check() -> None:
     ("files", "checks", "setup"),
     [
         (
-            {"package.json": json.dumps({"scripts": {"test": "node --test"}}), "package-lock.json": "{}"},
+            {
+                "package.json": json.dumps({"scripts": {"test": "node --test"}}),
+                "package-lock.json": "{}",
+            },
             {"tests": ("npm", "test")},
             ("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"),
         ),
@@ -105,12 +129,22 @@ def test_python_without_tests_has_an_environment_but_no_check() -> None:
         ({"Cargo.toml": "", "src/lib.rs": ""}, {"tests": ("cargo", "test")}, ("cargo", "fetch")),
         ({"Makefile": "all:\n\ntest: all\n\ttrue\n"}, {"tests": ("make", "test")}, None),
         ({"Makefile": "test := x\n"}, {}, None),
-        ({"package.json": json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})}, {}, None),
+        (
+            {
+                "package.json": json.dumps(
+                    {"scripts": {"test": 'echo "Error: no test specified" && exit 1'}}
+                )
+            },
+            {},
+            None,
+        ),
         ({"package.json": "[]"}, {}, None),
         ({"README.md": "nothing"}, {}, None),
     ],
 )
-def test_other_languages(files: dict[str, str], checks: dict[str, tuple[str, ...]], setup: tuple[str, ...] | None) -> None:
+def test_other_languages(
+    files: dict[str, str], checks: dict[str, tuple[str, ...]], setup: tuple[str, ...] | None
+) -> None:
     profile = profile_of(files)
     assert profile.checks == checks
     assert profile.setup[:1] == ((setup,) if setup else ())
@@ -118,8 +152,10 @@ def test_other_languages(files: dict[str, str], checks: dict[str, tuple[str, ...
 
 def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
     own = (
-        'setup = ["pip install -r ci.txt", ["make", "env"]]\nprotected = ["golden/**", "!tests/data/**"]\n'
-        'known_failures = ["tests/test_a.py::test_b"]\n[checks]\ntests = "make check ARGS=\'-q x\'"\nlint = ["ruff", "check"]\n'
+        'setup = ["pip install -r ci.txt", ["make", "env"]]\nprotected = ["golden/**", '
+        '"!tests/data/**"]\n'
+        'known_failures = ["tests/test_a.py::test_b"]\n[checks]\ntests = "make check ARGS=\'-q '
+        'x\'"\nlint = ["ruff", "check"]\n'
     )
     files = dict(SAMPLE) | {".moothall.toml": own}
     profile = profile_of(files)
@@ -128,7 +164,9 @@ def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
     assert profile.known_failures == ("tests/test_a.py::test_b",)
     assert matches(profile.protected, "golden/x")
     assert not matches(profile.protected, "tests/data/x")
-    over = profile_of(files, Commands.model_validate({"checks": {"tests": "tox"}, "protected": ["more/**"]}))
+    over = profile_of(
+        files, Commands.model_validate({"checks": {"tests": "tox"}, "protected": ["more/**"]})
+    )
     assert over.checks == {"tests": ("tox",)}
     assert over.setup == profile.setup
     assert matches(over.protected, "more/x")
@@ -138,7 +176,10 @@ def test_the_repositorys_own_file_decides_and_the_registry_over_it() -> None:
 
 
 def test_checks_may_be_said_to_advise_and_to_run_in_a_folder() -> None:
-    own = 'advisory = ["lint", "gone"]\n[checks]\ntests = "make"\nlint = "make lint"\n[folders]\ntests = "sub/x"\n'
+    own = (
+        'advisory = ["lint", "gone"]\n[checks]\ntests = "make"\nlint = "make lint"\n[folders]\n'
+        'tests = "sub/x"\n'
+    )
     profile = profile_of(dict(SAMPLE) | {".moothall.toml": own})
     assert profile.advisory == ("lint",)
     assert profile.folders == {"tests": "sub/x"}
@@ -171,7 +212,10 @@ def test_a_bad_own_file_is_an_error_with_its_line(text: str, message: str) -> No
     [
         ({"a.py": "", "pyproject.toml": "= broken"}, r"pyproject\.toml is not TOML: .*line 1"),
         ({"package.json": "{"}, r"package\.json is not JSON.*line 1"),
-        ({"pyproject.toml": '[project]\ndependencies = ["--index-url=http://evil"]\n'}, "is not a requirement"),
+        (
+            {"pyproject.toml": '[project]\ndependencies = ["--index-url=http://evil"]\n'},
+            "is not a requirement",
+        ),
         ({"pyproject.toml": "[project]\ndependencies = [5]\n"}, "'5' is not a requirement"),
     ],
 )

@@ -8,8 +8,18 @@ from moothall.repositories.objects import Change
 from moothall.repositories.profile import PROTECTED
 from moothall.repositories.proof import as_judged, kept_files, takes_part
 
-BASE = ("shop/__init__.py", "shop/price.py", "tests/test_price.py", "package.json", "setup.js", "src/build.rs", "check.sh")
-PACKAGE = json.dumps({"scripts": {"test": "mocha --require ./setup.js", "start": "node shop/price.py"}})
+BASE = (
+    "shop/__init__.py",
+    "shop/price.py",
+    "tests/test_price.py",
+    "package.json",
+    "setup.js",
+    "src/build.rs",
+    "check.sh",
+)
+PACKAGE = json.dumps(
+    {"scripts": {"test": "mocha --require ./setup.js", "start": "node shop/price.py"}}
+)
 
 
 def part(path: str) -> bool:
@@ -20,12 +30,40 @@ def part(path: str) -> bool:
 @pytest.mark.parametrize(
     "path",
     [
-        *("pytest.toml", ".pytest.toml", "tests/pyproject.toml", "sub/setup.cfg", "x-1.dist-info/entry_points.txt", "pytest.py"),
-        *("sitecustomize/__init__.py", "tests/__init__.py", "tests/shop/price.py", "tests/test_new.py", "shop/conftest.py"),
-        *("_pytest/python.py", "moothall_pytest.py", "go.work", "zz_test.go", ".cargo/config.toml", "build.rs", "vendor/x/x.go"),
-        *("inner/package.json", ".mocharc.yml", "node_modules/chai/index.js", "a.test.js", "shop/__pycache__/price.pyc"),
-        *("build/rules.mk", "justfile", "hatch.toml", ".borp.yaml", "bunfig.toml"),
-        *("setup.js", "check.sh", "tests/test_price.py", "tests", "tests/test_price.py/x", "Makefile"),
+        "pytest.toml",
+        ".pytest.toml",
+        "tests/pyproject.toml",
+        "sub/setup.cfg",
+        "x-1.dist-info/entry_points.txt",
+        "pytest.py",
+        "sitecustomize/__init__.py",
+        "tests/__init__.py",
+        "tests/shop/price.py",
+        "tests/test_new.py",
+        "shop/conftest.py",
+        "_pytest/python.py",
+        "moothall_pytest.py",
+        "go.work",
+        "zz_test.go",
+        ".cargo/config.toml",
+        "build.rs",
+        "vendor/x/x.go",
+        "inner/package.json",
+        ".mocharc.yml",
+        "node_modules/chai/index.js",
+        "a.test.js",
+        "shop/__pycache__/price.pyc",
+        "build/rules.mk",
+        "justfile",
+        "hatch.toml",
+        ".borp.yaml",
+        "bunfig.toml",
+        "setup.js",
+        "check.sh",
+        "tests/test_price.py",
+        "tests",
+        "tests/test_price.py/x",
+        "Makefile",
         ".moothall-instead/tests/test_price.py",
     ],
 )
@@ -56,10 +94,30 @@ def test_code_takes_part(path: str) -> None:
         ({"scripts": {"test": "node check.js"}}, {"check.js"}),
         ({"scripts": {"test": "mocha --require=./check.js"}}, {"check.js"}),
         ({"scripts": {"test": "eslint index.js lib/a.js && tape 'check.js'"}}, {"check.js"}),
-        ({"scripts": {"pretest": "standard index.js", "test": "nyc --include index.js tape check.js"}}, {"check.js"}),
+        (
+            {
+                "scripts": {
+                    "pretest": "standard index.js",
+                    "test": "nyc --include index.js tape check.js",
+                }
+            },
+            {"check.js"},
+        ),
         ({"scripts": {"start": "node check.js"}}, set()),
-        ({"scripts": {"test": "npm run unit && x", "unit": "node check.js", "build": "node index.js"}}, {"check.js"}),
-        ({"scripts": {"test": "run-s unit", "preunit": "node check.js", "unit": "yarn test"}}, {"check.js"}),
+        (
+            {
+                "scripts": {
+                    "test": "npm run unit && x",
+                    "unit": "node check.js",
+                    "build": "node index.js",
+                }
+            },
+            {"check.js"},
+        ),
+        (
+            {"scripts": {"test": "run-s unit", "preunit": "node check.js", "unit": "yarn test"}},
+            {"check.js"},
+        ),
         ({"nyc": {"include": ["index.js"], "require": ["./check.js"]}}, {"check.js"}),
         (
             {
@@ -98,14 +156,29 @@ def test_a_base_may_have_a_package_of_a_runners_name() -> None:
 
 def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
     base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
-    now = {"name": "chai", "exports": "./b.js", "scripts": {"test": "true"}, "mocha": {"require": "./evil.js"}}
-    judged = as_judged(Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode())
-    assert json.loads(judged.content or b"") == {"name": "a", "exports": "./b.js", "scripts": {"test": "mocha"}, "type": "module"}
+    now = {
+        "name": "chai",
+        "exports": "./b.js",
+        "scripts": {"test": "true"},
+        "mocha": {"require": "./evil.js"},
+    }
+    judged = as_judged(
+        Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode()
+    )
+    assert json.loads(judged.content or b"") == {
+        "name": "a",
+        "exports": "./b.js",
+        "scripts": {"test": "mocha"},
+        "type": "module",
+    }
     broken = as_judged(Change("package.json", "100644", b"{"), b'{"name": "a"}')
     assert broken.content == b'{"name": "a"}'
 
 
-TESTS = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn sums() { assert_eq!(super::sum(\"}\", '{'), 5); } // }\n}\n"
+TESTS = (
+    "#[cfg(test)]\nmod tests {\n    #[test]\n    fn sums() { assert_eq!(super::sum(\"}\", '{'), "
+    "5); } // }\n}\n"
+)
 
 
 def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
@@ -121,23 +194,42 @@ def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
 
 def test_a_root_file_tasks_is_code_but_where_a_check_runs_it() -> None:
     assert kept_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
-    assert kept_files(("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}) == {"tasks.py"}
+    assert kept_files(("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}) == {
+        "tasks.py"
+    }
 
 
 def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
-    recipes = "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
+    recipes = (
+        "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
+    )
     assert kept_files(("run.sh",), (), [("make", "test")], "", {"Makefile": recipes}) == frozenset()
 
 
 def test_what_a_makefile_runs_is_kept() -> None:
-    base = ("run.sh", "ci/all-tests", "tools/check.py", "lib/price.py", "install.sh", "own.sh", "Makefile")
-    recipes = "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash $(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
+    base = (
+        "run.sh",
+        "ci/all-tests",
+        "tools/check.py",
+        "lib/price.py",
+        "install.sh",
+        "own.sh",
+        "Makefile",
+    )
+    recipes = (
+        "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash "
+        "$(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
+    )
     kept = kept_files(base, (), [("make", "test")], "", {"Makefile": recipes})
     assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
 
 
 def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
-    now = Change("package.json", "100644", json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode())
+    now = Change(
+        "package.json",
+        "100644",
+        json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
+    )
     made = as_judged(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
     assert made.content is not None
     assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}

@@ -16,7 +16,13 @@ def registry(tmp_path: Path) -> Registry:
 
 def test_records_survive_and_are_listed_by_tenant(registry: Registry, tmp_path: Path) -> None:
     commands = Commands.model_validate({"checks": {"tests": "make test"}})
-    one = make_registered("https://host/team/app.git", id="app", credential="env:APP_TOKEN", push="push", commands=commands)
+    one = make_registered(
+        "https://host/team/app.git",
+        id="app",
+        credential="env:APP_TOKEN",
+        push="push",
+        commands=commands,
+    )
     two = make_registered("/srv/my project", tenant="b")
     once = make_registered("/srv/once", listed=False)
     for entry in (one, two, once):
@@ -52,13 +58,19 @@ def test_an_id_is_taken_by_one_repository(registry: Registry) -> None:
 
 
 def test_ids_are_readable_and_differ_by_tenant_and_origin() -> None:
-    ids = {repository_id(origin, tenant) for origin in ("/srv/My App", "/opt/My App", "https://h/My App.git") for tenant in "ab"}
+    ids = {
+        repository_id(origin, tenant)
+        for origin in ("/srv/My App", "/opt/My App", "https://h/My App.git")
+        for tenant in "ab"
+    }
     assert len(ids) == 6
     assert all(found.startswith("my-app-") for found in ids)
     assert repository_id("git@host:x/ü", "a").startswith("repository-")
 
 
-@pytest.mark.parametrize("credential", ["ghp_thesecretitself", "env:", "env:A B", "file:relative", "http://x"])
+@pytest.mark.parametrize(
+    "credential", ["ghp_thesecretitself", "env:", "env:A B", "file:relative", "http://x"]
+)
 def test_a_credential_is_named_never_held(credential: str) -> None:
     with pytest.raises(InvalidRequest, match=r"credential: .*named") as caught:
         make_registered("https://h/x", credential=credential)

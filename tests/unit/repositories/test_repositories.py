@@ -12,7 +12,14 @@ import pytest
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, PatchRefused, Refused, RepositoryError
+from moothall.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    PatchRefused,
+    Refused,
+    RepositoryError,
+)
 from moothall.repositories.delivery import branch_in_the_way
 from moothall.repositories.objects import Change
 from moothall.repositories.trusted import TrustedRepositories
@@ -24,7 +31,9 @@ SETTINGS = WorkspaceSettings()
 class FileLister:
     """Prepares by listing the files."""
 
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         if on_progress:
             on_progress("ready")
         return Prepared(base, base.sha, ("a",))
@@ -40,8 +49,12 @@ def sample(place: Path) -> Repo:
     return make_sample(place / "my sample")
 
 
-def repositories(tmp_path: Path, *roots: Path, settings: WorkspaceSettings = SETTINGS, **secrets: str) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", settings, FileLister().prepare, roots=roots, secrets=secrets)
+def repositories(
+    tmp_path: Path, *roots: Path, settings: WorkspaceSettings = SETTINGS, **secrets: str
+) -> TrustedRepositories:
+    return TrustedRepositories(
+        tmp_path / "data", settings, FileLister().prepare, roots=roots, secrets=secrets
+    )
 
 
 @pytest.fixture
@@ -52,12 +65,18 @@ def trusted(tmp_path: Path, place: Path) -> TrustedRepositories:
 async def winning(trusted: TrustedRepositories, base: Base) -> str:
     content = (SAMPLE["src/utils.py"] + SOLUTION).encode()
     return (
-        await trusted.clone(base.repository).commit_changes(base.sha, [Change("src/utils.py", "100644", content)], "solve")
+        await trusted.clone(base.repository).commit_changes(
+            base.sha, [Change("src/utils.py", "100644", content)], "solve"
+        )
     ).diff
 
 
 def state(repo: Repo) -> tuple[object, ...]:
-    files = {str(path): path.read_bytes() for path in sorted(repo.path.rglob("*")) if path.is_file() and ".git" not in path.parts}
+    files = {
+        str(path): path.read_bytes()
+        for path in sorted(repo.path.rglob("*"))
+        if path.is_file() and ".git" not in path.parts
+    }
     git = repo.path / ".git"
     return (
         files,
@@ -68,7 +87,9 @@ def state(repo: Repo) -> tuple[object, ...]:
     )
 
 
-async def test_a_path_is_pinned_with_its_profile(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_a_path_is_pinned_with_its_profile(
+    trusted: TrustedRepositories, sample: Repo
+) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     assert base.sha == sample.head
     assert base.origin == str(sample.path)
@@ -87,19 +108,28 @@ async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
     trusted: TrustedRepositories, sample: Repo, place: Path
 ) -> None:
     (place / "link").symlink_to(sample.path)
-    names = [str(sample.path / "src"), f"file://{sample.path}".replace(" ", "%20"), str(place / "link"), f"{sample.path}/src/.."]
+    names = [
+        str(sample.path / "src"),
+        f"file://{sample.path}".replace(" ", "%20"),
+        str(place / "link"),
+        f"{sample.path}/src/..",
+    ]
     bases = [await trusted.resolve(RepositoryRef(url=name)) for name in names]
     assert {base.origin for base in bases} == {str(sample.path)}
     assert len({base.repository for base in bases}) == 1
 
 
-async def test_uncommitted_changes_are_left_alone(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_uncommitted_changes_are_left_alone(
+    trusted: TrustedRepositories, sample: Repo
+) -> None:
     sample.write({"src/utils.py": "broken", "new.txt": "untracked", "staged.txt": "staged"})
     sample.git("add", "staged.txt")
     before = state(sample)
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     assert "staged.txt" not in await trusted.clone(base.repository).files(base.sha)
-    await trusted.deliver(base, await winning(trusted, base), "moothall/task-1", "Add hello_world()")
+    await trusted.deliver(
+        base, await winning(trusted, base), "moothall/task-1", "Add hello_world()"
+    )
     assert state(sample) == before
 
 
@@ -108,11 +138,20 @@ async def test_refs_of_every_kind(trusted: TrustedRepositories, sample: Repo) ->
     sample.git("tag", "-a", "v1", "-m", "one")
     sample.git("branch", "feature/ü")
     second = sample.commit({"x": "y"})
-    for ref, sha in (("", second), ("HEAD~1", first), ("v1", first), ("feature/ü", first), (first[:8], first), (second, second)):
+    for ref, sha in (
+        ("", second),
+        ("HEAD~1", first),
+        ("v1", first),
+        ("feature/ü", first),
+        (first[:8], first),
+        (second, second),
+    ):
         assert (await trusted.resolve(RepositoryRef(url=str(sample.path), ref=ref))).sha == sha
 
 
-async def test_a_linked_worktree_has_its_own_head(trusted: TrustedRepositories, sample: Repo, place: Path) -> None:
+async def test_a_linked_worktree_has_its_own_head(
+    trusted: TrustedRepositories, sample: Repo, place: Path
+) -> None:
     sample.git("worktree", "add", "--quiet", "-b", "side", str(place / "side"))
     side = Repo(place / "side")
     sha = side.commit({"side.txt": "x"})
@@ -122,7 +161,9 @@ async def test_a_linked_worktree_has_its_own_head(trusted: TrustedRepositories, 
     assert "moothall/task-1" in sample.git("branch", "--list", "moothall/*")
 
 
-async def test_a_bare_and_a_shallow_repository(trusted: TrustedRepositories, sample: Repo, place: Path) -> None:
+async def test_a_bare_and_a_shallow_repository(
+    trusted: TrustedRepositories, sample: Repo, place: Path
+) -> None:
     sample.commit({"x": "y"})
     sample.git("clone", "--quiet", "--bare", str(sample.path), str(place / "bare.git"))
     sample.git("clone", "--quiet", "--depth=1", f"file://{sample.path}", str(place / "shallow"))
@@ -162,7 +203,19 @@ async def test_an_unknown_ref_lists_a_few(trusted: TrustedRepositories, sample: 
 
 
 @pytest.mark.parametrize(
-    "ref", ["--upload-pack=touch x", "-x", "a b", "a..b", "main\n", "HEAD@{1}", ":/text", "a" * 256, "^HEAD", "x.lock"]
+    "ref",
+    [
+        "--upload-pack=touch x",
+        "-x",
+        "a b",
+        "a..b",
+        "main\n",
+        "HEAD@{1}",
+        ":/text",
+        "a" * 256,
+        "^HEAD",
+        "x.lock",
+    ],
 )
 async def test_a_ref_is_no_option(trusted: TrustedRepositories, sample: Repo, ref: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a ref"):
@@ -193,19 +246,29 @@ async def test_a_ref_is_no_option(trusted: TrustedRepositories, sample: Repo, re
         ("", InvalidRequest, "no repository"),
     ],
 )
-async def test_urls_that_are_refused(trusted: TrustedRepositories, url: str, error: type[Exception], message: str) -> None:
+async def test_urls_that_are_refused(
+    trusted: TrustedRepositories, url: str, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
         await trusted.resolve(RepositoryRef(url=url))
     assert "secret" not in str(caught.value)
 
 
-async def test_a_path_outside_the_roots_is_refused_unseen(tmp_path: Path, place: Path, sample: Repo) -> None:
+async def test_a_path_outside_the_roots_is_refused_unseen(
+    tmp_path: Path, place: Path, sample: Repo
+) -> None:
     other = make_sample(tmp_path / "other")
     trusted = repositories(tmp_path, place)
     (place / "way out").symlink_to(other.path)
     (place / "gitfile").mkdir()
     (place / "gitfile" / ".git").write_text(f"gitdir: {other.path / '.git'}\n")
-    for name in (other.path, tmp_path / "missing", place / "way out", place / ".." / "other", place / "gitfile"):
+    for name in (
+        other.path,
+        tmp_path / "missing",
+        place / "way out",
+        place / ".." / "other",
+        place / "gitfile",
+    ):
         with pytest.raises(Refused, match="allowed root"):
             await trusted.resolve(RepositoryRef(url=str(name)))
     with pytest.raises(Refused):
@@ -221,7 +284,9 @@ async def test_a_path_outside_the_roots_is_refused_unseen(tmp_path: Path, place:
 async def test_a_repository_above_the_root_is_refused(tmp_path: Path) -> None:
     repo = make_sample(tmp_path / "whole")
     with pytest.raises(Refused, match="allowed root"):
-        await repositories(tmp_path, repo.path / "src").resolve(RepositoryRef(url=str(repo.path / "src")))
+        await repositories(tmp_path, repo.path / "src").resolve(
+            RepositoryRef(url=str(repo.path / "src"))
+        )
 
 
 async def test_a_registered_repository_needs_no_root(tmp_path: Path, sample: Repo) -> None:
@@ -239,7 +304,9 @@ async def test_a_registered_repository_needs_no_root(tmp_path: Path, sample: Rep
         await trusted.resolve(RepositoryRef(id="nope"))
 
 
-async def test_a_pinned_commit_needs_neither_root_nor_source(tmp_path: Path, trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_a_pinned_commit_needs_neither_root_nor_source(
+    tmp_path: Path, trusted: TrustedRepositories, sample: Repo
+) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     later = sample.commit({"x": "y"})
     elsewhere = repositories(tmp_path)
@@ -252,14 +319,20 @@ async def test_a_pinned_commit_needs_neither_root_nor_source(tmp_path: Path, tru
     assert await elsewhere.resolve(pinned) == base
 
 
-async def test_too_large_a_repository_is_said_at_once(tmp_path: Path, place: Path, sample: Repo) -> None:
-    small = repositories(tmp_path, place, settings=WorkspaceSettings(max_repository_bytes=1_000_000))
+async def test_too_large_a_repository_is_said_at_once(
+    tmp_path: Path, place: Path, sample: Repo
+) -> None:
+    small = repositories(
+        tmp_path, place, settings=WorkspaceSettings(max_repository_bytes=1_000_000)
+    )
     sample.commit({"big": b"\0" * 1_000_001})
     with pytest.raises(RepositoryError, match="at most 1000000"):
         await small.resolve(RepositoryRef(url=str(sample.path)))
 
 
-async def test_a_profile_that_is_not_committed_is_used_and_said(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_a_profile_that_is_not_committed_is_used_and_said(
+    trusted: TrustedRepositories, sample: Repo
+) -> None:
     ref = RepositoryRef(url=str(sample.path))
     sample.write({".moothall.toml": "[checks]\ntests = 'make first'\n"})
     base = await trusted.resolve(ref)
@@ -281,7 +354,9 @@ async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
 ) -> None:
     (tmp_path / "other.toml").write_text("[checks]\nsecret = 'x'\n")
     (sample.path / ".moothall.toml").symlink_to(tmp_path / "other.toml")
-    assert (await trusted.resolve(RepositoryRef(url=str(sample.path)))).profile.checks == {"tests": ("python", "-m", "pytest")}
+    assert (await trusted.resolve(RepositoryRef(url=str(sample.path)))).profile.checks == {
+        "tests": ("python", "-m", "pytest")
+    }
 
 
 async def test_sha256_repositories_are_named(trusted: TrustedRepositories, place: Path) -> None:
@@ -291,11 +366,21 @@ async def test_sha256_repositories_are_named(trusted: TrustedRepositories, place
         await trusted.resolve(RepositoryRef(url=str(place / "new")))
 
 
-async def test_delivery_makes_a_branch_and_runs_no_hook(trusted: TrustedRepositories, sample: Repo, tmp_path: Path) -> None:
+async def test_delivery_makes_a_branch_and_runs_no_hook(
+    trusted: TrustedRepositories, sample: Repo, tmp_path: Path
+) -> None:
     mark = tmp_path / "ran"
     hooks = sample.path / ".git/hooks"
     hooks.mkdir(exist_ok=True)
-    for name in ("reference-transaction", "post-update", "update", "post-receive", "pre-receive", "post-checkout", "post-commit"):
+    for name in (
+        "reference-transaction",
+        "post-update",
+        "update",
+        "post-receive",
+        "pre-receive",
+        "post-checkout",
+        "post-commit",
+    ):
         (hooks / name).write_text(f"#!/bin/sh\ntouch '{mark}'\n")
         (hooks / name).chmod(0o755)
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
@@ -308,7 +393,10 @@ async def test_delivery_makes_a_branch_and_runs_no_hook(trusted: TrustedReposito
     shutil.rmtree(hooks)
     assert sample.git("rev-parse", "moothall/task-1") == sha
     assert sample.git("show", f"{sha}:src/utils.py").endswith('return "Hello, World!"')
-    assert sample.git("log", "-1", "--format=%an <%ae> %s", sha) == "Moothall <moothall@localhost> Add hello_world()"
+    assert (
+        sample.git("log", "-1", "--format=%an <%ae> %s", sha)
+        == "Moothall <moothall@localhost> Add hello_world()"
+    )
     assert sample.git("rev-parse", f"{sha}^") == base.sha
     assert "missing" not in sample.git("fsck", "--no-dangling")
     with pytest.raises(AlreadyExists, match="moothall/task-1"):
@@ -318,7 +406,15 @@ async def test_delivery_makes_a_branch_and_runs_no_hook(trusted: TrustedReposito
 async def test_delivery_refuses_what_it_must(trusted: TrustedRepositories, sample: Repo) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     diff = await winning(trusted, base)
-    for branch in ("main", "moothall/../main", "moothall/", "moothall/a b", "--force", "moothall/x\n", "moothall/-x"):
+    for branch in (
+        "main",
+        "moothall/../main",
+        "moothall/",
+        "moothall/a b",
+        "--force",
+        "moothall/x\n",
+        "moothall/-x",
+    ):
         with pytest.raises(InvalidRequest, match="not a branch of ours"):
             await trusted.deliver(base, diff, branch, "m")
     with pytest.raises(PatchRefused, match="empty"):
@@ -332,14 +428,18 @@ async def test_delivery_refuses_what_it_must(trusted: TrustedRepositories, sampl
 
 
 @pytest.mark.parametrize("other", ["moothall", "moothall/task-1/x", "moothall/task-1"])
-async def test_a_branch_in_the_way_of_delivery_is_found_before(trusted: TrustedRepositories, sample: Repo, other: str) -> None:
+async def test_a_branch_in_the_way_of_delivery_is_found_before(
+    trusted: TrustedRepositories, sample: Repo, other: str
+) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     before = state(sample)
     await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
     assert state(sample) == before
     sample.git("branch", other)
     sample.git("pack-refs", "--all")
-    with pytest.raises(RepositoryError, match=r"'moothall/task-1' of .*Rename or delete what is in the way"):
+    with pytest.raises(
+        RepositoryError, match=r"'moothall/task-1' of .*Rename or delete what is in the way"
+    ):
         await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
     await trusted.register(str(sample.path), push="none")
     await trusted.check_delivery(base.repository, base.sha, "moothall/task-1")
@@ -361,7 +461,9 @@ async def test_without_a_push_policy_there_is_no_branch(tmp_path: Path, sample: 
     assert sample.git("for-each-ref", "refs/heads/moothall") == ""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away: run the tests as root")
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give files away: run the tests as root"
+)
 async def test_another_users_repository(tmp_path: Path) -> None:
     with TemporaryDirectory() as folder:
         place = Path(folder).resolve()
@@ -381,7 +483,9 @@ async def test_a_url_gets_no_local_branch(tmp_path: Path) -> None:
         await repositories(tmp_path).register("https://host/x", push="local-branch")
 
 
-async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(
+    trusted: TrustedRepositories, sample: Repo
+) -> None:
     entry = await trusted.register(str(sample.path))
     base = await trusted.resolve(RepositoryRef(id=entry.id))
     diff = await winning(trusted, base)
@@ -393,21 +497,31 @@ async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(trusted: Truste
     with pytest.raises(RepositoryError, match="is checked out"):
         await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=True)
     sample.git("checkout", "--quiet", "main")
-    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=True) == ("moothall/task-1", "")
+    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=True) == (
+        "moothall/task-1",
+        "",
+    )
     assert "task-1" not in sample.git("branch", "--all")
     await trusted.deliver(base, diff, "moothall/task-1", "solve it")
     sample.git("merge", "--quiet", "moothall/task-1")
-    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=False) == ("moothall/task-1", "")
+    assert await trusted.drop_branch(entry.id, "moothall/task-1", sha, force=False) == (
+        "moothall/task-1",
+        "",
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
-async def test_a_text_of_the_base_is_read_in_its_encoding(trusted: TrustedRepositories, sample: Repo, encoding: str) -> None:
+async def test_a_text_of_the_base_is_read_in_its_encoding(
+    trusted: TrustedRepositories, sample: Repo, encoding: str
+) -> None:
     text = "größer\n" * 100
     sample.commit({"a.txt": text.encode(encoding), "b.bin": b"\0\xff\0"})
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     assert (await trusted.read(base, "a.txt")).removeprefix("\ufeff") == text
     assert (await trusted.read(base, "a.txt", 5)).removeprefix("\ufeff") in "größer"
     entry = await trusted.register(str(sample.path))
-    assert (await trusted.text(entry.id, base.sha, "a.txt", tenant="local")).removeprefix("\ufeff") == text
+    assert (await trusted.text(entry.id, base.sha, "a.txt", tenant="local")).removeprefix(
+        "\ufeff"
+    ) == text
     with pytest.raises(InvalidRequest, match="is no text"):
         await trusted.text(entry.id, base.sha, "b.bin", tenant="local")

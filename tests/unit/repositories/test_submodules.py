@@ -16,12 +16,19 @@ from support.repos import Repo, make_repo
 
 
 class Nobody:
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         raise NotImplementedError
 
 
 def repositories(tmp_path: Path, **settings: object) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", WorkspaceSettings.model_validate(settings), Nobody().prepare, roots=[tmp_path])
+    return TrustedRepositories(
+        tmp_path / "data",
+        WorkspaceSettings.model_validate(settings),
+        Nobody().prepare,
+        roots=[tmp_path],
+    )
 
 
 def with_submodule(tmp_path: Path) -> Repo:
@@ -36,7 +43,9 @@ def with_submodule(tmp_path: Path) -> Repo:
     return whole
 
 
-async def checked_out(trusted: TrustedRepositories, base: Base, tmp_path: Path) -> tuple[Path, list[str]]:
+async def checked_out(
+    trusted: TrustedRepositories, base: Base, tmp_path: Path
+) -> tuple[Path, list[str]]:
     told: list[str] = []
     dest = tmp_path / "out"
     settings = load_settings(data_dir=tmp_path / "data")
@@ -60,7 +69,12 @@ async def test_submodules_are_there_at_the_commit_that_is_recorded(tmp_path: Pat
 
 async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> None:
     whole = make_repo(tmp_path / "whole", {"a.py": "", "setup.py": ""})
-    for name, url in (("git", "git://example.org/x.git"), ("file", "/etc"), ("up", "../library"), ("ext", "ext::sh -c true")):
+    for name, url in (
+        ("git", "git://example.org/x.git"),
+        ("file", "/etc"),
+        ("up", "../library"),
+        ("ext", "ext::sh -c true"),
+    ):
         whole.git("config", "-f", ".gitmodules", f"submodule.{name}.path", f"sub/{name}")
         whole.git("config", "-f", ".gitmodules", f"submodule.{name}.url", url)
         whole.git("update-index", "--add", "--cacheinfo", f"160000,{whole.head},sub/{name}")
@@ -85,7 +99,9 @@ async def test_one_that_cannot_be_had_is_said_and_left_out(tmp_path: Path) -> No
 
 async def test_their_number_is_bounded(tmp_path: Path) -> None:
     whole = with_submodule(tmp_path)
-    base = await repositories(tmp_path, max_submodules=0).resolve(RepositoryRef(url=str(whole.path)))
+    base = await repositories(tmp_path, max_submodules=0).resolve(
+        RepositoryRef(url=str(whole.path))
+    )
     assert "workspace.max_submodules" in base.profile.notes[0]
 
 

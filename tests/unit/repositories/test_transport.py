@@ -22,17 +22,26 @@ SCHEMES = ("https", "http", "ssh")
 
 
 class Nobody:
-    async def prepare(self, base: Base, on_progress: Callable[[str], None] | None = None) -> Prepared:
+    async def prepare(
+        self, base: Base, on_progress: Callable[[str], None] | None = None
+    ) -> Prepared:
         raise NotImplementedError
 
 
 def repositories(tmp_path: Path, *allowed: str, **settings: object) -> TrustedRepositories:
     workspace = WorkspaceSettings.model_validate({"allowed_schemes": SCHEMES, **settings})
-    return TrustedRepositories(tmp_path / "data", workspace, Nobody().prepare, pin=Destinations.read(allowed, only=False).pin)
+    return TrustedRepositories(
+        tmp_path / "data",
+        workspace,
+        Nobody().prepare,
+        pin=Destinations.read(allowed, only=False).pin,
+    )
 
 
 @asynccontextmanager
-async def listening(answer: bytes = b"", *, silent: bool = False) -> AsyncIterator[tuple[int, list[str]]]:
+async def listening(
+    answer: bytes = b"", *, silent: bool = False
+) -> AsyncIterator[tuple[int, list[str]]]:
     """A server of this machine: its port, and who called."""
     calls: list[str] = []
 
@@ -92,7 +101,13 @@ async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path:
         listening(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as (missing, _),
         listening(silent=True) as (silent, _),
     ):
-        ports = {"inside": banner, "banner": banner, "missing": missing, "silent": silent, "closed": closed_port()}
+        ports = {
+            "inside": banner,
+            "banner": banner,
+            "missing": missing,
+            "silent": silent,
+            "closed": closed_port(),
+        }
         allowed = repositories(tmp_path, "127.0.0.1", git_seconds=2)
         said = set()
         for port in (banner, missing, silent, ports["closed"]):
@@ -101,15 +116,21 @@ async def test_open_closed_and_silent_ports_are_told_in_the_same_words(tmp_path:
             said.add(error.message.replace(str(port), "PORT"))
         assert len(said) == 1, said
         refused = {
-            (await refusal(repositories(tmp_path), f"http://127.0.0.1:{port}/x.git")).message.replace(str(port), "PORT")
+            (
+                await refusal(repositories(tmp_path), f"http://127.0.0.1:{port}/x.git")
+            ).message.replace(str(port), "PORT")
             for port in ports.values()
         }
         assert len(refused) == 1, refused
 
 
-async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_knows(tmp_path: Path) -> None:
+async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_knows(
+    tmp_path: Path,
+) -> None:
     said = [
-        (await refusal(repositories(tmp_path), f"https://{host}/x.git")).message.replace(host, "HOST")
+        (await refusal(repositories(tmp_path), f"https://{host}/x.git")).message.replace(
+            host, "HOST"
+        )
         for host in ("localhost", "nobody-knows-this.invalid")
     ]
     assert said[0] == said[1]
@@ -117,14 +138,21 @@ async def test_a_name_that_is_known_inside_alone_is_told_as_one_that_nobody_know
 
 async def test_a_redirect_leads_nowhere(tmp_path: Path) -> None:
     async with listening() as (inside, calls):
-        answer = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inside}/x.git/info/refs\r\nContent-Length: 0\r\n\r\n"
+        answer = (
+            f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{inside}/x.git/info/refs\r\n"
+            "Content-Length: 0\r\n\r\n"
+        )
         async with listening(answer.encode()) as (port, asked):
-            error = await refusal(repositories(tmp_path, f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}/x.git")
+            error = await refusal(
+                repositories(tmp_path, f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}/x.git"
+            )
             assert isinstance(error, RepositoryError)
             assert (len(asked), calls) == (1, [])
 
 
-async def test_a_strangers_git_has_nothing_of_the_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_strangers_git_has_nothing_of_the_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".gitconfig").write_text("[http]\n\textraHeader = Authorization: operator\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
@@ -145,11 +173,17 @@ async def test_a_strangers_git_has_nothing_of_the_operators(tmp_path: Path, monk
     assert str(tmp_path / "agent") not in shown
 
 
-async def test_what_one_program_reads_as_a_host_and_another_does_not_is_no_url(tmp_path: Path) -> None:
-    assert isinstance(await refusal(repositories(tmp_path), "http://127.0.0.1#@example.org/x.git"), InvalidRequest)
+async def test_what_one_program_reads_as_a_host_and_another_does_not_is_no_url(
+    tmp_path: Path,
+) -> None:
+    assert isinstance(
+        await refusal(repositories(tmp_path), "http://127.0.0.1#@example.org/x.git"), InvalidRequest
+    )
 
 
-async def test_one_that_the_operator_registered_for_a_tenant_is_called_and_for_no_other(tmp_path: Path) -> None:
+async def test_one_that_the_operator_registered_for_a_tenant_is_called_and_for_no_other(
+    tmp_path: Path,
+) -> None:
     async with listening() as (port, calls):
         url = f"http://127.0.0.1:{port}/x.git"
         trusted = repositories(tmp_path)

@@ -37,7 +37,9 @@ def repo(tmp_path: Path) -> Repo:
 async def exported(
     tmp_path: Path, source: Path, *, commits: int = 100, instead: Mapping[str, str] = NOTHING
 ) -> tuple[Repo, bool]:
-    """Return a work tree with the history of main of `source`, and whether some was left out. `instead`: what its files hold."""
+    """Return a work tree with the history of main of `source`, and whether some was left out.
+    `instead`: what its files hold.
+    """
     clone = TrustedClone(tmp_path / "clones" / "x.git", WorkspaceSettings())
     if source == tmp_path / "repo":
         await clone.fetch(str(source), "refs/heads/hidden", tags=True)
@@ -58,7 +60,9 @@ async def exported(
     return Repo(tree), cut
 
 
-async def test_it_holds_the_history_with_its_tags_and_nothing_else(tmp_path: Path, repo: Repo) -> None:
+async def test_it_holds_the_history_with_its_tags_and_nothing_else(
+    tmp_path: Path, repo: Repo
+) -> None:
     shown, cut = await exported(tmp_path, repo.path)
     assert not cut
     assert shown.git("fsck", "--full", "--strict") == ""
@@ -75,8 +79,12 @@ async def test_it_holds_the_history_with_its_tags_and_nothing_else(tmp_path: Pat
     assert not (shown.path / ".git" / "hooks").exists()
 
 
-@pytest.mark.parametrize(("commits", "subjects"), [(1, ["merge"]), (4, ["first", "merge", "second", "side"])])
-async def test_it_ends_after_so_many_commits(tmp_path: Path, repo: Repo, commits: int, subjects: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("commits", "subjects"), [(1, ["merge"]), (4, ["first", "merge", "second", "side"])]
+)
+async def test_it_ends_after_so_many_commits(
+    tmp_path: Path, repo: Repo, commits: int, subjects: list[str]
+) -> None:
     shown, cut = await exported(tmp_path, repo.path, commits=commits)
     assert cut is (commits == 1)
     assert sorted(shown.git("log", "--format=%s").split()) == subjects
@@ -87,7 +95,11 @@ async def test_it_ends_after_so_many_commits(tmp_path: Path, repo: Repo, commits
 async def test_a_shallow_source_shows_what_it_has(tmp_path: Path, repo: Repo) -> None:
     repo.git("clone", "--quiet", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
     shown, cut = await exported(tmp_path, tmp_path / "shallow")
-    assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (False, "merge", "")
+    assert (cut, shown.git("log", "--format=%s"), shown.git("fsck", "--full")) == (
+        False,
+        "merge",
+        "",
+    )
 
 
 async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, repo: Repo) -> None:
@@ -105,7 +117,9 @@ async def test_files_in_the_form_of_a_checkout_are_unchanged(tmp_path: Path, rep
 
 
 async def test_files_whose_content_lies_elsewhere_are_unchanged(tmp_path: Path, repo: Repo) -> None:
-    shown, _ = await exported(tmp_path, repo.path, instead={"a.txt": "the content that a pointer of LFS stands for"})
+    shown, _ = await exported(
+        tmp_path, repo.path, instead={"a.txt": "the content that a pointer of LFS stands for"}
+    )
     assert shown.git("status", "--porcelain") == ""
     shown.write({"b.txt": "changed\n"})
     assert shown.git("status", "--porcelain") == "M b.txt"

@@ -20,7 +20,9 @@ from moothall.sandbox.cgroups import cores, quota
         ({}, math.inf),
     ],
 )
-def test_the_quota_of_a_cgroup_is_read(tmp_path: Path, files: dict[str, str], expected: float) -> None:
+def test_the_quota_of_a_cgroup_is_read(
+    tmp_path: Path, files: dict[str, str], expected: float
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="ascii")
     assert quota(tmp_path) == expected

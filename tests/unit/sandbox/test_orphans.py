@@ -23,18 +23,24 @@ from moothall.workspace.pool import sweep
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
 
-TIMES = range(0, 80, 8)  # milliseconds from the start: launcher, bubblewrap's outer process, its inner one, the command
+TIMES = range(
+    0, 80, 8
+)  # milliseconds from the start: launcher, bubblewrap's outer process, its inner one, the command
 
 
 def spec(name: str) -> SandboxSpec:
-    return SandboxSpec(name=name, argv=("/bin/sleep", "600"), limits=SandboxSettings(), ro=interpreter_binds())
+    return SandboxSpec(
+        name=name, argv=("/bin/sleep", "600"), limits=SandboxSettings(), ro=interpreter_binds()
+    )
 
 
 def titled(prefix: str) -> list[int]:
     """Return the living processes of sandboxes whose name begins so."""
     wanted = orphans.title(prefix)
     return [
-        process.pid for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [""])[0].startswith(wanted)
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith(wanted)
     ]
 
 
@@ -58,7 +64,9 @@ async def test_a_sandbox_is_known_by_its_name_and_ended_by_it() -> None:
     async with run_sandbox(spec(name)) as inside, run_sandbox(spec(other)) as stays:
         await until_named(name)
         await until_named(other)
-        assert orphans.end(f"{os.getpid()}-named-") >= 1  # the inner one may be gone with the outer one before it is looked at
+        assert (
+            orphans.end(f"{os.getpid()}-named-") >= 1
+        )  # the inner one may be gone with the outer one before it is looked at
         await asyncio.wait_for(inside.process.wait(), 20)
         assert stays.alive
     async with asyncio.timeout(20):  # the inner one ends with the outer one, a moment later
@@ -80,15 +88,23 @@ async def test_a_sandbox_closed_at_any_moment_of_its_start_leaves_nothing() -> N
             await asyncio.sleep(0.01)
 
 
-async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_living_one(tmp_path: Path) -> None:
+async def test_the_sweep_ends_what_a_killed_host_left_running_and_nothing_of_a_living_one(
+    tmp_path: Path,
+) -> None:
     layout, dead, living = Layout(tmp_path), f"{os.getpid()}-dead", f"{os.getpid()}-living"
     for instance in (dead, living):
         (layout.run / instance).mkdir(parents=True)
         (layout.run / instance / "lock").touch()
-    with (layout.run / living / "lock").open("r+") as held, orphan(f"{dead}-1") as left, orphan(f"{living}-1") as works:
+    with (
+        (layout.run / living / "lock").open("r+") as held,
+        orphan(f"{dead}-1") as left,
+        orphan(f"{living}-1") as works,
+    ):
         assert try_lock(held.fileno())
         await sweep(layout)
-        assert not (layout.run / dead).exists(), "once is enough, though what is killed takes a moment to die"
+        assert not (layout.run / dead).exists(), (
+            "once is enough, though what is killed takes a moment to die"
+        )
         assert left.wait(20) == -9
         assert works.poll() is None
         assert (layout.run / living).exists()
@@ -109,8 +125,12 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_next_start(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path)], stdout=subprocess.PIPE) as host:
+async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOST, str(tmp_path)], stdout=subprocess.PIPE
+    ) as host:
         assert host.stdout is not None
         assert await asyncio.to_thread(host.stdout.readline) == b"ready\n"
         (instance,) = [folder.name for folder in Layout(tmp_path).run.iterdir()]
@@ -120,7 +140,9 @@ async def test_what_a_killed_host_left_half_started_ends_with_it_and_not_at_the_
             assert await asyncio.to_thread(left.wait, 20) == -9
             assert stays.poll() is None
     await asyncio.to_thread(psutil.wait_procs, beside, 20)
-    assert not [process for process in beside if process.is_running()], "and what waited for it is gone too"
+    assert not [process for process in beside if process.is_running()], (
+        "and what waited for it is gone too"
+    )
     assert not (Layout(tmp_path).run / instance).exists()
 
 
@@ -147,13 +169,19 @@ async def main():
             await asyncio.sleep(600)
 
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
-async def test_a_killed_host_leaves_neither_cgroups_nor_its_folder_until_the_next_start(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", WORKING, str(tmp_path)], stdout=subprocess.PIPE) as host:
+async def test_a_killed_host_leaves_neither_cgroups_nor_its_folder_until_the_next_start(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKING, str(tmp_path)], stdout=subprocess.PIPE
+    ) as host:
         assert host.stdout is not None
-        groups = [Path(word) for word in (await asyncio.to_thread(host.stdout.readline)).decode().split()]
+        groups = [
+            Path(word) for word in (await asyncio.to_thread(host.stdout.readline)).decode().split()
+        ]
         (folder,) = Layout(tmp_path).run.iterdir()
         assert all(group.exists() for group in groups)
         reapers = psutil.Process(host.pid).children()

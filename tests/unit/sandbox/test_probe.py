@@ -19,23 +19,35 @@ async def test_every_wall_holds_here(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_without_bubblewrap_the_layer_and_its_mend_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_bubblewrap_the_layer_and_its_mend_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     layers = await probe(SandboxSettings(), tmp_path)
     assert not any(layer.ok for layer in layers)
-    with pytest.raises(SandboxUnavailable, match=r"'bubblewrap' is missing: .*not found on PATH; .*apt-get install bubblewrap"):
+    with pytest.raises(
+        SandboxUnavailable,
+        match=r"'bubblewrap' is missing: .*not found on PATH; .*apt-get install bubblewrap",
+    ):
         require(layers, ["bubblewrap"])
 
 
-async def test_a_machine_that_is_too_busy_is_not_called_one_without_bubblewrap(tmp_path: Path) -> None:
+async def test_a_machine_that_is_too_busy_is_not_called_one_without_bubblewrap(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(
-        SandboxUnavailable, match=r"no answer within 0.001 s; the machine may be too busy; try again once it has less to do$"
+        SandboxUnavailable,
+        match=r"no answer within 0.001 s; the machine may be too busy; try again once it has less "
+        r"to do$",
     ):
         require(await probe(SandboxSettings(), tmp_path, 0.001))
 
 
 def test_a_missing_wall_stops_unless_it_was_named() -> None:
-    with pytest.raises(SandboxUnavailable, match=r"'landlock' is missing: the kernel has none; use another kernel; or accept"):
+    with pytest.raises(
+        SandboxUnavailable,
+        match=r"'landlock' is missing: the kernel has none; use another kernel; or accept",
+    ):
         require([FINE, GONE], ["seccomp"])
     require([FINE, GONE], ["landlock"])
     require([FINE])

@@ -34,12 +34,19 @@ async def test_a_session_has_one_workspace_and_remembers(agent: Agent) -> None:
     meta = common.TaskMetadata(session_id="The Session 7")
     write = {"tool_parameters": {"tool": "files.write", "path": "new.py", "content": "x = 1\n"}}
     await agent.ExecuteTask(asked(context=write, metadata=meta))
-    await agent.ExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta))
+    await agent.ExecuteTask(
+        asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta)
+    )
     assert len(agent.behind.rooms.rooms) == 1
     documents = await agent.bus.bucket(BUCKET).entries()
     (kept,) = documents.values()
-    assert (kept["files_created"], kept["tools_used"]) == (["new.py"], ["files.write", "files.list"])
-    await agent.ExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER)
+    assert (kept["files_created"], kept["tools_used"]) == (
+        ["new.py"],
+        ["files.write", "files.list"],
+    )
+    await agent.ExecuteTask(
+        asked(context={"tool_parameters": {"tool": "files.list"}}, metadata=meta), OTHER
+    )
     assert len(agent.behind.rooms.rooms) == 2, "another caller's session of this name is another"
 
 
@@ -49,14 +56,23 @@ async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
     await answer(agent, "first", "4")
     await first
     meta = common.TaskMetadata(task_id="second", session_id="s")
-    second = asyncio.ensure_future(agent.ExecuteTask(asked("And doubled?", {"style": "terse"}, metadata=meta)))
+    second = asyncio.ensure_future(
+        agent.ExecuteTask(asked("And doubled?", {"style": "terse"}, metadata=meta))
+    )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
     told = agent.desk.request("second").description
-    assert told.index("- What is 2 + 2?") < told.index("- 4") < told.index('"style": "terse"') < told.index("And doubled?")
+    assert (
+        told.index("- What is 2 + 2?")
+        < told.index("- 4")
+        < told.index('"style": "terse"')
+        < told.index("And doubled?")
+    )
     given = pb.SessionContext(session_id="s", history=["only this"])
     third = asyncio.ensure_future(
-        agent.ExecuteTask(asked("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third")))
+        agent.ExecuteTask(
+            asked("Now?", session_context=given, metadata=common.TaskMetadata(task_id="third"))
+        )
     )
     await answer(agent, "third", "yes")
     await third
@@ -70,29 +86,56 @@ async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-1", token_budget=5000)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            asked("Why?", metadata=meta, mode=common.EXECUTION_MODE_SIMPLE, config=pb.AgentConfig(max_iterations=2))
+            asked(
+                "Why?",
+                metadata=meta,
+                mode=common.EXECUTION_MODE_SIMPLE,
+                config=pb.AgentConfig(max_iterations=2),
+            )
         )
     )
     await answer(agent, "q-1", "Because.")
     response = await running
-    assert (response.status, response.result, response.final_state) == (1, "Because.", pb.AGENT_STATE_COMPLETED)
+    assert (response.status, response.result, response.final_state) == (
+        1,
+        "Because.",
+        pb.AGENT_STATE_COMPLETED,
+    )
     used = response.metrics
-    assert (used.agents_used, used.token_usage.total_tokens, used.token_usage.cost_usd, used.mode) == (1, 15, 0.5, 1)
+    assert (
+        used.agents_used,
+        used.token_usage.total_tokens,
+        used.token_usage.cost_usd,
+        used.mode,
+    ) == (1, 15, 0.5, 1)
     request = agent.desk.request("q-1")
-    assert (request.num_agents, request.budget.tokens, request.constraints.max_iterations) == (1, 5000, 2)
+    assert (request.num_agents, request.budget.tokens, request.constraints.max_iterations) == (
+        1,
+        5000,
+        2,
+    )
 
 
 async def test_complex_is_a_council_on_the_repository_that_the_context_names(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="q-2", max_agents=5)
     running = asyncio.ensure_future(
         agent.ExecuteTask(
-            asked("Mend it", {"repository": "sample", "role": "qa"}, metadata=meta, mode=common.EXECUTION_MODE_COMPLEX)
+            asked(
+                "Mend it",
+                {"repository": "sample", "role": "qa"},
+                metadata=meta,
+                mode=common.EXECUTION_MODE_COMPLEX,
+            )
         )
     )
     await answer(agent, "q-2", "done", branch="moothall/q-2", commit_sha="a" * 40)
     response = await running
     request = agent.desk.request("q-2")
-    assert (request.num_agents, request.role, request.repository) == (5, "qa", RepositoryRef(id="sample"))
+    assert (request.num_agents, request.role, request.repository) == (
+        5,
+        "qa",
+        RepositoryRef(id="sample"),
+    )
     assert response.metadata["branch"] == "moothall/q-2"
 
 
@@ -101,7 +144,11 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     [
         ((), {}, ()),
         (("files.read", "files.list", "file_read"), {}, ("files.list", "files.read")),
-        (("files.read", "files.list"), {"allowed_tools": ["files.read", "slow.ponder"]}, ("files.read",)),
+        (
+            ("files.read", "files.list"),
+            {"allowed_tools": ["files.read", "slow.ponder"]},
+            ("files.read",),
+        ),
         ((), {"allowed_tools": ["slow.ponder"]}, ("slow.ponder",)),
     ],
 )
@@ -133,9 +180,17 @@ async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
     ],
 )
 async def test_names_of_tools_that_do_not_exist_are_an_error(
-    agent: Agent, available: tuple[str, ...], context: dict[str, Any], field: str, repository: dict[str, Any]
+    agent: Agent,
+    available: tuple[str, ...],
+    context: dict[str, Any],
+    field: str,
+    repository: dict[str, Any],
 ) -> None:
-    for mode in (common.EXECUTION_MODE_SIMPLE, common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX):
+    for mode in (
+        common.EXECUTION_MODE_SIMPLE,
+        common.EXECUTION_MODE_STANDARD,
+        common.EXECUTION_MODE_COMPLEX,
+    ):
         query = asked("Mend it", {**repository, **context}, available_tools=available, mode=mode)
         for call in (agent.ExecuteTask(query), read(agent.StreamExecuteTask(query))):
             code, details = await refused(call)
@@ -157,15 +212,26 @@ async def test_names_of_tools_that_do_not_exist_are_an_error(
     ],
 )
 async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_tools(
-    agent: Agent, mode: common.ExecutionMode.ValueType, available: tuple[str, ...], *, has_tools: bool
+    agent: Agent,
+    mode: common.ExecutionMode.ValueType,
+    available: tuple[str, ...],
+    *,
+    has_tools: bool,
 ) -> None:
-    query = asked("Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank"))
+    query = asked(
+        "Why?", mode=mode, available_tools=available, metadata=common.TaskMetadata(task_id="blank")
+    )
     running = asyncio.ensure_future(agent.ExecuteTask(query))
     await answer(agent, "blank", "Because.")
     assert (await running).result == "Because."
     request = agent.desk.request("blank")
-    assert request.repository == (RepositoryRef(id="sample") if has_tools else None)  # the tests' empty one is called so
-    assert (request.about_text, request.tools) == (not has_tools, ("files.read",) if available else ())
+    assert request.repository == (
+        RepositoryRef(id="sample") if has_tools else None
+    )  # the tests' empty one is called so
+    assert (request.about_text, request.tools) == (
+        not has_tools,
+        ("files.read",) if available else (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,27 +249,37 @@ async def test_where_no_tool_is_left_it_is_said_at_once(
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
 async def test_a_list_of_tools_that_is_none_is_refused(agent: Agent, allowed: Any) -> None:
-    code, said = await refused(agent.ExecuteTask(asked("Mend it", {"repository": "sample", "allowed_tools": allowed})))
+    code, said = await refused(
+        agent.ExecuteTask(asked("Mend it", {"repository": "sample", "allowed_tools": allowed}))
+    )
     assert (code, "allowed_tools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
 
 
 def test_who_may_search_the_web_may_read_what_is_found_and_the_reverse() -> None:
     for name in ("web.search", "web.fetch"):
-        assert Query("t", available_tools=(name, "files.read")).tools() == frozenset({"web.search", "web.fetch", "files.read"})
+        assert Query("t", available_tools=(name, "files.read")).tools() == frozenset(
+            {"web.search", "web.fetch", "files.read"}
+        )
     assert Query("t", available_tools=("files.read",)).tools() == frozenset({"files.read"})
 
 
 @pytest.mark.parametrize(
-    ("asked_for", "model"), [({"model_tier": 3}, "large"), ({"model_profile": "large", "model_tier": 1}, "large")]
+    ("asked_for", "model"),
+    [({"model_tier": 3}, "large"), ({"model_profile": "large", "model_tier": 1}, "large")],
 )
 async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answered(
     agent: Agent, asked_for: dict[str, Any], model: str
 ) -> None:
-    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", asked_for, metadata=common.TaskMetadata(task_id="q-5"))))
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Why?", asked_for, metadata=common.TaskMetadata(task_id="q-5")))
+    )
     await answer(agent, "q-5", "Because.")
     used = (await running).metrics.token_usage
     assert (used.model, used.tier) == ("deep", common.MODEL_TIER_LARGE)
-    assert (agent.desk.request("q-5").model, agent.desk.request("q-5").description) == (model, "Why?")
+    assert (agent.desk.request("q-5").model, agent.desk.request("q-5").description) == (
+        model,
+        "Why?",
+    )
 
 
 @pytest.mark.parametrize("tier", [4, 1.5, True, "huge"])
@@ -224,30 +300,68 @@ async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
 
 
 async def test_what_cost_more_than_it_may_says_so(agent: Agent) -> None:
-    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3"))))
-    over = (SeatOutcome("agent-dev-001", SeatStatus.FAILED, BudgetExceeded.code, "the budget of 10 tokens is used up"),)
-    await answer(agent, "q-3", "", status=DeliberationStatus.FAILED, winner_id="", results=(), seats=over)
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+    )
+    over = (
+        SeatOutcome(
+            "agent-dev-001",
+            SeatStatus.FAILED,
+            BudgetExceeded.code,
+            "the budget of 10 tokens is used up",
+        ),
+    )
+    await answer(
+        agent, "q-3", "", status=DeliberationStatus.FAILED, winner_id="", results=(), seats=over
+    )
     assert (await running).status == common.STATUS_CODE_BUDGET_EXCEEDED
 
 
-@pytest.mark.parametrize(("status", "code"), [(DeliberationStatus.TIMEOUT, 3), (DeliberationStatus.FAILED, 2)])
-async def test_a_query_that_came_to_nothing_says_so(agent: Agent, status: DeliberationStatus, code: int) -> None:
-    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3"))))
-    await answer(agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew")
+@pytest.mark.parametrize(
+    ("status", "code"), [(DeliberationStatus.TIMEOUT, 3), (DeliberationStatus.FAILED, 2)]
+)
+async def test_a_query_that_came_to_nothing_says_so(
+    agent: Agent, status: DeliberationStatus, code: int
+) -> None:
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-3")))
+    )
+    await answer(
+        agent, "q-3", "", status=status, winner_id="", results=(), error_message="nobody knew"
+    )
     response = await running
-    assert (response.status, response.error_message, response.final_state) == (code, "nobody knew", pb.AGENT_STATE_FAILED)
+    assert (response.status, response.error_message, response.final_state) == (
+        code,
+        "nobody knew",
+        pb.AGENT_STATE_FAILED,
+    )
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: bool) -> None:
     request = asked("Why?", metadata=common.TaskMetadata(task_id="tools"))
-    running = asyncio.ensure_future(read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request))
+    running = asyncio.ensure_future(
+        read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
+    )
     async with asyncio.timeout(10):
         while "tools" not in agent.desk.known():
             await asyncio.sleep(0)
     assert agent.desk.request("tools").records_calls
-    good = {"id": "r.1", "tool": "files.read", "arguments": {"path": "a"}, "status": "success", "output": {"content": "x"}}
-    bad = {"id": "r.2", "tool": "files.read", "arguments": {"path": "b"}, "status": "error", "error": "no file", "duration_ms": 3}
+    good = {
+        "id": "r.1",
+        "tool": "files.read",
+        "arguments": {"path": "a"},
+        "status": "success",
+        "output": {"content": "x"},
+    }
+    bad = {
+        "id": "r.2",
+        "tool": "files.read",
+        "arguments": {"path": "b"},
+        "status": "error",
+        "error": "no file",
+        "duration_ms": 3,
+    }
     torn: list[Any] = [7, {"tool": 7, "status": [], "arguments": "no", "duration_ms": "long"}]
     recorded: tuple[Any, ...] = ([good], "none", None, [bad, *torn])
     for one in recorded:
@@ -263,7 +377,11 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
     else:
         calls, results = told.tool_calls, told.tool_results
         assert (told.status, told.metrics.cache_hit) == (common.STATUS_CODE_OK, False)
-    assert [(call.name, call.tool_id) for call in calls] == [("files.read", "r.1"), ("files.read", "r.2"), ("7", "")]
+    assert [(call.name, call.tool_id) for call in calls] == [
+        ("files.read", "r.1"),
+        ("files.read", "r.2"),
+        ("7", ""),
+    ]
     assert json_format.MessageToDict(calls[1].parameters) == {"path": "b"}
     ended = [(result.tool_id, result.status, result.error_message) for result in results]
     assert ended == [("r.1", 1, ""), ("r.2", 2, "no file"), ("", 2, "error")]
@@ -271,12 +389,20 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
 
 
 async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -> None:
-    running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="many"))))
+    running = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="many")))
+    )
     async with asyncio.timeout(10):
         while "many" not in agent.desk.known():
             await asyncio.sleep(0)
     calls = [
-        {"id": f"r.{number}", "tool": "files.read", "arguments": {}, "status": "success", "output": {"content": "x" * 60_000}}
+        {
+            "id": f"r.{number}",
+            "tool": "files.read",
+            "arguments": {},
+            "status": "success",
+            "output": {"content": "x" * 60_000},
+        }
         for number in range(90)
     ]
     await agent.desk.record("many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls})
@@ -293,9 +419,15 @@ async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(ag
     async with asyncio.timeout(10):
         while "used" not in agent.desk.known():
             await asyncio.sleep(0)
-    await agent.desk.record("used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"})
+    await agent.desk.record(
+        "used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"}
+    )
     await answer(agent, "used", "Because.")
-    (result,) = [update.tool_result for update in await reading if update.tool_result.tool_id == "usage_metrics"]
+    (result,) = [
+        update.tool_result
+        for update in await reading
+        if update.tool_result.tool_id == "usage_metrics"
+    ]
     told = json_format.MessageToDict(result.output)
     assert told.pop("agents_used") == 1
     assert told == {
@@ -308,7 +440,9 @@ async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(ag
         "model": told["model"],
         "provider": told["provider"],
     }
-    unary = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="unary"))))
+    unary = asyncio.ensure_future(
+        agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="unary")))
+    )
     await answer(agent, "unary", "Because.")
     used = (await unary).metrics.token_usage
     assert told["provider"] == used.provider == "llama.cpp"
@@ -321,14 +455,22 @@ async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -
     async with asyncio.timeout(10):
         while "q-4" not in agent.desk.known():
             await asyncio.sleep(0)
-    await agent.desk.record("q-4", EventType.SEAT_TURN, {"task_id": "q-4", "seat": "agent-dev-001", "thought": "look first"})
+    await agent.desk.record(
+        "q-4",
+        EventType.SEAT_TURN,
+        {"task_id": "q-4", "seat": "agent-dev-001", "thought": "look first"},
+    )
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert (updates[0].state, updates[0].progress) == (pb.AGENT_STATE_PLANNING, 0)
-    assert [update.state for update in updates[1:-1]] == [pb.AGENT_STATE_EXECUTING] * (len(updates) - 2)
+    assert [update.state for update in updates[1:-1]] == [pb.AGENT_STATE_EXECUTING] * (
+        len(updates) - 2
+    )
     assert "agent-dev-001: look first" in [update.message for update in updates]
     assert "".join(update.delta for update in updates) == updates[-1].message == "Because of it."
-    (usage,) = [update.tool_result for update in updates if update.tool_result.tool_id == "usage_metrics"]
+    (usage,) = [
+        update.tool_result for update in updates if update.tool_result.tool_id == "usage_metrics"
+    ]
     assert usage.output.struct_value["total_tokens"] == 15
     assert (updates[-1].state, updates[-1].progress) == (pb.AGENT_STATE_COMPLETED, 1)
     assert {update.task_id for update in updates} == {"q-4"}
@@ -347,28 +489,40 @@ async def test_the_text_comes_in_pieces_as_it_is_written(
     agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
 ) -> None:
     agent.desk.writes = [Writing("agent-dev-001", text, text) for text in writes]
-    reading = asyncio.ensure_future(read(agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4")))))
+    reading = asyncio.ensure_future(
+        read(agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4"))))
+    )
     await agent.desk.written.wait()
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert [update.delta for update in updates if update.delta] == deltas
     assert (ANEW in [update.message for update in updates]) is anew
     (last,) = [place for place, update in enumerate(updates) if update.message == ANEW][-1:] or [0]
-    assert "".join(update.delta for update in updates[last:]) == updates[-1].message == "Because of it."
+    assert (
+        "".join(update.delta for update in updates[last:])
+        == updates[-1].message
+        == "Because of it."
+    )
     assert all(update.progress <= after.progress for update, after in pairwise(updates))
 
 
 async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
     agent.desk.writes = [Writing("agent-dev-001", "Mine", "Mine")]
-    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX)
+    request = asked(
+        "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
+    )
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
     await answer(agent, "q-4", "Because.")
     assert [update.delta for update in await reading if update.delta] == ["Because."]
 
 
 async def test_a_stream_of_a_tool_shows_call_and_result(agent: Agent) -> None:
-    updates = await read(agent.StreamExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}})))
-    assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == ["files.list"]
+    updates = await read(
+        agent.StreamExecuteTask(asked(context={"tool_parameters": {"tool": "files.list"}}))
+    )
+    assert [update.tool_call.name for update in updates if update.HasField("tool_call")] == [
+        "files.list"
+    ]
     results = [update.tool_result for update in updates if update.HasField("tool_result")]
     assert [result.tool_id.rpartition(".")[2] for result in results] == ["0", "usage_metrics"]
 

@@ -45,27 +45,43 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
 
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
-    doors = replace(doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask)
+    doors = replace(
+        doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+    )
     async with serving(MemoryDesk(), doors) as house:
         yield house
 
 
-async def test_a_pack_is_what_get_task_context_and_seats_are_told(client: Any, graph: CypherGraph) -> None:
+async def test_a_pack_is_what_get_task_context_and_seats_are_told(
+    client: Any, graph: CypherGraph
+) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    told = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD)
-    assert list(told.scopes) == [scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"]
+    told = await stub.GetContext(
+        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD
+    )
+    assert list(told.scopes) == [
+        scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"
+    ]
     assert "- task-b (dev), COMPLETED, committed, proven: add it" in told.blocks.context
     asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
     same = await Client(client.channel).GetTaskContext(asked)
-    assert (same.context_text, same.token_count, same.version_hash) == (told.context, told.token_count, told.version)
+    assert (same.context_text, same.token_count, same.version_hash) == (
+        told.context,
+        told.token_count,
+        told.version,
+    )
     seats = await Briefings(graph.ask, LimitSettings()).tell(
         BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
     )
     assert seats in told.blocks.context
-    few = await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD)
+    few = await stub.GetContext(
+        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD
+    )
     assert few.token_count <= 60
     elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
-    assert (await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)).blocks.context == ""
+    assert (
+        await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)
+    ).blocks.context == ""
     with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
         await stub.GetContext(pb.GetContextRequest(story_id="story-2", token_budget=99_999), **TOLD)
 
@@ -79,12 +95,26 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
     assert set(told.packs) == {"dev", "qa"}
     assert "deliberation.decided task-b" in told.packs["qa"].context
     stats = told.stats
-    assert (stats.decisions, stats.decision_edges, stats.impacts, stats.events, list(stats.roles)) == (1, 1, 1, 1, ["dev", "qa"])
+    assert (
+        stats.decisions,
+        stats.decision_edges,
+        stats.impacts,
+        stats.events,
+        list(stats.roles),
+    ) == (1, 1, 1, 1, ["dev", "qa"])
     assert told.generated_at_ms > 0
     for wrong, said in (
         (pb.RehydrateSessionRequest(case_id="story-2"), "for whom"),
-        (pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60), "set persist_bundle too"),
-        (pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], persist_bundle=True, ttl_seconds=604_801), "to 604800"),
+        (
+            pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60),
+            "set persist_bundle too",
+        ),
+        (
+            pb.RehydrateSessionRequest(
+                case_id="story-2", roles=["dev"], persist_bundle=True, ttl_seconds=604_801
+            ),
+            "to 604800",
+        ),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match=said):
             await stub.RehydrateSession(wrong, **TOLD)
@@ -102,11 +132,18 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
     async with serving(MemoryDesk(), doors) as house:
         stub: Any = pb_grpc.ContextServiceStub(house.channel)
         kept = await stub.RehydrateSession(
-            pb.RehydrateSessionRequest(case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60), **TOLD
+            pb.RehydrateSessionRequest(
+                case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
+            ),
+            **TOLD,
         )
         assert (kept.generated_at_ms, kept.expires_at_ms) == (1_000_000, 1_060_000)
         later = Chronicle("task-c", "story-2", days=2)
-        await graph.project(recorded([later.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")], 200))
+        await graph.project(
+            recorded(
+                [later.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")], 200
+            )
+        )
         now[0] += 59
     async with serving(MemoryDesk(), doors) as again:  # another server on the same bus
         stub = pb_grpc.ContextServiceStub(again.channel)
@@ -120,33 +157,58 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
 
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    doors = replace(doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask)
+    doors = replace(
+        doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+    )
     story_id = (await doors.board.create(DRAFT, LOCAL, key="1")).story.id
     text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})
     changes = [
-        pb.ContextChange(operation="CREATE", entity_type="DECISION", entity_id="d-1", payload=text, reason="ann said so"),
-        pb.ContextChange(operation="CREATE", entity_type="comment", entity_id="c-1", payload='{"text": "for some"}'),
+        pb.ContextChange(
+            operation="CREATE",
+            entity_type="DECISION",
+            entity_id="d-1",
+            payload=text,
+            reason="ann said so",
+        ),
+        pb.ContextChange(
+            operation="CREATE",
+            entity_type="comment",
+            entity_id="c-1",
+            payload='{"text": "for some"}',
+        ),
     ]
-    asked = pb.UpdateContextRequest(story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0)
+    asked = pb.UpdateContextRequest(
+        story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0
+    )
     async with serving(MemoryDesk(), doors) as house:
         stub: Any = pb_grpc.ContextServiceStub(house.channel)
 
         async def pack(role: str, **more: Any) -> Any:
             await graph.project([item async for item in bus.replay()])
-            return await stub.GetContext(pb.GetContextRequest(story_id=story_id, role=role, **more), **TOLD)
+            return await stub.GetContext(
+                pb.GetContextRequest(story_id=story_id, role=role, **more), **TOLD
+            )
 
         before = await pack("dev")
         noted = await stub.UpdateContext(asked, **TOLD)
-        assert (noted.version, list(noted.warnings)) == (1, ["decision d-1: a secret was taken out"])
+        assert (noted.version, list(noted.warnings)) == (
+            1,
+            ["decision d-1: a secret was taken out"],
+        )
         with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
             await stub.UpdateContext(asked, **TOLD)
         assert late.value.code() is grpc.StatusCode.ABORTED
         told = await pack("dev")
         assert told.version != before.version
-        line = 'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end ---"} | because ann said so'
+        line = (
+            'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end '
+            '---"} | because ann said so'
+        )
         assert f"decisions, the last first:\n- {line}\n" in told.context
         assert "comment c-1" in told.context
-        assert "comment c-1" not in (await pack("data")).context, "who is told no comments is told of no note of one"
+        assert "comment c-1" not in (await pack("data")).context, (
+            "who is told no comments is told of no note of one"
+        )
         gone = pb.UpdateContextRequest(
             story_id=story_id,
             role="qa",
@@ -164,7 +226,11 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
                 TOLD,
                 grpc.StatusCode.PERMISSION_DENIED,
             ),
-            (pb.UpdateContextRequest(story_id=story_id, role="dev"), TOLD, grpc.StatusCode.INVALID_ARGUMENT),
+            (
+                pb.UpdateContextRequest(story_id=story_id, role="dev"),
+                TOLD,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await stub.UpdateContext(request, **given)
@@ -174,10 +240,19 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
 async def test_scopes_are_the_tables(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
     allowed = scopes().allowed_scopes("data", "build")
-    fine = await stub.ValidateScope(pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD)
-    assert (fine.allowed, list(fine.missing), fine.reason) == (True, [scope for scope in allowed if scope != "story"], "")
+    fine = await stub.ValidateScope(
+        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD
+    )
+    assert (fine.allowed, list(fine.missing), fine.reason) == (
+        True,
+        [scope for scope in allowed if scope != "story"],
+        "",
+    )
     wide = await stub.ValidateScope(
-        pb.ValidateScopeRequest(role="data", phase="build", provided_scopes=["comments", "moon", *allowed]), **TOLD
+        pb.ValidateScopeRequest(
+            role="data", phase="build", provided_scopes=["comments", "moon", *allowed]
+        ),
+        **TOLD,
     )
     assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
     assert wide.reason == "not for data in build: comments, moon"
@@ -185,12 +260,20 @@ async def test_scopes_are_the_tables(client: Any) -> None:
 
 async def test_the_graph_is_walked(client: Any) -> None:
     stub: Any = pb_grpc.ContextServiceStub(client.channel)
-    found = await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **TOLD)
+    found = await stub.GetGraphRelationships(
+        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **TOLD
+    )
     assert found.success
     assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
     assert ("Story", "story-2") in {(node.type, node.id) for node in found.neighbors}
-    assert ("HAS_TASK", "story-2", "task-b") in {(item.type, item.from_id, item.to_id) for item in found.relationships}
-    none = await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **TOLD)
+    assert ("HAS_TASK", "story-2", "task-b") in {
+        (item.type, item.from_id, item.to_id) for item in found.relationships
+    }
+    none = await stub.GetGraphRelationships(
+        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **TOLD
+    )
     assert (none.success, none.message) == (False, "the graph has no Task 'moon'")
     with pytest.raises(grpc.aio.AioRpcError, match="the labels are Story"):
-        await stub.GetGraphRelationships(pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **TOLD)
+        await stub.GetGraphRelationships(
+            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **TOLD
+        )

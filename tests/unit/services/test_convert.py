@@ -19,7 +19,11 @@ from moothall.services import convert
 
 
 def result(
-    seat: str = "agent-dev-001", *, revision: int = 0, content: str = "text", evidence: tuple[Evidence, ...] = ()
+    seat: str = "agent-dev-001",
+    *,
+    revision: int = 0,
+    content: str = "text",
+    evidence: tuple[Evidence, ...] = (),
 ) -> Result:
     return Result(
         rank=1 + revision,
@@ -41,8 +45,14 @@ def result(
 
 
 def test_the_seed_clients_four_fields_are_enough() -> None:
-    asked = convert.request_of(pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3))
-    assert asked == DeliberationRequest(description="Add hello_world()", role="DEV", rounds=1, num_agents=3)
+    asked = convert.request_of(
+        pb.DeliberateRequest(
+            task_description="Add hello_world()", role="DEV", rounds=1, num_agents=3
+        )
+    )
+    assert asked == DeliberationRequest(
+        description="Add hello_world()", role="DEV", rounds=1, num_agents=3
+    )
 
 
 def test_rounds_that_are_absent_are_told_from_none_at_all() -> None:
@@ -56,7 +66,11 @@ def test_every_field_of_a_request_arrives() -> None:
             task_description="t",
             role="qa",
             constraints=pb.TaskConstraints(
-                rubric="r", requirements=["a", "b"], metadata={"k": "v"}, max_iterations=4, timeout_seconds=60
+                rubric="r",
+                requirements=["a", "b"],
+                metadata={"k": "v"},
+                max_iterations=4,
+                timeout_seconds=60,
             ),
             num_agents=2,
             task_id="task-1",
@@ -86,12 +100,18 @@ def test_every_field_of_a_request_arrives() -> None:
 
 
 def test_an_empty_repository_is_none() -> None:
-    assert convert.request_of(pb.DeliberateRequest(repository=common_pb2.Repository())).repository is None
+    assert (
+        convert.request_of(pb.DeliberateRequest(repository=common_pb2.Repository())).repository
+        is None
+    )
 
 
 @pytest.mark.parametrize("status", DeliberationStatus)
 def test_every_status_has_its_number(status: DeliberationStatus) -> None:
-    assert pb.DeliberationStatus.Name(convert.status_message(status)) == f"DELIBERATION_STATUS_{status}"
+    assert (
+        pb.DeliberationStatus.Name(convert.status_message(status))
+        == f"DELIBERATION_STATUS_{status}"
+    )
 
 
 def test_checks_go_where_they_belong_and_what_did_not_run_stays_unset() -> None:
@@ -104,7 +124,11 @@ def test_checks_go_where_they_belong_and_what_did_not_run_stays_unset() -> None:
     )
     assert not suite.HasField("policy")
     assert not suite.HasField("dryrun")
-    assert (suite.lint.passed, suite.lint.error_count, list(suite.lint.errors)) == (False, 2, ["a.py:1 unused", "b.py:2 unused"])
+    assert (suite.lint.passed, suite.lint.error_count, list(suite.lint.errors)) == (
+        False,
+        2,
+        ["a.py:1 unused", "b.py:2 unused"],
+    )
     (tests,) = suite.additional_checks
     assert (tests.check_type, tests.passed, tests.score) == ("tests", True, 1.0)
     assert dict(tests.details) == {"verdict": "passed", "duration_ms": "9", "proven": "true"}
@@ -115,7 +139,12 @@ def test_checks_go_where_they_belong_and_what_did_not_run_stays_unset() -> None:
 @pytest.mark.parametrize("check", ["lint", "policy", "tests"])
 def test_nothing_but_passed_is_passed(check: str, verdict: Verdict) -> None:
     suite = convert.check_suite((Evidence(check, verdict),), all_passed=False)
-    parts = [part for name in ("lint", "policy") if suite.HasField(name) for part in [getattr(suite, name)]]
+    parts = [
+        part
+        for name in ("lint", "policy")
+        if suite.HasField(name)
+        for part in [getattr(suite, name)]
+    ]
     assert [part.passed for part in [*parts, *suite.additional_checks]] == [False]
 
 
@@ -123,27 +152,50 @@ def test_nothing_but_passed_is_passed(check: str, verdict: Verdict) -> None:
     ("output", "errors", "warnings"),
     [
         ("src/a.js\n  1:5  warning  Unexpected console\n  2:1  error  Missing semicolon\n", 1, 1),
-        ("a.py:3:0: W0611: Unused import os\na.py:4:0: E0602: Undefined variable\na.py:9:1: F821 undefined\n", 2, 1),
+        (
+            (
+                "a.py:3:0: W0611: Unused import os\na.py:4:0: E0602: Undefined variable\na.py:9:1: "
+                "F821 undefined\n"
+            ),
+            2,
+            1,
+        ),
         ("warning: unused variable: `x`\n --> src/lib.rs:3:5\n", 0, 1),
     ],
 )
 def test_warnings_of_a_linter_are_counted_apart(output: str, errors: int, warnings: int) -> None:
-    failed = convert.check_suite((Evidence("lint", Verdict.FAILED, output=output),), all_passed=False).lint
+    failed = convert.check_suite(
+        (Evidence("lint", Verdict.FAILED, output=output),), all_passed=False
+    ).lint
     assert (failed.error_count, failed.warning_count) == (errors, warnings)
-    passed = convert.check_suite((Evidence("lint", Verdict.PASSED, output=output),), all_passed=True).lint
+    passed = convert.check_suite(
+        (Evidence("lint", Verdict.PASSED, output=output),), all_passed=True
+    ).lint
     assert (passed.error_count, passed.warning_count, list(passed.errors)) == (0, warnings, [])
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASSED, 0), (Verdict.FAILED, 1)])
-def test_the_dry_run_is_whether_the_change_applies_to_a_clean_base(verdict: Verdict, code: int) -> None:
-    suite = convert.check_suite((Evidence("applies", verdict, output="error: patch failed: a.py:1"),), all_passed=False)
-    assert (suite.dryrun.passed, suite.dryrun.exit_code, suite.dryrun.message) == (not code, code, verdict.value)
+def test_the_dry_run_is_whether_the_change_applies_to_a_clean_base(
+    verdict: Verdict, code: int
+) -> None:
+    suite = convert.check_suite(
+        (Evidence("applies", verdict, output="error: patch failed: a.py:1"),), all_passed=False
+    )
+    assert (suite.dryrun.passed, suite.dryrun.exit_code, suite.dryrun.message) == (
+        not code,
+        code,
+        verdict.value,
+    )
     assert suite.dryrun.output == "error: patch failed: a.py:1"
-    assert [check.check_type for check in suite.additional_checks] == ["applies"], "where older clients look for it"
+    assert [check.check_type for check in suite.additional_checks] == ["applies"], (
+        "where older clients look for it"
+    )
 
 
 def test_a_policy_check_is_shown_with_its_violations() -> None:
-    suite = convert.check_suite((Evidence("policy", Verdict.FAILED, output="no network"),), all_passed=False)
+    suite = convert.check_suite(
+        (Evidence("policy", Verdict.FAILED, output="no network"),), all_passed=False
+    )
     assert (suite.policy.passed, list(suite.policy.violations)) == (False, ["no network"])
 
 
@@ -154,8 +206,18 @@ def test_a_whole_outcome_arrives() -> None:
         role="dev",
         winner_id="agent-dev-001",
         proven=True,
-        results=(result(evidence=(Evidence("tests", Verdict.PASSED, 3, 0, 1, 20, "ok", proven=True),)),),
-        seats=(SeatOutcome("agent-dev-002", SeatStatus.FAILED, "MODEL_UNAVAILABLE", "down", Usage(1, 0, 2, 3, 0.1)),),
+        results=(
+            result(evidence=(Evidence("tests", Verdict.PASSED, 3, 0, 1, 20, "ok", proven=True),)),
+        ),
+        seats=(
+            SeatOutcome(
+                "agent-dev-002",
+                SeatStatus.FAILED,
+                "MODEL_UNAVAILABLE",
+                "down",
+                Usage(1, 0, 2, 3, 0.1),
+            ),
+        ),
         usage=Usage(10, 5, 20, 2, 0.25),
         duration_ms=1234,
         branch="moothall/task-1",
@@ -169,14 +231,29 @@ def test_a_whole_outcome_arrives() -> None:
             True,
             "moothall/task-1",
         )
-        assert answer.usage == common_pb2.Usage(prompt_tokens=10, cached_tokens=5, completion_tokens=20, calls=2, cost_usd=0.25)
+        assert answer.usage == common_pb2.Usage(
+            prompt_tokens=10, cached_tokens=5, completion_tokens=20, calls=2, cost_usd=0.25
+        )
         assert answer.metadata.tags == {"final_state": "committed", "role": "dev"}
-        assert (answer.seats[0].status, answer.seats[0].error_code) == ("failed", "MODEL_UNAVAILABLE")
+        assert (answer.seats[0].status, answer.seats[0].error_code) == (
+            "failed",
+            "MODEL_UNAVAILABLE",
+        )
         (first,) = answer.results
-        assert (first.rank, first.score, list(first.reasons)) == (1, 0.75, ["proven", "smaller diff"])
+        assert (first.rank, first.score, list(first.reasons)) == (
+            1,
+            0.75,
+            ["proven", "smaller diff"],
+        )
         assert first.checks.all_passed
         assert first.evidence[0] == common_pb2.Evidence(
-            check="tests", verdict="passed", passed=3, skipped=1, duration_ms=20, output="ok", proven=True
+            check="tests",
+            verdict="passed",
+            passed=3,
+            skipped=1,
+            duration_ms=20,
+            output="ok",
+            proven=True,
         )
         assert first.reviews[0] == common_pb2.Review(
             reviewer_id="agent-dev-002", score=0.5, met=["met"], unmet=["unmet"], comment="fine"
@@ -186,7 +263,11 @@ def test_a_whole_outcome_arrives() -> None:
 
 
 def test_revisions_are_the_seats_own_earlier_contents_oldest_first() -> None:
-    ranked = [result(revision=2, content="third"), result("agent-dev-002", content="other"), result(content="first")]
+    ranked = [
+        result(revision=2, content="third"),
+        result("agent-dev-002", content="other"),
+        result(content="first"),
+    ]
     ranked.append(result(revision=1, content="second"))
     newest, other, oldest, middle = convert.result_messages(ranked)
     assert list(newest.proposal.revisions) == ["first", "second"]
@@ -195,8 +276,14 @@ def test_revisions_are_the_seats_own_earlier_contents_oldest_first() -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(1 - 2**53, 2**53 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -212,7 +299,9 @@ def test_data_that_no_struct_can_hold_is_told_as_text(nested: str) -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep] if nested == "list" else {"more": deep}
-    message = convert.event_message(new_event(EventType.SEAT_TURN, "task-1", {"deep": deep, "big": 10**4000, "fine": 1}))
+    message = convert.event_message(
+        new_event(EventType.SEAT_TURN, "task-1", {"deep": deep, "big": 10**4000, "fine": 1})
+    )
     assert message.data["fine"] == 1
     assert "[left out]" in str(message.data["deep"])
     assert message.data["big"] == str(10**4000)

@@ -23,7 +23,16 @@ from moothall.domain.outcome import Outcome
 from moothall.errors import ConfigurationError
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.services.grpc_server import grpc_server
-from support.callers import EVERYWHERE, TOKEN, TOKENS, Client, Serving, certificate, doors_of, serving
+from support.callers import (
+    EVERYWHERE,
+    TOKEN,
+    TOKENS,
+    Client,
+    Serving,
+    certificate,
+    doors_of,
+    serving,
+)
 from support.desk import MemoryDesk
 from support.rest import serving_http
 
@@ -39,7 +48,9 @@ async def start(desk: MemoryDesk, **settings: Any) -> None:
 async def test_it_serves_on_loopback(desk: MemoryDesk, host: str) -> None:
     async with serving(desk, host=host) as house:
         assert house.server.port > 0
-        answer = await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+        answer = await house.client.SubmitDeliberation(
+            pb.DeliberateRequest(task_description="t", role="dev")
+        )
         assert answer.agent_count == 3
 
 
@@ -51,24 +62,41 @@ async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
 async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="token"):
-        async with grpc_server(config.GrpcSettings(port=0), config.LimitSettings(), doors_of(desk), tokens):  # type: ignore[arg-type] # of both kinds
+        async with grpc_server(
+            config.GrpcSettings(port=0),
+            config.LimitSettings(),
+            doors_of(desk),
+            tokens,  # type: ignore[arg-type] # of both kinds
+        ):
             pass
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
-async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(desk: MemoryDesk, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     files = certificate(tmp_path)
     async with serving(desk, host=EVERYWHERE, **files) as house:
         with pytest.raises(grpc.aio.AioRpcError):
-            await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"), timeout=2)
+            await house.client.SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev"), timeout=2
+            )
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
             asked = pb.DeliberateRequest(task_description="t", role="dev")
             assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
-async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_a_client_that_does_not_know_the_authority_gets_nothing(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     files, others = certificate(tmp_path), certificate(tmp_path / "other")
     async with serving(desk, host=EVERYWHERE, **files) as house:
@@ -76,7 +104,10 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: Memo
         async with grpc.aio.secure_channel(f"localhost:{house.server.port}", stranger) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
-        assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert caught.value.code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        }
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
         async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
@@ -85,22 +116,36 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(desk: Memo
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
-async def test_where_clients_need_a_certificate_one_without_gets_nothing(desk: MemoryDesk, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_where_clients_need_a_certificate_one_without_gets_nothing(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     (tmp_path / "client").mkdir()
     files, mine = certificate(tmp_path), certificate(tmp_path / "client")
     async with serving(desk, host=EVERYWHERE, **files, tls_client_ca=mine["tls_cert"]) as house:
         authority = files["tls_cert"].read_bytes()
-        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", grpc.ssl_channel_credentials(authority)) as channel:
+        async with grpc.aio.secure_channel(
+            f"localhost:{house.server.port}", grpc.ssl_channel_credentials(authority)
+        ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
-        assert caught.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
-        both = grpc.ssl_channel_credentials(authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes())
+        assert caught.value.code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        }
+        both = grpc.ssl_channel_credentials(
+            authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes()
+        )
         async with grpc.aio.secure_channel(f"localhost:{house.server.port}", both) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
 
 
-async def test_an_authority_for_clients_without_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_an_authority_for_clients_without_tls_is_an_error(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
         await start(desk, tls_client_ca=tmp_path / "ca.pem")
 
@@ -110,7 +155,9 @@ async def test_half_of_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None
         await start(desk, tls_cert=tmp_path / "cert.pem")
 
 
-async def test_tls_files_that_are_missing_or_no_pem_are_errors(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_tls_files_that_are_missing_or_no_pem_are_errors(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
     with pytest.raises(ConfigurationError, match="cannot be read"):
         await start(desk, **paths)
@@ -147,23 +194,31 @@ async def test_more_calls_than_allowed_are_refused(desk: MemoryDesk) -> None:
         waiting = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
         await desk.submitted.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await house.client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+            await house.client.SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev")
+            )
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         waiting.cancel()
 
 
 async def test_calls_in_flight_may_end_within_the_grace_time(desk: MemoryDesk) -> None:
     async with asyncio.TaskGroup() as group, serving(desk, grace_seconds=10) as house:
-        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
         answer = group.create_task(_answered(call))
         await desk.submitted.wait()
         group.create_task(_decide_soon(desk))
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
 
 
-async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(desk: MemoryDesk) -> None:
+async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(
+    desk: MemoryDesk,
+) -> None:
     async with serving(desk, grace_seconds=0.1) as house:
-        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
         answer = asyncio.ensure_future(_answered(call))
         await desk.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id") as caught:
@@ -172,7 +227,9 @@ async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_ask
     assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
 
 
-async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(desk: MemoryDesk) -> None:
+async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
+    desk: MemoryDesk,
+) -> None:
     headers = (("authorization", f"Bearer {TOKEN}"),)
     with ThreadPoolExecutor(4) as pool:
         async with serving(desk) as house:
@@ -199,7 +256,9 @@ class _SlowDesk(MemoryDesk):
 async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
     desk = _SlowDesk()
     async with serving(desk, grace_seconds=0.1) as house:
-        call = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1"))
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
         answer = asyncio.ensure_future(_answered(call))
         await desk.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id"):
@@ -212,7 +271,9 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: Memory
         assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
-            async with grpc_server(config.GrpcSettings(port=0), config.LimitSettings(), doors, TOKENS, leave_seconds=3) as server:
+            async with grpc_server(
+                config.GrpcSettings(port=0), config.LimitSettings(), doors, TOKENS, leave_seconds=3
+            ) as server:
                 ready.set_result(server.target)
                 await leaving.wait()
 
@@ -228,7 +289,9 @@ async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: Memory
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
             asked = await web("GET", "/ready", token=None)
             assert (asked.status, asked.json) == (503, {"ready": False})
-            answer = await Client(channel).SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+            answer = await Client(channel).SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev")
+            )
             assert answer.agent_count == 3
             watch.cancel()
 
@@ -247,8 +310,18 @@ BUF = Path(sysconfig.get_path("scripts")) / "buf"
 
 async def buf(house: Serving, *arguments: str) -> str:
     at = f"http://{house.server.target}"
-    command = [str(BUF), "curl", "--http2-prior-knowledge", "--protocol", "grpc", *arguments[:-1], at + arguments[-1]]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        str(BUF),
+        "curl",
+        "--http2-prior-knowledge",
+        "--protocol",
+        "grpc",
+        *arguments[:-1],
+        at + arguments[-1],
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
     return out.decode()
@@ -259,10 +332,16 @@ async def test_a_client_by_reflection(desk: MemoryDesk, house: Serving) -> None:
     methods = (await buf(house, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods
     assert "grpc.health.v1.Health/Check" in methods
-    asked = json.dumps({"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3})
+    asked = json.dumps(
+        {"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3}
+    )
     authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", asked)
     answer = json.loads(await buf(house, *authorised, f"/{SERVICE}/SubmitDeliberation"))
-    assert answer == {"taskId": desk.known()[0], "status": "DELIBERATION_STATUS_PENDING", "agentCount": 3}
+    assert answer == {
+        "taskId": desk.known()[0],
+        "status": "DELIBERATION_STATUS_PENDING",
+        "agentCount": 3,
+    }
 
 
 def test_generated_code_is_what_the_protos_say_and_lives_under_moothall_pb(tmp_path: Path) -> None:
@@ -271,10 +350,19 @@ def test_generated_code_is_what_the_protos_say_and_lives_under_moothall_pb(tmp_p
     made = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
     assert made == tmp_path / "src/moothall/pb"
     assert sources(made) == sources(here), "run scripts/protoc.py"
-    code = "import sys, moothall.pb.orchestrator.v1.orchestrator_pb2; print({'orchestrator', 'moothall.v1'} & {*sys.modules})"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    code = (
+        "import sys, moothall.pb.orchestrator.v1.orchestrator_pb2; print({'orchestrator', "
+        "'moothall.v1'} & {*sys.modules})"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
     assert loaded.stdout.strip() == "set()"
 
 
 def sources(folder: Path) -> dict[Path, str]:
-    return {file.relative_to(folder): file.read_text(encoding="utf-8") for file in folder.rglob("*.py*") if file.suffix != ".pyc"}
+    return {
+        file.relative_to(folder): file.read_text(encoding="utf-8")
+        for file in folder.rglob("*.py*")
+        if file.suffix != ".pyc"
+    }

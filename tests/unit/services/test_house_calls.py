@@ -23,7 +23,11 @@ from support.callers import OTHER, Client, Serving, doors_of, serving
 from support.desk import MemoryDesk
 from support.graph import MemoryGraph
 
-DEV = pb.CreateCouncilRequest(role="DEV", num_agents=2, config=pb.CouncilConfig(deliberation_rounds=1, model_profile="default"))
+DEV = pb.CreateCouncilRequest(
+    role="DEV",
+    num_agents=2,
+    config=pb.CouncilConfig(deliberation_rounds=1, model_profile="default"),
+)
 MOVED = pb.ProcessPlanningEventRequest(
     event_type="story.transitioned",
     case_id="story-1",
@@ -67,11 +71,20 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
 
 async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
     made = await client.CreateCouncil(DEV)
-    assert (made.council_id, made.agents_created, list(made.agent_ids)) == ("council-dev", 2, ["agent-dev-001", "agent-dev-002"])
+    assert (made.council_id, made.agents_created, list(made.agent_ids)) == (
+        "council-dev",
+        2,
+        ["agent-dev-001", "agent-dev-002"],
+    )
     assert await client.CreateCouncil(DEV) == made
     listed = await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))
     (council,) = listed.councils
-    assert (council.role, council.num_agents, council.status, council.model) == ("dev", 2, "idle", "scripted")
+    assert (council.role, council.num_agents, council.status, council.model) == (
+        "dev",
+        2,
+        "idle",
+        "scripted",
+    )
     assert [(agent.agent_id, agent.role, agent.status) for agent in council.agents] == [
         ("agent-dev-001", "dev", "idle"),
         ("agent-dev-002", "dev", "idle"),
@@ -80,14 +93,25 @@ async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
     gone = await client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
     assert (gone.success, gone.agents_removed) == (True, 2)
     assert "CreateCouncil" in gone.message
-    assert (await refused(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refused(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: Client) -> None:
     await client.CreateCouncil(DEV)
-    can = pb.AgentCapabilities(supported_tasks=["code"], model_profile="large", max_concurrent_tasks=2, languages=["python"])
+    can = pb.AgentCapabilities(
+        supported_tasks=["code"],
+        model_profile="large",
+        max_concurrent_tasks=2,
+        languages=["python"],
+    )
     asked = pb.RegisterAgentRequest(
-        agent_id="specialist", role="dev", capabilities=can, endpoint="http://169.254.169.254/latest", metadata={"team": "a"}
+        agent_id="specialist",
+        role="dev",
+        capabilities=can,
+        endpoint="http://169.254.169.254/latest",
+        metadata={"team": "a"},
     )
     answer = await client.RegisterAgent(asked)
     assert (answer.success, answer.council_id) == (True, "council-dev")
@@ -95,34 +119,52 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
     assert await client.RegisterAgent(asked) == answer
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert council.agents[2].capabilities == can
-    other = pb.RegisterAgentRequest(agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x"))
+    other = pb.RegisterAgentRequest(
+        agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x")
+    )
     code, _, said = await refused(client.RegisterAgent(other))
     assert (code, said) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "unknown model_profile 'x'; the settings have: default, large (large)",
     )
-    code, reason, _ = await refused(client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev")))
+    code, reason, _ = await refused(
+        client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev"))
+    )
     assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
-    assert (await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))).success
-    code, _, said = await refused(client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev")))
+    assert (
+        await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
+    ).success
+    code, _, said = await refused(
+        client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
+    )
     assert code is grpc.StatusCode.NOT_FOUND
     assert "there sit agent-dev-001, agent-dev-002" in said
 
 
-async def test_tenants_have_councils_stories_and_figures_of_their_own(desk: MemoryDesk, client: Client, eve: Client) -> None:
+async def test_tenants_have_councils_stories_and_figures_of_their_own(
+    desk: MemoryDesk, client: Client, eve: Client
+) -> None:
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
     done = await client.ProcessPlanningEvent(MOVED)
     assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
-    assert (await refused(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refused(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
     unregister = pb.UnregisterAgentRequest(agent_id="agent-dev-001", role="dev")
     assert (await refused(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
-    assert (await eve.GetStatus(pb.GetStatusRequest(include_stats=True))).stats.total_deliberations == 0
+    assert (
+        await eve.GetStatus(pb.GetStatusRequest(include_stats=True))
+    ).stats.total_deliberations == 0
     assert not (await eve.GetMetrics(pb.GetMetricsRequest())).councils.health_per_council
     publish = pb.DerivationStrategy(auto_publish_to_nats=True)
-    stolen = pb.DeriveSubtasksRequest(case_id="story-1", plan_id="plan-1", roles=["dev"], strategy=publish)
+    stolen = pb.DeriveSubtasksRequest(
+        case_id="story-1", plan_id="plan-1", roles=["dev"], strategy=publish
+    )
     assert (await refused(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
-    assert set(done.derived_task_ids).isdisjoint((await eve.ProcessPlanningEvent(MOVED)).derived_task_ids)
+    assert set(done.derived_task_ids).isdisjoint(
+        (await eve.ProcessPlanningEvent(MOVED)).derived_task_ids
+    )
     assert len(desk.known()) == 1
 
 
@@ -136,7 +178,11 @@ class Parts:
     async def model(self) -> tuple[Condition, str]:
         if self.away:
             raise ModelUnavailable("nobody answers at http://127.0.0.1:1")
-        return (Condition.DEGRADED, self.wrong) if self.wrong else (Condition.HEALTHY, "1 of 1 servers answer")
+        return (
+            (Condition.DEGRADED, self.wrong)
+            if self.wrong
+            else (Condition.HEALTHY, "1 of 1 servers answer")
+        )
 
     async def graph(self) -> tuple[Condition, str]:
         raise GraphUnavailable("the graph is away")
@@ -156,7 +202,8 @@ async def test_status_says_which_part_is_not_well_and_why() -> None:
         down = await served.client.GetStatus(asked)
         assert (down.status, down.HasField("stats")) == ("unhealthy", False)
         assert list(down.reasons) == [
-            f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]" for name in ("model", "bus")
+            f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]"
+            for name in ("model", "bus")
         ]
 
 
@@ -165,37 +212,60 @@ async def test_a_part_that_is_not_needed_only_degrades() -> None:
     checkup = Checkup({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
     async with serving(desk, doors_of(desk, checkup=checkup)) as served:
         answer = await served.client.GetStatus(pb.GetStatusRequest())
-    assert (answer.status, list(answer.reasons)) == ("degraded", ["graph: the graph is away [GRAPH_UNAVAILABLE]"])
+    assert (answer.status, list(answer.reasons)) == (
+        "degraded",
+        ["graph: the graph is away [GRAPH_UNAVAILABLE]"],
+    )
 
 
 async def test_status_and_metrics_are_true(desk: MemoryDesk, client: Client) -> None:
     assert not (await client.GetStatus(pb.GetStatusRequest())).HasField("stats")
     await client.CreateCouncil(DEV)
-    await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev", num_agents=2))
+    await client.SubmitDeliberation(
+        pb.DeliberateRequest(task_description="t", role="dev", num_agents=2)
+    )
     answer = await client.GetStatus(pb.GetStatusRequest(include_stats=True))
     assert answer.status == "healthy"
-    assert (answer.stats.total_deliberations, answer.stats.active_councils, answer.stats.role_counts) == (1, 1, {"dev": 1})
+    assert (
+        answer.stats.total_deliberations,
+        answer.stats.active_councils,
+        answer.stats.role_counts,
+    ) == (1, 1, {"dev": 1})
     found = await client.GetMetrics(pb.GetMetricsRequest(metric_type="ALL"))
     health = found.councils.health_per_council["council-dev"]
     assert (health.status, health.busy_agents, health.available_agents) == ("busy", 2, 0)
-    assert (found.agents.total_agents, found.agents.active_agents, found.agents.agents_per_role) == (2, 2, {"dev": 2})
+    assert (
+        found.agents.total_agents,
+        found.agents.active_agents,
+        found.agents.agents_per_role,
+    ) == (2, 2, {"dev": 2})
     one = await client.GetMetrics(pb.GetMetricsRequest(metric_type="performance"))
-    assert (one.HasField("performance"), one.HasField("agents"), one.HasField("councils")) == (True, False, False)
+    assert (one.HasField("performance"), one.HasField("agents"), one.HasField("councils")) == (
+        True,
+        False,
+        False,
+    )
     code, _, said = await refused(client.GetMetrics(pb.GetMetricsRequest(metric_type="weather")))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "performance, agents, councils" in said
-    assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
+        0
+    ] is grpc.StatusCode.INVALID_ARGUMENT
     (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
     assert (council.status, council.agents[0].status) == ("busy", "busy")
 
 
-async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(desk: MemoryDesk, client: Client) -> None:
+async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(
+    desk: MemoryDesk, client: Client
+) -> None:
     asked = pb.OrchestrateRequest(
         task_id="task-1",
         task_description="Add hello_world()",
         role="DEV",
         options=pb.OrchestratorOptions(
-            deliberation_rounds=2, enable_architect_selection=True, custom_params={"protocol": "vote", "num_agents": "2"}
+            deliberation_rounds=2,
+            enable_architect_selection=True,
+            custom_params={"protocol": "vote", "num_agents": "2"},
         ),
         case_id="story-1",
         plan_id="plan-1",
@@ -205,40 +275,81 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
         call = group.create_task(_awaited(client.Orchestrate(asked)))
         await desk.submitted.wait()
         request = desk.request("task-1")
-        results = tuple(Result(n, f"agent-dev-00{n}", "dev", 1 / n, (), True, False) for n in (1, 2))
+        results = tuple(
+            Result(n, f"agent-dev-00{n}", "dev", 1 / n, (), True, False) for n in (1, 2)
+        )
         await desk.decide(
-            Outcome("task-1", DeliberationStatus.COMPLETED, role="dev", winner_id="agent-dev-001", results=results, duration_ms=7)
+            Outcome(
+                "task-1",
+                DeliberationStatus.COMPLETED,
+                role="dev",
+                winner_id="agent-dev-001",
+                results=results,
+                duration_ms=7,
+            )
         )
     answer = call.result()
-    assert (request.rounds, request.protocol, request.num_agents, request.origin) == (2, "vote", 2, "orchestrate")
-    assert (request.peer_review, request.reviewer, request.story_id, request.plan_id) == (True, "architect", "story-1", "plan-1")
+    assert (request.rounds, request.protocol, request.num_agents, request.origin) == (
+        2,
+        "vote",
+        2,
+        "orchestrate",
+    )
+    assert (request.peer_review, request.reviewer, request.story_id, request.plan_id) == (
+        True,
+        "architect",
+        "story-1",
+        "plan-1",
+    )
     assert answer.winner.proposal.author_id == "agent-dev-001"
-    assert [item.proposal.author_id for item in answer.candidates] == ["agent-dev-001", "agent-dev-002"]
-    assert (answer.execution_id, answer.duration_ms, answer.metadata.tags["status"]) == ("task-1", 7, "COMPLETED")
+    assert [item.proposal.author_id for item in answer.candidates] == [
+        "agent-dev-001",
+        "agent-dev-002",
+    ]
+    assert (answer.execution_id, answer.duration_ms, answer.metadata.tags["status"]) == (
+        "task-1",
+        7,
+        "COMPLETED",
+    )
 
 
-async def test_without_a_winner_there_is_none_and_the_reason_is_told(desk: MemoryDesk, client: Client) -> None:
+async def test_without_a_winner_there_is_none_and_the_reason_is_told(
+    desk: MemoryDesk, client: Client
+) -> None:
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(_awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa"))))
+        call = group.create_task(
+            _awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
+        )
         await desk.submitted.wait()
         (task_id,) = desk.known()
-        await desk.decide(Outcome(task_id, DeliberationStatus.FAILED, error_message="No seat proposed anything"))
+        await desk.decide(
+            Outcome(task_id, DeliberationStatus.FAILED, error_message="No seat proposed anything")
+        )
     answer = call.result()
     assert not answer.HasField("winner")
-    assert (answer.metadata.tags["status"], answer.metadata.tags["error_message"]) == ("FAILED", "No seat proposed anything")
+    assert (answer.metadata.tags["status"], answer.metadata.tags["error_message"]) == (
+        "FAILED",
+        "No seat proposed anything",
+    )
 
 
 async def test_orchestrate_dies_with_its_caller(desk: MemoryDesk, client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
-        await client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa"), timeout=0.3)
+        await client.Orchestrate(
+            pb.OrchestrateRequest(task_description="t", role="qa"), timeout=0.3
+        )
     async with asyncio.timeout(10):
         while not desk.cancelled:
             await asyncio.sleep(0.01)
 
 
-async def test_what_is_known_of_the_story_goes_into_the_task(desk: MemoryDesk, client: Client, graph: MemoryGraph) -> None:
+async def test_what_is_known_of_the_story_goes_into_the_task(
+    desk: MemoryDesk, client: Client, graph: MemoryGraph
+) -> None:
     graph.tell("context", {"story": {"headline": "Greet the world"}})
-    asked = pb.OrchestrateRequest(task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions())
+    asked = pb.OrchestrateRequest(
+        task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions()
+    )
     call = client.Orchestrate(asked)
     await desk.submitted.wait()
     assert "Greet the world" in desk.request(desk.known()[0]).context
@@ -252,8 +363,12 @@ async def test_what_is_known_of_the_story_goes_into_the_task(desk: MemoryDesk, c
         (pb.OrchestratorOptions(custom_params={"num_agents": "many"}), "whole number"),
     ],
 )
-async def test_unknown_parameters_are_refused(client: Client, asked: pb.OrchestratorOptions, wanted: str) -> None:
-    code, _, said = await refused(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=asked)))
+async def test_unknown_parameters_are_refused(
+    client: Client, asked: pb.OrchestratorOptions, wanted: str
+) -> None:
+    code, _, said = await refused(
+        client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=asked))
+    )
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert wanted in said
 
@@ -267,15 +382,24 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
     answer = await client.ProcessPlanningEvent(MOVED)
     assert (answer.processed, len(answer.derived_task_ids)) == (True, 2)
     assert await client.ProcessPlanningEvent(MOVED) == answer
-    other = pb.ProcessPlanningEventRequest(event_type="story.commented", case_id="story-1", metadata={"comment": "nice"})
+    other = pb.ProcessPlanningEventRequest(
+        event_type="story.commented", case_id="story-1", metadata={"comment": "nice"}
+    )
     said = await client.ProcessPlanningEvent(other)
     assert not said.processed
     assert "planning" in said.message
     strategy = pb.DerivationStrategy(dependency_order=["qa", "dev"], max_tasks_per_role=2)
-    asked = pb.DeriveSubtasksRequest(case_id="story-1", plan_id="plan-2", roles=["DEV", "QA"], strategy=strategy)
+    asked = pb.DeriveSubtasksRequest(
+        case_id="story-1", plan_id="plan-2", roles=["DEV", "QA"], strategy=strategy
+    )
     derived = await client.DeriveSubtasks(asked)
     tests, code = derived.tasks
-    assert (tests.role, code.role, list(code.dependencies), derived.total_tasks) == ("qa", "dev", [tests.task_id], 2)
+    assert (tests.role, code.role, list(code.dependencies), derived.total_tasks) == (
+        "qa",
+        "dev",
+        [tests.task_id],
+        2,
+    )
     assert "Say hello" in code.description
     assert (code.case_id, code.plan_id, code.priority) == ("story-1", "plan-2", 2)
 
@@ -283,14 +407,18 @@ async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
 async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> None:
     graph.tell("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
     graph.tell("timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"})
-    asked = pb.GetTaskContextRequest(case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"]))
+    asked = pb.GetTaskContextRequest(
+        case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"])
+    )
     told = await client.GetTaskContext(asked)
     assert "Say hello" in told.blocks.context
     assert told.blocks.context in told.context_text
     assert told.blocks.history == ""
     assert 0 < told.token_count < 2000
     assert (await client.GetTaskContext(asked)).version_hash == told.version_hash
-    strange = pb.GetTaskContextRequest(case_id="story-1", options=pb.ContextOptions(scopes=["secrets"]))
+    strange = pb.GetTaskContextRequest(
+        case_id="story-1", options=pb.ContextOptions(scopes=["secrets"])
+    )
     assert "the scopes are story" in (await refused(client.GetTaskContext(strange)))[2]
 
 
@@ -298,19 +426,31 @@ async def _awaited(call: Any) -> Any:
     return await call
 
 
-async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(client: Client, eve: Client) -> None:
+async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
+    client: Client, eve: Client
+) -> None:
     answer = await client.ProcessPlanningEvent(MOVED)
     for task_id in answer.derived_task_ids:
-        waiting = await client.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+        waiting = await client.GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id=task_id)
+        )
         assert waiting.status == pb.DELIBERATION_STATUS_PENDING
-        code, _, _ = await refused(eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)))
+        code, _, _ = await refused(
+            eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+        )
         assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(desk: MemoryDesk, client: Client) -> None:
+async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(
+    desk: MemoryDesk, client: Client
+) -> None:
     desk.unable["ghost"] = NotFound("no repository 'ghost'")
-    moved = pb.ProcessPlanningEventRequest(event_type="story.transitioned", case_id="story-1", to_state="PLANNING")
-    moved.metadata.update({"title": "Greet", "brief": "Say hello", "roles": "dev", "repository": "ghost"})
+    moved = pb.ProcessPlanningEventRequest(
+        event_type="story.transitioned", case_id="story-1", to_state="PLANNING"
+    )
+    moved.metadata.update(
+        {"title": "Greet", "brief": "Say hello", "roles": "dev", "repository": "ghost"}
+    )
     answer = await client.ProcessPlanningEvent(moved)
     assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
     assert answer.message == "not recorded: no repository 'ghost'"

@@ -80,7 +80,9 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
     expected = {"alices-token-0123456789": alice, "bobs-token-0123456789": bob}
     everywhere = config.GrpcSettings(host="0.0.0.0", tokens_file=path)  # noqa: S104 - only read here
     assert read_tokens(everywhere, tmp_path) == expected
-    assert read_tokens(config.GrpcSettings(token=SecretStr("mine"), tokens_file=path), tmp_path) == expected | {"mine": LOCAL}
+    assert read_tokens(
+        config.GrpcSettings(token=SecretStr("mine"), tokens_file=path), tmp_path
+    ) == expected | {"mine": LOCAL}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,9 @@ def test_a_file_of_tokens_names_principals_and_their_tenants(tmp_path: Path) -> 
         (ALICE + 'role = "admin"\n', 0o600, r"principals\.0\.role"),
     ],
 )
-def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(tmp_path: Path, text: str, mode: int, wanted: str) -> None:
+def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(
+    tmp_path: Path, text: str, mode: int, wanted: str
+) -> None:
     with pytest.raises(ConfigurationError, match=wanted) as caught:
         read_tokens(config.GrpcSettings(tokens_file=tokens_file(tmp_path, text, mode)), tmp_path)
     assert "alices-token" not in str(caught.value)
@@ -115,7 +119,9 @@ def test_a_wrong_file_of_tokens_is_named_and_no_token_is_shown(tmp_path: Path, t
         (0o440, 7, 1000, True),
     ],
 )
-def test_a_secret_of_a_pod_is_its_own(mode: int, owner: int, uid: int, *, open_to_others: bool) -> None:
+def test_a_secret_of_a_pod_is_its_own(
+    mode: int, owner: int, uid: int, *, open_to_others: bool
+) -> None:
     about = os.stat_result((0o100000 | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
     assert is_open(about, uid) is open_to_others
 
@@ -125,11 +131,16 @@ def test_a_missing_file_of_tokens_is_an_error(tmp_path: Path) -> None:
         read_tokens(config.GrpcSettings(tokens_file=tmp_path / "none"), tmp_path)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LOCALHOST"]
+)
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org", ""])  # noqa: S104 - told apart
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.example.org", ""],  # noqa: S104 - told apart
+)
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)

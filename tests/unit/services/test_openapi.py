@@ -49,13 +49,23 @@ def check(told: dict[str, Any], schema: dict[str, Any], value: object) -> None:
     Draft202012Validator(whole).validate(value)
 
 
-async def test_it_tells_of_every_operation_of_the_api(told: dict[str, Any], desk: MemoryDesk) -> None:
+async def test_it_tells_of_every_operation_of_the_api(
+    told: dict[str, Any], desk: MemoryDesk
+) -> None:
     assert told["openapi"] == "3.1.0"
-    served = {(operation.path, operation.method.lower()) for operation in story_operations(doors_of(desk))}
+    served = {
+        (operation.path, operation.method.lower()) for operation in story_operations(doors_of(desk))
+    }
     described = {(path, method) for path, methods in told["paths"].items() for method in methods}
     assert described == served
-    assert all(operation["summary"] for methods in told["paths"].values() for operation in methods.values())
-    named = [operation["operationId"] for methods in told["paths"].values() for operation in methods.values()]
+    assert all(
+        operation["summary"] for methods in told["paths"].values() for operation in methods.values()
+    )
+    named = [
+        operation["operationId"]
+        for methods in told["paths"].values()
+        for operation in methods.values()
+    ]
     assert len(set(named)) == len(named)
 
 
@@ -81,7 +91,12 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
     draft = {"title": "Export", "description": "it", "ac": []}
     assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
     await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
-    await ask("POST", "/api/v1/deliberations/{id}/steer", "/api/v1/deliberations/task-1/steer", {"message": "In French."})
+    await ask(
+        "POST",
+        "/api/v1/deliberations/{id}/steer",
+        "/api/v1/deliberations/task-1/steer",
+        {"message": "In French."},
+    )
     await ask("POST", "/api/v1/deliberations/{id}/pause", "/api/v1/deliberations/task-1/pause")
     await ask("POST", "/api/v1/deliberations/{id}/resume", "/api/v1/deliberations/task-1/resume")
     await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, role="dev"))
@@ -98,19 +113,35 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
         ("POST", "/api/v1/coach/score", []),
     ],
 )
-async def test_refusals_are_what_it_says(web: Web, told: dict[str, Any], method: str, path: str, body: Any) -> None:
+async def test_refusals_are_what_it_says(
+    web: Web, told: dict[str, Any], method: str, path: str, body: Any
+) -> None:
     answer = await web(method, path, body)
     assert 400 <= answer.status < 500
     check(told, {"$ref": "#/components/schemas/Problem"}, answer.json)
 
 
 @pytest.mark.e2e
-async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(web: Web, tmp_path: Path) -> None:
-    """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of ours refuse (a story without a title) it cannot know."""
+async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
+    web: Web, tmp_path: Path
+) -> None:
+    """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of
+    ours refuse (a story without a title) it cannot know.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(str(Path(sys.executable).with_name("st")), "run", f"http://127.0.0.1:{web.port}/openapi.json"),
-        *("--header", f"Authorization: Bearer {TOKEN}", "--exclude-path", "/api/v1/events"),  # which never ends
-        *("--max-examples", "20", "--generation-deterministic", "--exclude-checks", "positive_data_acceptance", "--no-color"),
+        str(Path(sys.executable).with_name("st")),
+        "run",
+        f"http://127.0.0.1:{web.port}/openapi.json",
+        "--header",
+        f"Authorization: Bearer {TOKEN}",
+        "--exclude-path",
+        "/api/v1/events",  # which never ends
+        "--max-examples",
+        "20",
+        "--generation-deterministic",
+        "--exclude-checks",
+        "positive_data_acceptance",
+        "--no-color",
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

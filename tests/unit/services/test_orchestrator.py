@@ -24,8 +24,12 @@ ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", tas
 FIND = pb.GetDeliberationResultRequest(task_id="task-1")
 
 
-def ended(status: DeliberationStatus = DeliberationStatus.COMPLETED, winner: str = "agent-dev-001") -> Outcome:
-    return Outcome("task-1", status, role="dev", winner_id=winner, final_state="committed", duration_ms=5)
+def ended(
+    status: DeliberationStatus = DeliberationStatus.COMPLETED, winner: str = "agent-dev-001"
+) -> Outcome:
+    return Outcome(
+        "task-1", status, role="dev", winner_id=winner, final_state="committed", duration_ms=5
+    )
 
 
 async def until(condition: Any) -> None:
@@ -41,7 +45,11 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, error_details_pb2.ErrorIn
     info = error_details_pb2.ErrorInfo()
     assert status is not None
     assert status.details[0].Unpack(info)
-    return caught.value.code(), info, [status.message, *(detail.type_url for detail in status.details)]
+    return (
+        caught.value.code(),
+        info,
+        [status.message, *(detail.type_url for detail in status.details)],
+    )
 
 
 async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
@@ -50,7 +58,12 @@ async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
 
 async def test_a_client_that_waits_gets_the_outcome(desk: MemoryDesk, client: Client) -> None:
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(_waited(client, pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3)))
+        call = group.create_task(
+            _waited(
+                client,
+                pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3),
+            )
+        )
         await desk.submitted.wait()
         (task_id,) = desk.known()
         await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-002"))
@@ -66,23 +79,45 @@ async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.Deliberat
     return answer
 
 
-async def test_submit_answers_at_once_and_the_result_can_be_polled(desk: MemoryDesk, client: Client) -> None:
+async def test_submit_answers_at_once_and_the_result_can_be_polled(
+    desk: MemoryDesk, client: Client
+) -> None:
     answer = await client.SubmitDeliberation(ASK)
-    assert (answer.task_id, answer.status, answer.agent_count) == ("task-1", pb.DELIBERATION_STATUS_PENDING, 3)
+    assert (answer.task_id, answer.status, answer.agent_count) == (
+        "task-1",
+        pb.DELIBERATION_STATUS_PENDING,
+        3,
+    )
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_PENDING
     await desk.decide(ended())
     found = await client.GetDeliberationResult(FIND)
-    assert (found.status, found.winner_id, found.duration_ms) == (pb.DELIBERATION_STATUS_COMPLETED, "agent-dev-001", 5)
+    assert (found.status, found.winner_id, found.duration_ms) == (
+        pb.DELIBERATION_STATUS_COMPLETED,
+        "agent-dev-001",
+        5,
+    )
 
 
-async def test_a_stream_tells_every_event_and_ends_with_the_decision(desk: MemoryDesk, client: Client) -> None:
+async def test_a_stream_tells_every_event_and_ends_with_the_decision(
+    desk: MemoryDesk, client: Client
+) -> None:
     stream = client.StreamDeliberation(ASK)
     updates = stream.__aiter__()
     first = await anext(updates)
-    assert (first.status, first.task_id, first.event.type) == ("PENDING", "task-1", "moothall.deliberation.requested")
-    await desk.record("task-1", EventType.SEAT_STARTED, {"task_id": "task-1", "seat": "agent-dev-001", "approach": "directly"})
+    assert (first.status, first.task_id, first.event.type) == (
+        "PENDING",
+        "task-1",
+        "moothall.deliberation.requested",
+    )
+    await desk.record(
+        "task-1",
+        EventType.SEAT_STARTED,
+        {"task_id": "task-1", "seat": "agent-dev-001", "approach": "directly"},
+    )
     proposal = Proposal("agent-dev-001", "dev", "done", diff="diff")
-    await desk.record("task-1", EventType.SEAT_PROPOSED, {"seat": "agent-dev-001", "proposal": dump(proposal)})
+    await desk.record(
+        "task-1", EventType.SEAT_PROPOSED, {"seat": "agent-dev-001", "proposal": dump(proposal)}
+    )
     await desk.decide(ended())
     rest = [update async for update in updates]
     assert [update.status for update in rest] == ["IN_PROGRESS", "IN_PROGRESS", "COMPLETED"]
@@ -95,15 +130,23 @@ async def test_a_stream_tells_every_event_and_ends_with_the_decision(desk: Memor
     assert all(update.current_step for update in rest)
 
 
-async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(desk: MemoryDesk, client: Client) -> None:
+async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
+    desk: MemoryDesk, client: Client
+) -> None:
     await client.SubmitDeliberation(ASK)
     for turn in range(5):
-        await desk.record("task-1", EventType.SEAT_TURN, {"seat": "agent-dev-001", "turn": turn + 1, "operations": []})
+        await desk.record(
+            "task-1",
+            EventType.SEAT_TURN,
+            {"seat": "agent-dev-001", "turn": turn + 1, "operations": []},
+        )
     call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1"))
     seen = await take(call.__aiter__(), 3)
     call.cancel()
     await desk.decide(ended())
-    again = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1", after_seq=seen[-1].seq))
+    again = client.WatchDeliberation(
+        pb.WatchDeliberationRequest(task_id="task-1", after_seq=seen[-1].seq)
+    )
     rest = [update async for update in again]
     assert [update.seq for update in [*seen, *rest]] == list(range(1, 8))
     assert rest[0].progress_percent >= seen[-1].progress_percent
@@ -111,14 +154,20 @@ async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(d
 
 async def test_cancelling_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
     await client.SubmitDeliberation(ASK)
-    answer = await client.CancelDeliberation(pb.CancelDeliberationRequest(task_id="task-1", reason="changed my mind"))
+    answer = await client.CancelDeliberation(
+        pb.CancelDeliberationRequest(task_id="task-1", reason="changed my mind")
+    )
     assert answer.status == pb.DELIBERATION_STATUS_CANCELLED
     assert desk.cancelled == {"task-1": "changed my mind"}
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_CANCELLED
 
 
 async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
-    for seconds in (0.3, 3, 30):  # on a busy machine a short deadline passes before the call arrives
+    for seconds in (
+        0.3,
+        3,
+        30,
+    ):  # on a busy machine a short deadline passes before the call arrives
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.Deliberate(ASK, timeout=seconds)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -127,14 +176,18 @@ async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Clien
     await until(lambda: desk.cancelled)
 
 
-async def test_a_caller_that_cancels_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+async def test_a_caller_that_cancels_stops_the_deliberation(
+    desk: MemoryDesk, client: Client
+) -> None:
     call = client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
     await desk.submitted.wait()
     call.cancel()
     await until(lambda: desk.cancelled)
 
 
-async def test_a_connection_that_breaks_stops_the_deliberation(desk: MemoryDesk, house: Serving) -> None:
+async def test_a_connection_that_breaks_stops_the_deliberation(
+    desk: MemoryDesk, house: Serving
+) -> None:
     async with grpc.aio.insecure_channel(house.server.target) as channel:
         call = Client(channel).Deliberate(ASK)
         await desk.submitted.wait()
@@ -154,10 +207,14 @@ async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothi
     await until(lambda: desk.cancelled)
 
 
-async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(desk: MemoryDesk, client: Client) -> None:
+async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
+    desk: MemoryDesk, client: Client
+) -> None:
     await client.SubmitDeliberation(ASK)
     desk.open_gate.clear()
-    call = client.Deliberate(pb.DeliberateRequest(task_description="something else", role="DEV", task_id="task-1"))
+    call = client.Deliberate(
+        pb.DeliberateRequest(task_description="something else", role="DEV", task_id="task-1")
+    )
     await until(lambda: desk.waiting)
     call.cancel()
     await until(lambda: desk.waiting == 2)
@@ -166,7 +223,9 @@ async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(desk: Mem
     assert desk.cancelled == {}
 
 
-async def test_a_stream_whose_client_goes_away_only_detaches(desk: MemoryDesk, client: Client) -> None:
+async def test_a_stream_whose_client_goes_away_only_detaches(
+    desk: MemoryDesk, client: Client
+) -> None:
     call = client.StreamDeliberation(ASK)
     await anext(call.__aiter__())
     assert desk.watchers == 1
@@ -195,17 +254,26 @@ async def test_a_server_that_stops_lets_deliberations_live(desk: MemoryDesk) -> 
         (errors.RateLimited("no"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")),
         (errors.DeadlineExceeded("no"), (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")),
         (errors.BusUnavailable("no", 3.0), (grpc.StatusCode.UNAVAILABLE, "BUS_UNAVAILABLE")),
-        (errors.RepositoryError("no"), (grpc.StatusCode.FAILED_PRECONDITION, "REPOSITORY_UNUSABLE")),
+        (
+            errors.RepositoryError("no"),
+            (grpc.StatusCode.FAILED_PRECONDITION, "REPOSITORY_UNUSABLE"),
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 @pytest.mark.parametrize("rpc", ["Deliberate", "SubmitDeliberation", "StreamDeliberation"])
 async def test_every_error_reaches_the_caller_with_its_code(
-    desk: MemoryDesk, client: Client, rpc: str, planted: errors.MoothallError, expected: tuple[grpc.StatusCode, str]
+    desk: MemoryDesk,
+    client: Client,
+    rpc: str,
+    planted: errors.MoothallError,
+    expected: tuple[grpc.StatusCode, str],
 ) -> None:
     desk.failure = planted
     call = getattr(client, rpc)(ASK)
-    found, info, said = await refusal(call if rpc != "StreamDeliberation" else call.__aiter__().__anext__())
+    found, info, said = await refusal(
+        call if rpc != "StreamDeliberation" else call.__aiter__().__anext__()
+    )
     assert ((found, info.reason), info.domain, said[0]) == (expected, "moothall", "no")
     assert any("RetryInfo" in line for line in said) == isinstance(planted, errors.Temporary)
 
@@ -225,11 +293,15 @@ async def test_the_text_of_a_bug_stays_inside(
 
 @pytest.mark.parametrize("task_id", ["task-unknown", "", "../x", "A" * 100_000])
 async def test_an_unknown_or_impossible_id(client: Client, task_id: str) -> None:
-    expected = grpc.StatusCode.NOT_FOUND if task_id == "task-unknown" else grpc.StatusCode.INVALID_ARGUMENT
+    expected = (
+        grpc.StatusCode.NOT_FOUND if task_id == "task-unknown" else grpc.StatusCode.INVALID_ARGUMENT
+    )
     for call in (
         client.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
         client.CancelDeliberation(pb.CancelDeliberationRequest(task_id=task_id)),
-        client.WatchDeliberation(pb.WatchDeliberationRequest(task_id=task_id)).__aiter__().__anext__(),
+        client.WatchDeliberation(pb.WatchDeliberationRequest(task_id=task_id))
+        .__aiter__()
+        .__anext__(),
     ):
         assert (await refusal(call))[0] is expected
 
@@ -249,14 +321,22 @@ async def test_ten_thousand_agents_are_refused_by_the_desk(client: Client) -> No
 
 async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await client.SubmitDeliberation(pb.DeliberateRequest(task_description="x" * 5_000_000, role="dev"))
+        await client.SubmitDeliberation(
+            pb.DeliberateRequest(task_description="x" * 5_000_000, role="dev")
+        )
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_bytes_that_are_no_message_are_refused(client: Client, house: Serving) -> None:
-    for rpc, streaming in (("Deliberate", False), ("StreamDeliberation", True), ("CreateCouncil", False)):
+    for rpc, streaming in (
+        ("Deliberate", False),
+        ("StreamDeliberation", True),
+        ("CreateCouncil", False),
+    ):
         method = f"/orchestrator.v1.OrchestratorService/{rpc}"
-        open_call: Any = house.channel.unary_stream(method) if streaming else house.channel.unary_unary(method)
+        open_call: Any = (
+            house.channel.unary_stream(method) if streaming else house.channel.unary_unary(method)
+        )
         call = open_call(b"\xff\xff\xff", metadata=client.metadata, timeout=20)
         code, info, said = await refusal(call.__aiter__().__anext__() if streaming else call)
         assert (code, info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
@@ -280,13 +360,17 @@ async def test_without_a_valid_token_nothing_happens(
     desk: MemoryDesk, client: Client, rpc: str, metadata: list[tuple[str, str]]
 ) -> None:
     call = getattr(client, rpc)(ASK, metadata=metadata)
-    code, info, _ = await refusal(call if rpc == "SubmitDeliberation" else call.__aiter__().__anext__())
+    code, info, _ = await refusal(
+        call if rpc == "SubmitDeliberation" else call.__aiter__().__anext__()
+    )
     assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
     assert desk.known() == []
 
 
 async def test_the_scheme_is_read_in_any_case(client: Client) -> None:
-    await client.SubmitDeliberation(ASK, metadata=[("authorization", "bearer a-token-of-the-tests")])
+    await client.SubmitDeliberation(
+        ASK, metadata=[("authorization", "bearer a-token-of-the-tests")]
+    )
 
 
 async def test_another_tenant_sees_nothing(house: Serving, client: Client) -> None:
@@ -295,19 +379,24 @@ async def test_another_tenant_sees_nothing(house: Serving, client: Client) -> No
     for call in (
         eve.GetDeliberationResult(FIND),
         eve.CancelDeliberation(pb.CancelDeliberationRequest(task_id="task-1")),
-        eve.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1")).__aiter__().__anext__(),
+        eve.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1"))
+        .__aiter__()
+        .__anext__(),
     ):
         assert (await refusal(call))[0] is grpc.StatusCode.NOT_FOUND
 
 
-async def test_calls_side_by_side_keep_their_principals_apart(desk: MemoryDesk, house: Serving) -> None:
+async def test_calls_side_by_side_keep_their_principals_apart(
+    desk: MemoryDesk, house: Serving
+) -> None:
     mine, hers = Client(house.channel), Client(house.channel, OTHER)
     async with asyncio.TaskGroup() as group:
         for n in range(40):
             asked = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
             group.create_task(_submitted(mine if n % 2 else hers, asked))
     assert {task_id: desk.deliberation(task_id).principal for task_id in desk.known()} == {
-        f"task-{n}" if n % 2 else f"elsewhere_task-{n}": "local" if n % 2 else "eve" for n in range(40)
+        f"task-{n}" if n % 2 else f"elsewhere_task-{n}": "local" if n % 2 else "eve"
+        for n in range(40)
     }
 
 

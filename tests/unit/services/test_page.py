@@ -43,7 +43,9 @@ async def browser() -> AsyncIterator[Browser]:
     doors = replace(doors_of(desk), board=Board(MemoryBus()))
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
-        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
         aiohttp.ClientSession(cookie_jar=jar) as http,
     ):
         yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -66,7 +68,9 @@ async def test_a_token_signs_in_and_is_in_no_cookie(browser: Browser) -> None:
 
 
 async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> None:
-    assert (await browser.send("/sign-in", origin="http://elsewhere.example", token=TOKEN)).status == 403
+    assert (
+        await browser.send("/sign-in", origin="http://elsewhere.example", token=TOKEN)
+    ).status == 403
     async with browser.http.post(f"{browser.url}/sign-in", data={"token": TOKEN}) as answer:
         assert answer.status == 403
 
@@ -97,9 +101,14 @@ async def test_a_link_used_twice_is_refused() -> None:
     from moothall.domain.identity import LOCAL
 
     local = dict.fromkeys(local, LOCAL)
-    async with http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, local, configured=False) as served:
+    async with http_server(
+        config.WebSettings(port=0, grace_seconds=0.2), doors, local, configured=False
+    ) as served:
         for status in (303, 403):
-            async with aiohttp.ClientSession() as http, http.get(served.link, allow_redirects=False) as answer:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(served.link, allow_redirects=False) as answer,
+            ):
                 assert answer.status == status
 
 
@@ -124,14 +133,22 @@ async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Brows
 
 async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     form = await browser.sign_in()
-    fields = {"title": DRAFT.title, "brief": DRAFT.description, "criteria": "\n".join(CRITERIA), "rigor": "L1", "form": form}
+    fields = {
+        "title": DRAFT.title,
+        "brief": DRAFT.description,
+        "criteria": "\n".join(CRITERIA),
+        "rigor": "L1",
+        "form": form,
+    }
     got = await browser.send("/stories/new", do="score", **fields)
     assert (got.status, "of 100 points" in got.text) == (200, True)
     assert await browser.doors.board.cards(owner(browser)) == []
     assert (await browser.send("/stories/new", do="create", **fields)).status == 303
     (card,) = await browser.doors.board.cards(owner(browser))
     assert card.draft == DRAFT
-    assert (await browser.send("/stories/new", do="create", **(fields | {"title": ""}))).status == 400
+    assert (
+        await browser.send("/stories/new", do="create", **(fields | {"title": ""}))
+    ).status == 400
 
 
 async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
@@ -154,7 +171,9 @@ async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
 
 
-async def test_a_board_is_drawn_once_for_all_who_have_the_same_roles_and_holds_no_secret_of_a_session(browser: Browser) -> None:
+async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_session(
+    browser: Browser,
+) -> None:
     forms = [await browser.sign_in()]
     card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
 
@@ -168,7 +187,9 @@ async def test_a_board_is_drawn_once_for_all_who_have_the_same_roles_and_holds_n
     forms.append(await browser.sign_in())
     assert forms[0] != forms[1]
     assert await drawn() == first
-    moved = await browser.send(f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board")
+    moved = await browser.send(
+        f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board"
+    )
     assert (moved.status, moved.headers["Location"]) == (303, "/")
     assert "Submit → design" in await drawn()
     await browser.sign_in(OTHER)
@@ -184,8 +205,12 @@ async def test_a_board_is_drawn_once_for_all_who_have_the_same_roles_and_holds_n
         if "{" in route.path
     ),
 )
-async def test_no_path_shows_or_changes_what_is_another_tenants(browser: Browser, method: str, path: str) -> None:
-    card = await browser.doors.board.create(replace(DRAFT, title="A secret of theirs"), owner(browser), key="one")
+async def test_no_path_shows_or_changes_what_is_another_tenants(
+    browser: Browser, method: str, path: str
+) -> None:
+    card = await browser.doors.board.create(
+        replace(DRAFT, title="A secret of theirs"), owner(browser), key="one"
+    )
     form = await browser.sign_in(OTHER)
     before = await browser.doors.board.history(card.story.id, owner(browser))
     there = re.sub(r"{[^}]*}", card.story.id, path)
@@ -199,7 +224,9 @@ async def test_no_path_shows_or_changes_what_is_another_tenants(browser: Browser
     assert await browser.doors.board.history(card.story.id, owner(browser)) == before
 
 
-async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(browser: Browser) -> None:
+async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
+    browser: Browser,
+) -> None:
     form = await browser.sign_in()
     fields = {
         "form": form,
@@ -209,15 +236,22 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(brow
     }
     got = await browser.send("/stories/new", **fields)
     assert got.status == 303
-    assert (await browser.get(got.headers["Location"])).text.count("Given a, when b, then c") >= CRITERIA_MOST
+    assert (await browser.get(got.headers["Location"])).text.count(
+        "Given a, when b, then c"
+    ) >= CRITERIA_MOST
     assert "W" * TITLE_CHARS in (await browser.get("/")).text
-    for more in ({"title": "W" * (TITLE_CHARS + 1)}, {"criteria": fields["criteria"] + "\nx" * 5000}):
+    for more in (
+        {"title": "W" * (TITLE_CHARS + 1)},
+        {"criteria": fields["criteria"] + "\nx" * 5000},
+    ):
         refused = await browser.send("/stories/new", **(fields | more))
         assert (refused.status, "allowed are" in refused.text) == (400, True)
     assert len(await browser.doors.board.cards(owner(browser))) == 1
 
 
-async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(browser: Browser) -> None:
+async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(
+    browser: Browser,
+) -> None:
     await browser.sign_in()
     board, who = browser.doors.board, owner(browser)
     ids = [(await board.create(DRAFT, who, key=str(number))).story.id for number in range(33)]
@@ -232,8 +266,12 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
     story_id = (await browser.doors.board.create(DRAFT, owner(browser), key="1")).story.id
     said = await browser.send(f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE)
     assert said.status == 303
-    assert (await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")).status == 400
-    assert (await browser.send(f"/stories/{story_id}/comment", form="other", key="m", comment="x")).status == 403
+    assert (
+        await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")
+    ).status == 400
+    assert (
+        await browser.send(f"/stories/{story_id}/comment", form="other", key="m", comment="x")
+    ).status == 403
     check = {
         "story_id": story_id,
         "moved": "m",
@@ -243,7 +281,9 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         "branch": "",
         "commit_sha": "",
     }
-    await browser.doors.board._bus.publish(write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant))
+    await browser.doors.board._bus.publish(
+        write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant)
+    )
     text = (await browser.get(f"/stories/{story_id}")).text
     assert text.count(SHOWN) == 2
     assert text.count("<script") == text.count(OURS) == 1
@@ -259,7 +299,12 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         ("build", set(), {}, True),
         ("build", set(), {"ended": write(EventType.PLAN_FINISHED, "p", {"story_id": "s"})}, False),
         ("test", set(), {}, True),
-        ("test", {"checked"}, {"check": write(EventType.STORY_CHECKED, "s", {"story_id": "s", "moved": ""})}, False),
+        (
+            "test",
+            {"checked"},
+            {"check": write(EventType.STORY_CHECKED, "s", {"story_id": "s", "moved": ""})},
+            False,
+        ),
     ],
 )
 def test_the_page_comes_again_while_the_house_works(
@@ -271,7 +316,9 @@ def test_the_page_comes_again_while_the_house_works(
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.doors.board.create(StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one")
+    card = await browser.doors.board.create(
+        StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
+    )
     for path in ("/", f"/stories/{card.story.id}"):
         shown = (await browser.get(path)).text
         assert SHOWN in shown
@@ -296,13 +343,25 @@ async def test_anothers_story_is_not_found(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/sign-in", "/sign-in?link=none", "/page.css", "/stories/new", "/stories/none", "/councils/none"]
+    "path",
+    [
+        "/",
+        "/sign-in",
+        "/sign-in?link=none",
+        "/page.css",
+        "/stories/new",
+        "/stories/none",
+        "/councils/none",
+    ],
 )
 async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
     for _ in range(2):
         headers = (await browser.get(path)).headers
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
+        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == (
+            "nosniff",
+            "no-store",
+        )
         await browser.sign_in()
 
 
@@ -311,8 +370,14 @@ async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> N
     card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().states:
         stand = replace(card, stand=replace(card.stand, state=state))
-        wanted = {item.event for item in lifecycle().transitions if item.source == state and role in item.by}
-        assert {event for event, _, _ in moves(stand, Principal("p", "t", roles=frozenset({role})))} == wanted
+        wanted = {
+            item.event
+            for item in lifecycle().transitions
+            if item.source == state and role in item.by
+        }
+        assert {
+            event for event, _, _ in moves(stand, Principal("p", "t", roles=frozenset({role})))
+        } == wanted
 
 
 async def test_what_is_blocked_says_why(browser: Browser) -> None:
@@ -324,7 +389,9 @@ async def test_what_is_blocked_says_why(browser: Browser) -> None:
 
 
 async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browser) -> None:
-    async with browser.http.get(f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False) as answer:
+    async with browser.http.get(
+        f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False
+    ) as answer:
         assert answer.status == 303
     await browser.sign_in()
     assert (await browser.get("/tasks")).status == 401
@@ -335,7 +402,9 @@ async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
         doors = replace(doors_of(MemoryDesk()), served=served)
         async with (
             http_server(WebSettings(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
-            aiohttp.ClientSession(f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}) as session,
+            aiohttp.ClientSession(
+                f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}
+            ) as session,
             session.post("/api/v1/sign-in-links") as answer,
         ):
             assert (answer.status, bool(door.link)) == (201 if given else 404, given)
@@ -344,7 +413,12 @@ async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
 async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:
     async with serving_http(doors_of(MemoryDesk())) as web:
         assert (await web("POST", "/api/v1/sign-in-links", token=None)).status == 401
-        for story, place in (("story-1", "/stories/story-1"), ("../sign-out", "/"), ("//evil.example", "/"), ("", "/")):
+        for story, place in (
+            ("story-1", "/stories/story-1"),
+            ("../sign-out", "/"),
+            ("//evil.example", "/"),
+            ("", "/"),
+        ):
             made = await web("POST", "/api/v1/sign-in-links")
             assert made.status == 201
             url = f"http://127.0.0.1:{web.port}{made.json['path']}&story={quote(story, safe='')}"

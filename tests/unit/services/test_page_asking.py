@@ -40,7 +40,13 @@ class Asked:
     async def answer(self, task_id: str, content: str) -> None:
         """Play the council."""
         result = Result(1, SEAT, "dev", 1.0, (), passed_gates=True, proven=False, content=content)
-        outcome = Outcome(task_id, DeliberationStatus.COMPLETED, winner_id=SEAT, results=(result,), final_state="answered")
+        outcome = Outcome(
+            task_id,
+            DeliberationStatus.COMPLETED,
+            winner_id=SEAT,
+            results=(result,),
+            final_state="answered",
+        )
         await self.bus.put(task_id, dump(outcome))
         await self.bus.publish(new_event(EventType.DELIBERATION_DECIDED, task_id, dump(outcome)))
 
@@ -49,9 +55,13 @@ class Asked:
 async def house() -> AsyncIterator[Asked]:
     bus = MemoryBus()
     desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
-    doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...]))
+    doors = replace(
+        doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...])
+    )
     async with (
-        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -61,7 +71,9 @@ async def house() -> AsyncIterator[Asked]:
 async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> None:
     shown = await house.browser.get("/ask")
     assert (shown.status, "Nothing yet." in shown.text) == (200, True)
-    sent = await house.browser.send("/ask", form=house.form, key="first", question="What does add do?", role="qa")
+    sent = await house.browser.send(
+        "/ask", form=house.form, key="first", question="What does add do?", role="qa"
+    )
     assert (sent.status, sent.headers["Location"]) == (303, "/councils/first"), sent.text
     assert "Ask on" not in (await house.browser.get("/councils/first")).text
     await house.answer("first", HOSTILE)
@@ -69,7 +81,13 @@ async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> N
     assert SHOWN in page
     assert "The next question" in page
     assert '<input type="hidden" name="follows" value="first">' in page
-    on = {"form": house.form, "key": "second", "question": HOSTILE, "follows": "first", "role": "qa"}
+    on = {
+        "form": house.form,
+        "key": "second",
+        "question": HOSTILE,
+        "follows": "first",
+        "role": "qa",
+    }
     for _ in range(2):  # sent twice, it is asked once
         assert (await house.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
     page = (await house.browser.get("/councils/second")).text
@@ -86,12 +104,22 @@ async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> N
             state = fold(state, recorded.event)
     assert state is not None
     assert state.requested is not None
-    assert (state.requested.value.follows, "What does add do?" in state.requested.value.context) == ("first", True)
+    assert (
+        state.requested.value.follows,
+        "What does add do?" in state.requested.value.context,
+    ) == ("first", True)
 
 
 async def test_a_fork_says_of_what_it_is_another_run(house: Asked) -> None:
     await house.browser.send("/ask", form=house.form, key="first", question="What does add do?")
-    told = {"task_id": "first", "seat": SEAT, "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    told = {
+        "task_id": "first",
+        "seat": SEAT,
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
     await house.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
     made = await house.desk.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
     assert (
@@ -119,6 +147,8 @@ async def test_what_others_asked_is_theirs(house: Asked) -> None:
     await house.answer("first", "yes")
     form = await house.browser.sign_in(OTHER)
     assert "A secret of mine" not in (await house.browser.get("/ask")).text
-    got = await house.browser.send("/ask", form=form, key="k", question="What did they ask?", follows="first")
+    got = await house.browser.send(
+        "/ask", form=form, key="k", question="What did they ask?", follows="first"
+    )
     assert (got.status, "no deliberation" in got.text) in {(400, True), (403, False)}
     assert (await house.desk.result("first", LOCAL)).status is DeliberationStatus.COMPLETED

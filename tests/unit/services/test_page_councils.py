@@ -1,4 +1,6 @@
-"""The page of a council: lanes while it runs, the ranking with its evidence after; a real desk on a bus in memory."""
+"""The page of a council: lanes while it runs, the ranking with its evidence after; a real desk on a
+bus in memory.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class House:
     async def say(self, kind: EventType, **data: Any) -> None:
         count = self.bus.__dict__.setdefault("said", [])
         count.append(kind)
-        await self.bus.publish(write(kind, TASK, {"task_id": TASK, "seat": SEAT, **data}, ordinal=len(count)))
+        await self.bus.publish(
+            write(kind, TASK, {"task_id": TASK, "seat": SEAT, **data}, ordinal=len(count))
+        )
 
     async def shown(self) -> str:
         got = await self.browser.get(f"/councils/{TASK}")
@@ -64,12 +68,16 @@ async def house() -> AsyncIterator[House]:
     desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
     doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple))
     async with (
-        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
         await browser.sign_in()
-        await desk.submit(DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL)
+        await desk.submit(
+            DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL
+        )
         yield House(browser, bus)
 
 
@@ -79,9 +87,17 @@ async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
     assert shown.count("Waiting") == 2
     await house.say(EventType.DELIBERATION_STARTED)
     await house.say(EventType.SEAT_STARTED, approach=HOSTILE)
-    await house.say(EventType.MODEL_CALLED, call_id="c", phase="propose", usage={"prompt_tokens": 900, "calls": 1}, answer="{}")
+    await house.say(
+        EventType.MODEL_CALLED,
+        call_id="c",
+        phase="propose",
+        usage={"prompt_tokens": 900, "calls": 1},
+        answer="{}",
+    )
     done = [{"tool": HOSTILE, "status": "success"}]
-    await house.say(EventType.SEAT_TURN, turn=1, operations=done, checks={HOSTILE: "failed"}, thought=HOSTILE)
+    await house.say(
+        EventType.SEAT_TURN, turn=1, operations=done, checks={HOSTILE: "failed"}, thought=HOSTILE
+    )
     shown = await house.shown()
     assert "proposing" in shown
     assert shown.count(SHOWN) == 4
@@ -93,7 +109,10 @@ async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
 
 
 async def test_what_happens_in_it_is_told_at_once(house: House) -> None:
-    async with asyncio.timeout(10), house.browser.http.get(f"{house.browser.url}/councils/{TASK}/changes") as told:
+    async with (
+        asyncio.timeout(10),
+        house.browser.http.get(f"{house.browser.url}/councils/{TASK}/changes") as told,
+    ):
         assert (await told.content.readline()).startswith(b":")
         await house.say(EventType.DELIBERATION_STARTED)
         while not (line := await told.content.readline()).startswith(b"data:"):
@@ -104,11 +123,17 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: H
     assert f'data-growing="/councils/{TASK}/text"' in await house.shown()
     assert f'data-grows="{SEAT}" hidden' in await house.shown()
     path = f"{house.browser.url}/councils/{TASK}/text"
-    async with asyncio.timeout(10), house.browser.http.get(path) as told, asyncio.TaskGroup() as group:
+    async with (
+        asyncio.timeout(10),
+        house.browser.http.get(path) as told,
+        asyncio.TaskGroup() as group,
+    ):
 
         async def write() -> None:
             while True:  # whoever listens hears it; before that it is lost
-                await house.bus.signal(Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE})
+                await house.bus.signal(
+                    Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE}
+                )
                 await asyncio.sleep(0.01)
 
         writing = group.create_task(write())
@@ -128,14 +153,39 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: H
     assert (await house.browser.get(f"/councils/{TASK}/text")).status == 404
 
 
-async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(house: House) -> None:
-    evidence = Evidence("tests", Verdict.FAILED, passed=2, failed=1, output=HOSTILE, red=(HOSTILE,), why="it stopped")
-    result = Result(
-        1, SEAT, "dev", 0.5, ("A reason.",), passed_gates=False, proven=False, evidence=(evidence,), diff=f"+{HOSTILE}"
+async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
+    house: House,
+) -> None:
+    evidence = Evidence(
+        "tests",
+        Verdict.FAILED,
+        passed=2,
+        failed=1,
+        output=HOSTILE,
+        red=(HOSTILE,),
+        why="it stopped",
     )
-    late = SeatOutcome("agent-dev-002", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+    result = Result(
+        1,
+        SEAT,
+        "dev",
+        0.5,
+        ("A reason.",),
+        passed_gates=False,
+        proven=False,
+        evidence=(evidence,),
+        diff=f"+{HOSTILE}",
+    )
+    late = SeatOutcome(
+        "agent-dev-002", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
+    )
     outcome = Outcome(
-        TASK, DeliberationStatus.COMPLETED, results=(result,), seats=(late,), error_message="nobody passed", duration_ms=65_000
+        TASK,
+        DeliberationStatus.COMPLETED,
+        results=(result,),
+        seats=(late,),
+        error_message="nobody passed",
+        duration_ms=65_000,
     )
     await house.say(EventType.SEAT_STARTED)
     await house.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
@@ -143,7 +193,14 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
     await house.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
     shown = await house.shown()
     assert shown.count(SHOWN) == 4
-    for words in ("A reason.", "2 passed, 1 failed", "it stopped", "1 min 05 s", "nobody passed", 'data-every="0"'):
+    for words in (
+        "A reason.",
+        "2 passed, 1 failed",
+        "it stopped",
+        "1 min 05 s",
+        "nobody passed",
+        'data-every="0"',
+    ):
         assert words in shown
 
 
@@ -163,9 +220,17 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: Ho
             undecided=undecided,
         )
 
-    one, same, other = (result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y")))
-    for results, asked in (((one, same), False), ((one, same, other), True), ((one, replace(other, undecided=False)), False)):
-        await house.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
+    one, same, other = (
+        result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y"))
+    )
+    for results, asked in (
+        ((one, same), False),
+        ((one, same, other), True),
+        ((one, replace(other, undecided=False)), False),
+    ):
+        await house.bus.put(
+            TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results))
+        )
         shown = await house.shown()
         assert ("Which of them is meant?" in shown) is asked
         if asked:
@@ -195,15 +260,23 @@ async def test_something_is_said_of_a_line_which_the_diff_names(house: House) ->
     form = form_of(open_form)
     assert "What is to be different in this line" in open_form
     path = f"/councils/{TASK}/remark"
-    said = await house.browser.send(path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}")
+    said = await house.browser.send(
+        path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
+    )
     assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
     (card,) = await house.browser.doors.board.cards(LOCAL)
-    assert card.remarks == (Remark(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),)
+    assert card.remarks == (
+        Remark(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
+    )
     assert f"Say it in French. {SHOWN}" in await house.shown()
     assert "u.py, line 2" in (await house.browser.get(f"/stories/{story_id}")).text
     for on in ("1.1", "1.99", "2.5", "x", "", "1.5.5"):
-        assert (await house.browser.send(path, form=form, key="l", on=on, comment="x")).status == 400
-    assert (await house.browser.send(path, form="other", key="m", on="1.5", comment="x")).status == 403
+        assert (
+            await house.browser.send(path, form=form, key="l", on=on, comment="x")
+        ).status == 400
+    assert (
+        await house.browser.send(path, form="other", key="m", on="1.5", comment="x")
+    ).status == 403
 
 
 async def test_a_running_council_is_cancelled_by_who_has_a_role(house: House) -> None:
@@ -239,16 +312,34 @@ async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
 
 async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
     assert "CPU of its tools" not in await house.shown()
-    metrics = {"turns": 3, "tool_calls": 4, "checks": 2, "checks_passed": 1, "cpu_ms": 61_000, "max_rss_bytes": 42_000_000}
+    metrics = {
+        "turns": 3,
+        "tool_calls": 4,
+        "checks": 2,
+        "checks_passed": 1,
+        "cpu_ms": 61_000,
+        "max_rss_bytes": 42_000_000,
+    }
     await house.say(
-        EventType.AGENT_PROGRESS, agent_id=TASK, agent="greeting", progress=0.5, current_task="at work", metrics=metrics
+        EventType.AGENT_PROGRESS,
+        agent_id=TASK,
+        agent="greeting",
+        progress=0.5,
+        current_task="at work",
+        metrics=metrics,
     )
     shown = await house.shown()
     assert "<dt>Tool calls</dt><dd>4</dd>" in shown
     assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in shown
     assert "<dd>42 MB</dd>" in shown
     assert "greeting is at 50% of its way" in shown
-    await house.say(EventType.AGENT_PROGRESS, agent_id=TASK, progress="<b>", current_task="<i>", metrics={"turns": "<script>"})
+    await house.say(
+        EventType.AGENT_PROGRESS,
+        agent_id=TASK,
+        progress="<b>",
+        current_task="<i>",
+        metrics={"turns": "<script>"},
+    )
     assert "<script>" not in (await house.shown()).replace("<script src", "")
 
 
@@ -260,11 +351,17 @@ async def test_seats_are_told_something_and_who_heard_it_is_shown(house: House) 
     assert (await house.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
     for _ in range(2):  # a browser that sends it twice says it once
         assert (await house.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
-    (event,) = [one.event async for one in house.bus.replay() if one.event.type is EventType.DELIBERATION_STEERED]
+    (event,) = [
+        one.event
+        async for one in house.bus.replay()
+        if one.event.type is EventType.DELIBERATION_STEERED
+    ]
     shown = await house.shown()
     assert "nobody has heard it yet" in shown
     assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in shown
-    await house.say(EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id])
+    await house.say(
+        EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
+    )
     assert f"heard by {SEAT}" in await house.shown()
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
     await house.bus.put(TASK, dump(outcome))
@@ -296,7 +393,13 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(house: House
         {"task_id": TASK, "role": "dev", "description": HOSTILE},
         {"task_id": "task-2", "role": "qa", "description": CRITERIA[0], "dependencies": [TASK]},
     ]
-    plan = {"story_id": story_id, "plan_id": "plan-1", "tasks": tasks, "publish": True, "by": "roles"}
+    plan = {
+        "story_id": story_id,
+        "plan_id": "plan-1",
+        "tasks": tasks,
+        "publish": True,
+        "by": "roles",
+    }
     derived = write(EventType.PLAN_DERIVED, story_id, plan)
     await house.bus.publish(derived)
     path = f"/stories/{story_id}"
@@ -332,9 +435,17 @@ def test_tasks_are_drawn_below_what_they_build_on() -> None:
     assert rows[0] == rows[1] < rows[2] < rows[3]
     assert drawn.boxes[0].x != drawn.boxes[1].x
     assert len(drawn.arrows) == 4
-    assert all(box.x >= 0 and box.x + 132 <= drawn.width and box.y + 52 <= drawn.height for box in drawn.boxes)
+    assert all(
+        box.x >= 0 and box.x + 132 <= drawn.width and box.y + 52 <= drawn.height
+        for box in drawn.boxes
+    )
     assert draw([]).boxes == ()
 
 
 def test_times_are_told_in_words() -> None:
-    assert [span(number) for number in (-1, 7.9, 65, 7384)] == ["0 s", "7 s", "1 min 05 s", "2 h 03 min"]
+    assert [span(number) for number in (-1, 7.9, 65, 7384)] == [
+        "0 s",
+        "7 s",
+        "1 min 05 s",
+        "2 h 03 min",
+    ]

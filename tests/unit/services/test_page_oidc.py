@@ -1,4 +1,6 @@
-"""Signing in at a provider: a real server, a real provider on loopback with keys of its own, and what it must not be able to pass off."""
+"""Signing in at a provider: a real server, a real provider on loopback with keys of its own, and
+what it must not be able to pass off.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ Serve = Callable[..., Any]
 
 
 def settings(issuer: str, **more: Any) -> config.OidcSettings:
-    return config.OidcSettings(**({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more))
+    return config.OidcSettings(
+        **({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more)
+    )
 
 
 @asynccontextmanager
@@ -78,7 +82,9 @@ async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: P
         assert "Sign out ann" in shown
         assert there.asked[0]["scope"] == "openid profile"
         got = await browser.send("/sign-out", form=form_of(shown))
-        assert f"{there.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http" in got.text
+        assert (
+            f"{there.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http" in got.text
+        )
         assert (await browser.get("/")).headers["Location"] == "/sign-in"
 
 
@@ -91,7 +97,9 @@ async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) 
 
 
 @pytest.mark.parametrize("groups", [[], ["others"], None, {"product": 1}, [["product"]]])
-async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(there: Provider, groups: object) -> None:
+async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
+    there: Provider, groups: object
+) -> None:
     there.claims = {"sub": "eve", "groups": groups}
     async with at_door(settings(there.issuer)) as browser:
         got = await sign_in(browser)
@@ -114,8 +122,13 @@ def by_the_public_key(said: dict[str, Any], header: dict[str, Any], key: Any) ->
     """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
     shape = serialization.PublicFormat.SubjectPublicKeyInfo
     public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
-    signed = b".".join(urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header | {"alg": "HS256"}, said))
-    return b".".join((signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))).decode()
+    signed = b".".join(
+        urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
+        for part in (header | {"alg": "HS256"}, said)
+    )
+    return b".".join(
+        (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
+    ).decode()
 
 
 def by_somebody(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
@@ -126,12 +139,17 @@ def by_a_key_of_its_own(said: dict[str, Any], header: dict[str, Any], _key: Any)
     """A key that the token itself brings along."""
     own = keys("somebody")["one"]
     brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
-    return honest(said, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own)
+    return honest(
+        said, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+    )
 
 
 def changed_after(said: dict[str, Any], header: dict[str, Any], key: Any) -> str:
     """The head and signature of one token with the claims of another."""
-    first, other = honest(said, header, key).split("."), honest(said | {"groups": ["house"]}, header, key).split(".")
+    first, other = (
+        honest(said, header, key).split("."),
+        honest(said | {"groups": ["house"]}, header, key).split("."),
+    )
     return ".".join((first[0], other[1], first[2]))
 
 
@@ -143,7 +161,9 @@ FORGED: dict[str, Forge] = {
     "with a key of its own": by_a_key_of_its_own,
     "changed after it was signed": changed_after,
     "for another client": changed(aud="somebody-else"),
-    "for another client too, and made for it": changed(aud=[CLIENT, "somebody-else"], azp="somebody-else"),
+    "for another client too, and made for it": changed(
+        aud=[CLIENT, "somebody-else"], azp="somebody-else"
+    ),
     "for several, of which none is named": changed(aud=[CLIENT, "somebody-else"]),
     "of another provider": changed(iss="http://127.0.0.1:1"),
     "of another sign-in": changed(nonce="of-another"),
@@ -172,7 +192,9 @@ async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provid
     async with at_door(settings(there.issuer)) as browser:
         back = await came_back(browser)
         jar = aiohttp.CookieJar(unsafe=True)
-        async with aiohttp.ClientSession(cookie_jar=jar) as http:  # a browser that was sent somebody else's answer
+        async with aiohttp.ClientSession(
+            cookie_jar=jar
+        ) as http:  # a browser that was sent somebody else's answer
             other = replace(browser, http=http)
             assert (await other.get(back)).status == 403
             await came_back(other)
@@ -216,13 +238,21 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
     client = Client(settings(there.issuer), lambda: now[0])
     doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
     async with (
-        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True, provider=client) as served,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2),
+            doors,
+            TOKENS,
+            configured=True,
+            provider=client,
+        ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
         assert (await sign_in(browser)).status == 200
         there.published, there.kid = ("one", "two"), "two"
-        assert "no key &#39;two&#39;" in (await sign_in(browser)).text  # not looked for with each token
+        assert (
+            "no key &#39;two&#39;" in (await sign_in(browser)).text
+        )  # not looked for with each token
         now[0] = 31
         assert (await sign_in(browser)).status == 200
 
@@ -233,12 +263,20 @@ async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Pro
         ({}, {"sub": "auth0|5f7"}, "auth0-5f7-"),
         ({}, {"sub": "local"}, "local-"),
         ({"name_claim": "preferred_username"}, {"preferred_username": "ann-smith"}, "ann-smith<"),
-        ({"name_claim": "email"}, {"email": "Ann@Example.org", "email_verified": True}, "ann-example-org-"),
+        (
+            {"name_claim": "email"},
+            {"email": "Ann@Example.org", "email_verified": True},
+            "ann-example-org-",
+        ),
         ({"name_claim": "email"}, {"email": "ann@example.org"}, ""),
         ({"name_claim": "email"}, {"email": "ann@example.org", "email_verified": "true"}, ""),
         ({"name_claim": "preferred_username"}, {}, ""),
         ({"roles_claim": "realm.roles"}, {"realm": {"roles": ["guests"]}, "groups": []}, "ann<"),
-        ({"roles_claim": "https://a.example/roles"}, {"https://a.example/roles": ["guests"], "groups": []}, "ann<"),
+        (
+            {"roles_claim": "https://a.example/roles"},
+            {"https://a.example/roles": ["guests"], "groups": []},
+            "ann<",
+        ),
         ({"tenant_claim": "org"}, {"org": "team-a"}, "ann<"),
         ({"tenant_claim": "org"}, {"org": "../local"}, ""),
         ({"tenant_claim": "org"}, {}, ""),
@@ -301,7 +339,11 @@ async def test_a_provider_that_is_away_keeps_nobody_else_out() -> None:
 async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> None:
     async with at_door(settings(there.issuer, client_secret="another secret")) as browser:
         got = await sign_in(browser)
-        assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (403, True, False)
+        assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (
+            403,
+            True,
+            False,
+        )
 
 
 def test_settings_that_are_half_there_are_told() -> None:
@@ -309,16 +351,24 @@ def test_settings_that_are_half_there_are_told() -> None:
         ({"client_id": "a"}, "oidc.issuer is missing"),
         ({"issuer": "https://id.example.org"}, "oidc.client_id is missing"),
         ({"issuer": "https://id.example.org", "client_id": "a"}, "oidc.roles is empty"),
-        ({"issuer": "https://id.example.org", "client_id": "a", "roles": {"a": ["king"]}}, "operator"),
+        (
+            {"issuer": "https://id.example.org", "client_id": "a", "roles": {"a": ["king"]}},
+            "operator",
+        ),
         ({"url": "https://a.example/path"}, "url"),
     ):
         with pytest.raises(ValidationError, match=said):
             config.OidcSettings(**given)
 
 
-async def test_a_page_that_others_reach_has_to_say_where_it_is(there: Provider, tmp_path: Any) -> None:
+async def test_a_page_that_others_reach_has_to_say_where_it_is(
+    there: Provider, tmp_path: Any
+) -> None:
     from moothall.services.rest.server import _check_provider
 
     with pytest.raises(ConfigurationError, match=r"set oidc\.url"):
         await _check_provider(Client(settings(there.issuer)), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound
-    await _check_provider(Client(settings(there.issuer, url="https://a.example")), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound
+    await _check_provider(
+        Client(settings(there.issuer, url="https://a.example")),
+        config.WebSettings(host="0.0.0.0"),  # noqa: S104 - not bound
+    )

@@ -1,4 +1,6 @@
-"""Parked requests on the page: operators see what waits and say their word, once; others see nothing."""
+"""Parked requests on the page: operators see what waits and say their word, once; others see
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class House:
 
     async def park(self, *items: Parked) -> None:
         for item in items:
-            await self.bus.bucket(BUCKET).put(f"{item.tenant}.{item.id}", {**dump(item), "grant": [""]})
+            await self.bus.bucket(BUCKET).put(
+                f"{item.tenant}.{item.id}", {**dump(item), "grant": [""]}
+            )
         await self.parking.refresh()
 
 
@@ -57,26 +61,37 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         assert behind.parking is not None
         doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
         async with (
-            http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+            http_server(
+                config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            ) as served,
             aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         ):
-            yield House(Browser(http, f"http://127.0.0.1:{served.port}", doors), bus, behind.parking)
+            yield House(
+                Browser(http, f"http://127.0.0.1:{served.port}", doors), bus, behind.parking
+            )
 
 
 async def test_an_operator_sees_what_waits_and_says_a_word_once(house: House) -> None:
     form = await house.browser.sign_in()
     assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
-    await house.park(ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere"))
+    await house.park(
+        ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
+    )
     shown = (await house.browser.get("/house/parked")).text
     assert shown.count('class="panel"') == 2
     assert shown.count("<script") == 1
     assert shown.count(SHOWN) == 6
     allowed = await house.browser.send("/house/parked/a1", form=form, do="allow", reason="fine")
     assert (allowed.status, allowed.headers["Location"]) == (303, "/house/parked")
-    assert (await house.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")).status == 303
+    assert (
+        await house.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
+    ).status == 303
     assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
     kept = await house.bus.bucket(BUCKET).entries()
-    told = {key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0])) for key, item in kept.items()}
+    told = {
+        key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
+        for key, item in kept.items()
+    }
     assert told["local.a1"] == ("allowed", "local", "fine", True)
     assert told["local.b2"] == ("refused", "local", "no", False)
     assert told["elsewhere.c3"] == ("waiting", "", "", False)

@@ -29,7 +29,9 @@ class CountingBus(MemoryBus):
 
     follows = reads = 0
 
-    async def follow(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def follow(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         self.follows += 1
         try:
             async for recorded in super().follow(topics, after_seq):
@@ -37,7 +39,9 @@ class CountingBus(MemoryBus):
         finally:
             self.follows -= 1
 
-    async def replay(self, topics: Sequence[Topic] = (), after_seq: int = 0) -> AsyncGenerator[Recorded, None]:
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
         self.reads += 1
         async for recorded in super().replay(topics, after_seq):
             yield recorded
@@ -55,7 +59,9 @@ async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         http_server(settings, doors, TOKENS, configured=True) as served,
-        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector) as http,
+        aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector
+        ) as http,
     ):
         yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
 
@@ -73,16 +79,24 @@ async def told(stream: aiohttp.ClientResponse) -> bytes:
     return line
 
 
-async def test_many_readers_cost_no_calls_and_the_log_is_read_once(browser: Browser, bus: CountingBus) -> None:
+async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
+    browser: Browser, bus: CountingBus
+) -> None:
     await browser.sign_in()
     await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="before")
     before = bus.reads
     async with AsyncExitStack() as stack:
         streams = [await listen(browser, stack) for _ in range(MANY)]
         assert (bus.follows, bus.reads - before) == (1, 1)
-        assert (await browser.get("/")).status == 200  # two calls are allowed, and none of them is in hand
+        assert (
+            await browser.get("/")
+        ).status == 200  # two calls are allowed, and none of them is in hand
         refused = await browser.get("/changes")
-        assert (refused.status, f"{MANY} readers listen to events" in refused.text, "Retry-After" in refused.headers) == (
+        assert (
+            refused.status,
+            f"{MANY} readers listen to events" in refused.text,
+            "Retry-After" in refused.headers,
+        ) == (
             429,
             True,
             True,
@@ -108,7 +122,10 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
     await browser.sign_in()
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
-        cards = [await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key=str(number)) for number in range(20)]
+        cards = [
+            await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
+            for number in range(20)
+        ]
         heard = [await told(stream)]
         while heard[-1] != f"data: {cards[-1].seq}\n".encode():
             heard.append(await told(stream))
@@ -131,7 +148,9 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
         assert await told(stream) == f"data: {own.seq}\n".encode()
 
 
-async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(browser: Browser) -> None:
+async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(
+    browser: Browser,
+) -> None:
     board, who = browser.doors.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(4)]
     here, late = board.watch(None, who), board.watch(cards[0].seq, who)

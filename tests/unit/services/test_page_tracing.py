@@ -1,4 +1,6 @@
-"""From a line to its approver, and the graph a node at a time: a real repository, and a graph that answers what a test wrote."""
+"""From a line to its approver, and the graph a node at a time: a real repository, and a graph that
+answers what a test wrote.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
     repo = make_repo(
-        tmp_path / "project", {"src/a.py": "one\n" * 900, f"{HOSTILE.replace('/', '')}.txt": "x\n", "raw.bin": "a\0b"}
+        tmp_path / "project",
+        {"src/a.py": "one\n" * 900, f"{HOSTILE.replace('/', '')}.txt": "x\n", "raw.bin": "a\0b"},
     )
     head = repo.commit({"src/a.py": "one\n" * 899 + f"{HOSTILE}\n"})
     data = tmp_path / "data"
@@ -65,7 +68,9 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     graph = MemoryGraph()
     doors = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
     async with (
-        http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served,
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -82,15 +87,25 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(house: Hous
     assert "There is more" in text
     house.graph.tell("provenance", ROW)
     shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert house.graph.asked[-1] == ("provenance", {"tenant": "local", "commit_sha": house.head, "path": "src/a.py"})
+    assert house.graph.asked[-1] == (
+        "provenance",
+        {"tenant": "local", "commit_sha": house.head, "path": "src/a.py"},
+    )
     assert shown.count(SHOWN) == 6, "the line twice, headline, approach, review and decision"
-    for words in ("Line 900 of src/a.py", 'href="/stories/story-1"', 'href="/councils/task-1"', "<strong>pat</strong> approved"):
+    for words in (
+        "Line 900 of src/a.py",
+        'href="/stories/story-1"',
+        'href="/councils/task-1"',
+        "<strong>pat</strong> approved",
+    ):
         assert words in shown
     assert 'aria-current="true"' in shown
     assert "There is more" not in shown
 
 
-async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(house: House) -> None:
+async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
+    house: House,
+) -> None:
     shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
     assert "No council of this house made it" in shown
 
@@ -98,7 +113,9 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         raise GraphUnavailable("it is away")
 
     doors = replace(house.browser.doors, ask=down)
-    async with http_server(config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True) as served:
+    async with http_server(
+        config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+    ) as served:
         browser = Browser(house.browser.http, f"http://127.0.0.1:{served.port}", doors)
         await browser.sign_in()
         got = await browser.get("/origins?repository=project&path=src/a.py&line=900")
@@ -120,7 +137,9 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_what_is_not_there_is_refused(house: House, asked: dict[str, str], status: int) -> None:
+async def test_what_is_not_there_is_refused(
+    house: House, asked: dict[str, str], status: int
+) -> None:
     got = await house.browser.get(f"/origins?{urlencode(asked)}")
     assert got.status == status, got.text
     assert "Traceback" not in got.text
@@ -128,7 +147,12 @@ async def test_what_is_not_there_is_refused(house: House, asked: dict[str, str],
 
 async def test_another_tenant_sees_neither_repository_nor_node(house: House) -> None:
     house.graph.tell(
-        "neighbours", {"node": {"label": "Story", "id": "s", "properties": {}}, "neighbours": [], "relationships": []}
+        "neighbours",
+        {
+            "node": {"label": "Story", "id": "s", "properties": {}},
+            "neighbours": [],
+            "relationships": [],
+        },
     )
     await house.browser.sign_in(OTHER)
     assert "No repository is registered" in await house.shown("/origins")
@@ -142,11 +166,17 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
     card = await house.browser.doors.board.create(replace(DRAFT, title=HOSTILE), LOCAL, key="1")
     begin = await house.shown("/graph")
     assert f"/graph?label=Story&amp;id={card.story.id}" in begin
-    here, task, word = ({"label": label, "id": name} for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c")))
+    here, task, word = (
+        {"label": label, "id": name}
+        for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c"))
+    )
     house.graph.tell(
         "neighbours",
         {
-            "node": {**here, "properties": {"headline": HOSTILE, "criteria": ["a", HOSTILE], "brief": ""}},
+            "node": {
+                **here,
+                "properties": {"headline": HOSTILE, "criteria": ["a", HOSTILE], "brief": ""},
+            },
             "neighbours": [
                 {**task, "properties": {"description": f"{HOSTILE}\n\nIt is part of a story."}},
                 {**word, "properties": {}},
@@ -181,10 +211,15 @@ async def test_forms_offer_the_repositories_of_the_tenant(house: House) -> None:
 
 def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:
     near = [
-        Neighbour("Task", str(number), "", "HAS", leads) for leads, many in ((True, 3), (False, 40)) for number in range(many)
+        Neighbour("Task", str(number), "", "HAS", leads)
+        for leads, many in ((True, 3), (False, 40))
+        for number in range(many)
     ]
     drawn = draw_around(near)
     assert len(drawn.around) == len(drawn.arrows) == 15
-    assert all(x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height for x, y, _ in drawn.around)
+    assert all(
+        x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height
+        for x, y, _ in drawn.around
+    )
     assert len({(x, y) for x, y, _ in drawn.around}) == 15
     assert draw_around([]).around == ()

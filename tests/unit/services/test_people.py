@@ -44,7 +44,13 @@ def serve(people: People) -> Serve:
         jar = jar or aiohttp.CookieJar(unsafe=True)
         settings = config.WebSettings(port=0, grace_seconds=0.2)
         async with (
-            http_server(settings, replace(doors, stopping=asyncio.Event()), TOKENS, configured=True, people=people) as served,
+            http_server(
+                settings,
+                replace(doors, stopping=asyncio.Event()),
+                TOKENS,
+                configured=True,
+                people=people,
+            ) as served,
             aiohttp.ClientSession(cookie_jar=jar) as http,
         ):
             yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
@@ -54,7 +60,10 @@ def serve(people: People) -> Serve:
 
 def test_an_account_is_what_was_said_of_it(people: People, tmp_path: Path) -> None:
     people.add("bob", GOOD, tenant="team-a")
-    assert people.list() == [Principal("alice", "local", True, frozenset({"po"})), Principal("bob", "team-a")]
+    assert people.list() == [
+        Principal("alice", "local", True, frozenset({"po"})),
+        Principal("bob", "team-a"),
+    ]
     People(tmp_path).add("carol", GOOD)
     [file] = tmp_path.iterdir()
     assert b"$argon2id$v=19$m=65536,t=3," in file.read_bytes()
@@ -79,7 +88,9 @@ def test_what_is_wrong_with_an_account_is_said(people: People) -> None:
     assert [who.name for who in people.list()] == ["alice"]
 
 
-def test_a_file_that_others_read_or_that_is_damaged_is_not_used(people: People, tmp_path: Path) -> None:
+def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
+    people: People, tmp_path: Path
+) -> None:
     file = tmp_path / "accounts.db"
     file.chmod(0o640)
     with pytest.raises(ConfigurationError, match="chmod 600"):
@@ -103,7 +114,9 @@ def test_who_has_no_account_is_nobody_and_makes_no_file(tmp_path: Path) -> None:
     assert [who.name for who in People(tmp_path).list()] == ["alice"]
 
 
-def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(tmp_path: Path) -> None:
+def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
+    tmp_path: Path,
+) -> None:
     now = [1000.0]
     people = People(tmp_path, lambda: now[0], CHEAP)
     people.add("alice", GOOD)
@@ -185,15 +198,24 @@ async def test_a_password_signs_in_over_a_restart(serve: Serve) -> None:
 
 async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve) -> None:
     async with serve() as browser:
-        told = [await browser.send("/sign-in", name=name, password=OTHER) for name in ("alice", "nobody", "", "x" * 300, "<b>")]
+        told = [
+            await browser.send("/sign-in", name=name, password=OTHER)
+            for name in ("alice", "nobody", "", "x" * 300, "<b>")
+        ]
         assert {(got.status, got.text) for got in told} == {(403, told[0].text)}
         assert "Nobody has this name and this password" in told[0].text
         assert all("Set-Cookie" not in got.headers for got in told)
-        assert (await browser.send("/sign-in", origin="http://evil.example", name="alice", password=GOOD)).status == 403
+        assert (
+            await browser.send(
+                "/sign-in", origin="http://evil.example", name="alice", password=GOOD
+            )
+        ).status == 403
 
 
 @pytest.mark.parametrize("name", ["alice", "nobody"])
-async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_name(serve: Serve, name: str) -> None:
+async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_name(
+    serve: Serve, name: str
+) -> None:
     async with serve() as browser:
         sent = [browser.send("/sign-in", name=name, password=OTHER) for _ in range(12)]
         assert sorted(got.status for got in await asyncio.gather(*sent)) == [403] * 10 + [429] * 2
@@ -203,7 +225,9 @@ async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_na
         await browser.sign_in()  # by the token, still
 
 
-async def test_who_is_removed_is_signed_out_and_hears_nothing_more(serve: Serve, people: People) -> None:
+async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
+    serve: Serve, people: People
+) -> None:
     async with serve() as browser:
         await browser.send("/sign-in", name="alice", password=GOOD)
         async with browser.http.get(f"{browser.url}/changes") as stream:
@@ -216,7 +240,9 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(serve: Serve,
         assert "not signed in any more" in got.text
 
 
-async def test_a_role_is_what_the_account_has_and_a_tenant_too(serve: Serve, people: People) -> None:
+async def test_a_role_is_what_the_account_has_and_a_tenant_too(
+    serve: Serve, people: People
+) -> None:
     people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
     people.add("qa-one", GOOD, roles=["qa"])
     async with serve() as browser:
@@ -225,7 +251,9 @@ async def test_a_role_is_what_the_account_has_and_a_tenant_too(serve: Serve, peo
         assert (await browser.get(f"/stories/{card.story.id}")).status == 404
         await browser.send("/sign-in", name="qa-one", password=GOOD)
         form = form_of((await browser.get("/")).text)
-        assert (await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form)).status == 403
+        assert (
+            await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form)
+        ).status == 403
 
 
 async def test_without_accounts_a_token_is_asked_for_alone(serve: Serve, people: People) -> None:

@@ -1,4 +1,6 @@
-"""The kernel's client against a real gRPC server: a desk in memory, and a server that goes away in between."""
+"""The kernel's client against a real gRPC server: a desk in memory, and a server that goes away in
+between.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
-from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound, Refused, Temporary
+from moothall.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    Temporary,
+)
 from moothall.services.remote import RemoteKernel, remote_kernel
 from support.callers import EVERYWHERE, OTHER, TOKEN, certificate, doors_of, serving
 from support.desk import MemoryDesk
@@ -42,27 +51,45 @@ async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Pat
         await kernel.submit(ASKED, LOCAL)
         await kernel.submit(ASKED, LOCAL)
         request = desk.request("task-1")
-        assert (request.description, request.role, request.budget.seconds) == ("What does greet do?", "DEV", 60)
+        assert (request.description, request.role, request.budget.seconds) == (
+            "What does greet do?",
+            "DEV",
+            60,
+        )
         assert request.repository == RepositoryRef(id="sample", ref="main")
         with pytest.raises(AlreadyExists) as taken:
             await kernel.submit(replace(ASKED, description="another"), LOCAL)
         assert taken.value.code == "ALREADY_EXISTS"
         result = Result(1, "agent-dev-001", "dev", 1.0, (), True, False, content="It greets.")
-        outcome = Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001", results=(result,), duration_ms=2**40)
+        outcome = Outcome(
+            "task-1",
+            DeliberationStatus.COMPLETED,
+            winner_id="agent-dev-001",
+            results=(result,),
+            duration_ms=2**40,
+        )
         await desk.decide(outcome)
         assert await kernel.wait("task-1", LOCAL) == outcome
         assert await kernel.result("task-1", LOCAL) == outcome
         assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate: apt-get install openssl")
-async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(desk: MemoryDesk, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     files = certificate(tmp_path)
     async with (
         visiting(tmp_path) as behind,
-        serving(desk, replace(doors_of(desk), visits=behind.visits), host=EVERYWHERE, **files) as house,
+        serving(
+            desk, replace(doors_of(desk), visits=behind.visits), host=EVERYWHERE, **files
+        ) as house,
     ):
-        server = f"{EVERYWHERE}:{house.server.port}"  # no address of loopback to whoever reads it, though one leads there
+        # no address of loopback to whoever reads it, though one leads there
+        server = f"{EVERYWHERE}:{house.server.port}"
         async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
             await kernel.submit(ASKED, LOCAL)
         assert desk.request("task-1").description == ASKED.description
@@ -95,7 +122,10 @@ async def test_what_the_server_says_is_said_in_our_errors(desk: MemoryDesk, tmp_
             await eve.wait("task-1", LOCAL)
         with pytest.raises(InvalidRequest, match="task is empty"):
             await kernel.submit(replace(ASKED, description=" ", task_id="task-2"), LOCAL)
-        for wrong in (replace(ASKED, seed=1), replace(ASKED, constraints=Constraints(max_iterations=3))):
+        for wrong in (
+            replace(ASKED, seed=1),
+            replace(ASKED, constraints=Constraints(max_iterations=3)),
+        ):
             with pytest.raises(InvalidRequest, match="its own settings"):
                 await kernel.submit(wrong, LOCAL)
 
@@ -112,17 +142,25 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(desk: MemoryDesk, tmp_
         assert desk.request("task-1") == council
         with pytest.raises(InvalidRequest, match=r"^peer review, seed cannot be said"):
             await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
-        for wrong in (replace(council, model="large"), replace(council, about_text=True), replace(council, story_id="s-1")):
+        for wrong in (
+            replace(council, model="large"),
+            replace(council, about_text=True),
+            replace(council, story_id="s-1"),
+        ):
             with pytest.raises(InvalidRequest, match="cannot be said"):
                 await kernel.submit(wrong, LOCAL)
 
 
-async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
     async with visiting(tmp_path) as behind, AsyncExitStack() as later:
         doors = replace(doors_of(desk), visits=behind.visits)
         async with serving(desk, doors) as house:
             port = house.server.port
-            channel = await later.enter_async_context(grpc.aio.insecure_channel(house.server.target, options=QUICK))
+            channel = await later.enter_async_context(
+                grpc.aio.insecure_channel(house.server.target, options=QUICK)
+            )
             kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
             await kernel.submit(ASKED, LOCAL)
             await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1})

@@ -1,4 +1,6 @@
-"""The HTTP door: a real server on a free port; behind it a real gate, and rooms that answer from a function."""
+"""The HTTP door: a real server on a free port; behind it a real gate, and rooms that answer from a
+function.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,45 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
 async def test_open_call_close(web: Web, behind: Visiting) -> None:
     room = await opened(web, ttl_seconds=60)
     answer = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
-    assert (answer.status, answer.json["status"], answer.json["request_id"]) == (200, "success", "r-1")
+    assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
+        200,
+        "success",
+        "r-1",
+    )
     assert answer.json["output"]["path"] == "a.py"
     assert answer.json["audit_id"]
     again = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
     assert again.json == answer.json
     assert len(behind.rooms.rooms[room["workspace_id"]].calls) == 1  # the same request runs once
-    assert problem(await web("POST", "/v1/tools/files.read", call(room, path="b.py")))[:2] == (409, "ALREADY_EXISTS")
+    assert problem(await web("POST", "/v1/tools/files.read", call(room, path="b.py")))[:2] == (
+        409,
+        "ALREADY_EXISTS",
+    )
     refused = await web("POST", "/v1/tools/git.push", call(room, "r-2", branch="main"))
     assert (refused.status, refused.json["status"]) == (200, "blocked")
     assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}")).status == 204
     assert behind.rooms.closed == [room["workspace_id"]]
-    assert problem(await web("POST", "/v1/tools/files.read", call(room, "r-3", path="a.py")))[:2] == (404, "NOT_FOUND")
+    assert problem(await web("POST", "/v1/tools/files.read", call(room, "r-3", path="a.py")))[
+        :2
+    ] == (404, "NOT_FOUND")
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer nobody"}, {"Authorization": "Basic YTpi"}, {"Authorization": ""}]
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer nobody"},
+        {"Authorization": "Basic YTpi"},
+        {"Authorization": ""},
+    ],
 )
 async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict[str, str]) -> None:
-    for method, path in (("POST", "/v1/workspaces"), ("GET", "/v1/tools"), ("GET", "/tasks"), ("GET", "/nowhere")):
+    for method, path in (
+        ("POST", "/v1/workspaces"),
+        ("GET", "/v1/tools"),
+        ("GET", "/tasks"),
+        ("GET", "/nowhere"),
+    ):
         answer = await web(method, path, token=None, headers=headers)
         assert problem(answer)[:2] == (401, "UNAUTHENTICATED")
         assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -57,7 +79,10 @@ async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) 
     room = await opened(web)
     stolen = await web("POST", "/v1/tools/files.read", call(room, path="a.py"), token=OTHER)
     assert problem(stolen)[:2] == (403, "REFUSED")
-    assert problem(await web("DELETE", f"/v1/workspaces/{room['workspace_id']}", token=OTHER))[0] == 404
+    assert (
+        problem(await web("DELETE", f"/v1/workspaces/{room['workspace_id']}", token=OTHER))[0]
+        == 404
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +114,9 @@ async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
         (b'{"repository": ' + b"[" * 9_000, "application/json", 400),
         (b'{"role": "' + b"x" * 30_000 + b'"}', "application/json", 413),
     ):
-        async with web.session.post(url, data=data, headers={**carried, "Content-Type": kind}) as response:
+        async with web.session.post(
+            url, data=data, headers={**carried, "Content-Type": kind}
+        ) as response:
             assert response.status == wanted, data[:40]
             assert response.content_type == "application/problem+json"
 
@@ -130,12 +157,16 @@ async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
             headers = {"Host": host, "Origin": f"http://{host}"}
             assert (await web("GET", "/v1/tools", headers=headers)).status == 200
         preflight = await web(
-            "OPTIONS", "/v1/tools", headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+            "OPTIONS",
+            "/v1/tools",
+            headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"},
         )
         assert preflight.status == 403
 
 
-async def test_a_request_that_dies_with_its_client_stops_its_tool(web: Web, behind: Visiting) -> None:
+async def test_a_request_that_dies_with_its_client_stops_its_tool(
+    web: Web, behind: Visiting
+) -> None:
     room = await opened(web)
     inside = behind.rooms.rooms[room["workspace_id"]]
     inside.open.clear()
@@ -146,10 +177,14 @@ async def test_a_request_that_dies_with_its_client_stops_its_tool(web: Web, behi
         while not any(record.get("status") == "cancelled" for record in behind.house.records()):
             await asyncio.sleep(0.01)
     inside.open.set()
-    assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json["status"] == "success"
+    assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json[
+        "status"
+    ] == "success"
 
 
-async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(web: Web, behind: Visiting) -> None:
+async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
+    web: Web, behind: Visiting
+) -> None:
     room = await opened(web)
     inside = behind.rooms.rooms[room["workspace_id"]]
     inside.open.clear()
@@ -169,7 +204,9 @@ async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(web:
 
 async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
     async with (
-        visiting(tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()) as behind,
+        visiting(
+            tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
+        ) as behind,
         serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits)) as web,
     ):
         found = (await web("GET", "/v1/tools?category=files&safe=true")).json["tools"]
@@ -209,9 +246,14 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
             (waiting,) = (await web("GET", "/v1/parked")).json["parked"]
             assert (waiting["request_id"], waiting["arguments"]) == ("r-1", {"path": "a.py"})
             assert "grant" not in waiting
-            for method, path, body in (("GET", "/v1/parked", None), ("POST", "/v1/parked/r-1", {"allow": True})):
+            for method, path, body in (
+                ("GET", "/v1/parked", None),
+                ("POST", "/v1/parked/r-1", {"allow": True}),
+            ):
                 assert problem(await web(method, path, body, token=OTHER))[:2] == (403, "REFUSED")
-            said = await web("POST", f"/v1/parked/{waiting['id']}", {"allow": True, "reason": "fine"})
+            said = await web(
+                "POST", f"/v1/parked/{waiting['id']}", {"allow": True, "reason": "fine"}
+            )
             assert said.json["state"] == "allowed"
             inside = behind.rooms.rooms[room["workspace_id"]]
             async with asyncio.timeout(20):
@@ -220,7 +262,9 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
             done = await web("POST", "/v1/tools/files.delete", call(room, path="a.py"))
             assert done.json["status"] == "success"
             assert len(inside.calls) == 1
-            assert problem(await web("POST", "/v1/parked/r-1", {"allow": True}))[2].endswith("it was allowed already")
+            assert problem(await web("POST", "/v1/parked/r-1", {"allow": True}))[2].endswith(
+                "it was allowed already"
+            )
             assert problem(await web("POST", "/v1/parked/nothing", {"allow": True}))[0] == 404
             following.cancel()
 
@@ -236,13 +280,19 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
 
         return look
 
-    checkup = Checkup({"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)}, keep_seconds=0)
+    checkup = Checkup(
+        {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
+        keep_seconds=0,
+    )
     doors = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
     doors.taking.set()
     async with serving_http(doors) as web:
         answer = await web("GET", "/health", token=None)
         assert (answer.status, answer.json["status"]) == (200, "healthy")
-        assert [part["detail"] for part in answer.json["parts"]] == ["", ""]  # details are for callers with a token
+        assert [part["detail"] for part in answer.json["parts"]] == [
+            "",
+            "",
+        ]  # details are for callers with a token
         said["graph"] = Condition.DOWN
         assert (await web("GET", "/health")).json["status"] == "degraded"
         said["model"] = Condition.DOWN
@@ -251,7 +301,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         assert {part["name"]: part["detail"] for part in answer.json["parts"]}[
             "model"
         ] == "nobody answers on 10.1.2.3 [MODEL_UNAVAILABLE]"
-        assert (await web("GET", "/ready", token=None)).status == 200, "its doors are no worse for it"
+        assert (await web("GET", "/ready", token=None)).status == 200, (
+            "its doors are no worse for it"
+        )
 
 
 async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_nothing() -> None:

@@ -40,9 +40,21 @@ from support.visits import Visiting
 
 
 def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
-    """A release of uvicorn that changes what `ClientConnection` and `serving` stand on fails here."""
-    theirs = set(dir(HttpToolsProtocol)) | {"cycle", "connections", "headers", "loop", "server_state", "transport", "url"}
-    assert {name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)} - theirs == {"_allow"}
+    """A release of uvicorn that changes what `ClientConnection` and `serving` stand on fails
+    here.
+    """
+    theirs = set(dir(HttpToolsProtocol)) | {
+        "cycle",
+        "connections",
+        "headers",
+        "loop",
+        "server_state",
+        "transport",
+        "url",
+    }
+    assert {
+        name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)
+    } - theirs == {"_allow"}
     assert {"send_400_response", "shutdown"} <= theirs
     made = inspect.getsource(HttpToolsProtocol)
     for said in (
@@ -52,9 +64,22 @@ def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
         "self.tasks.add",
     ):
         assert said in made, said
-    assert [*inspect.signature(HttpToolsProtocol).parameters] == ["config", "server_state", "app_state", "_loop"]
+    assert [*inspect.signature(HttpToolsProtocol).parameters] == [
+        "config",
+        "server_state",
+        "app_state",
+        "_loop",
+    ]
     assert {"connections", "tasks", "default_headers"} <= set(vars(ServerState()))
-    for name in ("reset_contextvars", "server_header", "proxy_headers", "timeout_keep_alive", "ws", "lifespan", "interface"):
+    for name in (
+        "reset_contextvars",
+        "server_header",
+        "proxy_headers",
+        "timeout_keep_alive",
+        "ws",
+        "lifespan",
+        "interface",
+    ):
         assert name in inspect.signature(uvicorn.Config).parameters, name
 
 
@@ -63,8 +88,13 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
     await web("GET", "/v1/tools")
     await web("GET", "/v1/secret-path")
     await web("POST", "/v1/tools/files.read", {})
-    after = {tuple(labels): value for labels, value in metrics.REGISTRY.snapshot()["moothall_http_requests_total"]}
-    known = {tuple(labels): value for labels, value in before.get("moothall_http_requests_total", [])}
+    after = {
+        tuple(labels): value
+        for labels, value in metrics.REGISTRY.snapshot()["moothall_http_requests_total"]
+    }
+    known = {
+        tuple(labels): value for labels, value in before.get("moothall_http_requests_total", [])
+    }
     grown = {labels for labels, value in after.items() if value > known.get(labels, 0)}
     assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
 
@@ -75,7 +105,9 @@ async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> 
     async with serving_http(doors, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
         url = f"https://localhost:{web.port}/v1/tools"
-        async with web.session.get(url, ssl=trusted, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+        async with web.session.get(
+            url, ssl=trusted, headers={"Authorization": f"Bearer {TOKEN}"}
+        ) as response:
             assert response.status == 200
         with pytest.raises(aiohttp.ClientConnectionError):
             await web("GET", "/v1/tools")  # in plain text
@@ -104,9 +136,16 @@ async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
         ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, True, "no PEM certificate"),
     ],
 )
-async def test_no_start_beyond_loopback_without_walls(settings: dict[str, Any], *, configured: bool, wanted: str) -> None:
+async def test_no_start_beyond_loopback_without_walls(
+    settings: dict[str, Any], *, configured: bool, wanted: str
+) -> None:
     with pytest.raises(ConfigurationError, match=wanted):
-        async with http_server(config.WebSettings(port=0, **settings), doors_of(MemoryDesk()), TOKENS, configured=configured):
+        async with http_server(
+            config.WebSettings(port=0, **settings),
+            doors_of(MemoryDesk()),
+            TOKENS,
+            configured=configured,
+        ):
             pass
 
 
@@ -116,22 +155,32 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
         taken.listen()
         with pytest.raises(ConfigurationError, match=r"choose another web\.port"):
             async with http_server(
-                config.WebSettings(port=taken.getsockname()[1]), doors_of(MemoryDesk()), TOKENS, configured=True
+                config.WebSettings(port=taken.getsockname()[1]),
+                doors_of(MemoryDesk()),
+                TOKENS,
+                configured=True,
             ):
                 pass
     with pytest.raises(ConfigurationError, match="needs a token"):
-        async with http_server(config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True):
+        async with http_server(
+            config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True
+        ):
             pass
 
 
-async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(behind: Visiting) -> None:
+async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
+    behind: Visiting,
+) -> None:
     doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
     async with serving_http(doors, head_seconds=0.3) as web:
         silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
         for _, writer in silent[10:]:
             writer.write(b"GET /tasks HTTP/1.1\r\nHost: ")
         kept_reader, kept = await asyncio.open_connection("127.0.0.1", web.port)
-        ask = f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+        ask = (
+            "GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+            f"{TOKEN}\r\n\r\n"
+        ).encode()
         for pause in (0.0, 0.6):
             await asyncio.sleep(pause)
             kept.write(ask)
@@ -143,8 +192,13 @@ async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(be
             writer.close()
 
 
-@pytest.mark.parametrize("header", ["Authorization: Bearer SECRET\x01WORD", "Authorization : Bearer SECRET", "A: SECRET" * 2000])
-async def test_what_is_no_http_is_in_no_log(web: Web, header: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "header",
+    ["Authorization: Bearer SECRET\x01WORD", "Authorization : Bearer SECRET", "A: SECRET" * 2000],
+)
+async def test_what_is_no_http_is_in_no_log(
+    web: Web, header: str, caplog: pytest.LogCaptureFixture
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
     writer.write(f"GET /tasks HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n\r\n".encode())
     assert b" 400 " in await reader.read(100)
@@ -152,7 +206,9 @@ async def test_what_is_no_http_is_in_no_log(web: Web, header: str, caplog: pytes
     assert "SECRET" not in caplog.text
 
 
-ASK = f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+ASK = (
+    f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+).encode()
 
 
 async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -167,7 +223,9 @@ def doors(behind: Visiting) -> Doors:
 
 
 @pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
-async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(behind: Visiting, more: bytes) -> None:
+async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
+    behind: Visiting, more: bytes
+) -> None:
     async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
@@ -185,7 +243,9 @@ async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(be
 async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) -> None:
     async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-        writer.write(b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{")
+        writer.write(
+            b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{"
+        )
         assert b" 401 " in (await answer_of(reader))[0]
         with suppress(ConnectionError):
             while not reader.at_eof():
@@ -207,12 +267,17 @@ async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visitin
 async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting) -> None:
     async with serving_http(doors(behind), body_seconds=0.2) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-        head = f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+        head = (
+            f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Type: application/json\r\n"
+        )
         writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
         told, said = await answer_of(reader)
         assert (b" 408 " in told, json.loads(said)["code"]) == (True, "BODY_TOO_SLOW")
         writer.close()
-        assert problem(await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"}))[:2] == (415, "NOT_JSON")
+        assert problem(
+            await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"})
+        )[:2] == (415, "NOT_JSON")
 
 
 async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> None:
@@ -263,25 +328,34 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
     checkup = Checkup({"bus": Probe(look)})
     async with serving_http(replace(doors(behind), checkup=checkup)) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-        known, unknown = ASK.replace(b"/v1/tools?limit=1", b"/health"), b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        known, unknown = (
+            ASK.replace(b"/v1/tools?limit=1", b"/health"),
+            b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        )
         writer.write(known + unknown + known)
         details = [json.loads((await answer_of(reader))[1])["parts"][0]["detail"] for _ in range(3)]
         assert details == ["where it is", "", "where it is"]
         writer.close()
 
 
-async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(behind: Visiting) -> None:
+async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(
+    behind: Visiting,
+) -> None:
     async with serving_http(doors(behind)) as web:
         room = await opened(web)
         inside = behind.rooms.rooms[room["workspace_id"]]
         for grace, wanted in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:
-                served = await stack.enter_async_context(serving_http(doors(behind), grace_seconds=grace))
+                served = await stack.enter_async_context(
+                    serving_http(doors(behind), grace_seconds=grace)
+                )
                 inside.open.clear()
                 inside.entered.clear()
                 async with aiohttp.ClientSession() as session:
                     asking = asyncio.ensure_future(
-                        Web(session, served.port)("POST", "/v1/tools/files.read", call(room, f"r-{grace}", path="a.py"))
+                        Web(session, served.port)(
+                            "POST", "/v1/tools/files.read", call(room, f"r-{grace}", path="a.py")
+                        )
                     )
                     await inside.entered.wait()
                     asyncio.get_running_loop().call_later(0.3, inside.open.set)
@@ -292,20 +366,28 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                         with pytest.raises(aiohttp.ClientError):
                             await asking
                         async with asyncio.timeout(20):
-                            while not any(record.get("status") == "cancelled" for record in behind.house.records()):
+                            while not any(
+                                record.get("status") == "cancelled"
+                                for record in behind.house.records()
+                            ):
                                 await asyncio.sleep(0.01)
                 with pytest.raises(OSError, match="Connect"):
                     await asyncio.open_connection("127.0.0.1", served.port)
 
 
-async def test_a_bug_behind_the_door_is_logged_and_not_told(behind: Visiting, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_behind_the_door_is_logged_and_not_told(
+    behind: Visiting, caplog: pytest.LogCaptureFixture
+) -> None:
     async def look() -> tuple[Condition, str]:
         raise RuntimeError("a detail of ours")
 
     async with serving_http(replace(doors(behind), checkup=Checkup({"bus": Probe(look)}))) as web:
         answer = await web("GET", "/health")
         assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
-        assert {name: answer.headers[name] for name in ("Server", "Cache-Control", "X-Content-Type-Options")} == {
+        assert {
+            name: answer.headers[name]
+            for name in ("Server", "Cache-Control", "X-Content-Type-Options")
+        } == {
             "Server": "moothall",
             "Cache-Control": "no-store",
             "X-Content-Type-Options": "nosniff",
@@ -319,13 +401,20 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(behind: Visiting, ca
         ("Host: 127.0.0.1\r\nHost: evil.example\r\n", (403, "WRONG_HOST")),
         ("Host: evil.example\r\nHost: 127.0.0.1\r\n", (403, "WRONG_HOST")),
         ("", (403, "WRONG_HOST")),
-        ("Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nOrigin: http://evil.example\r\n", (403, "WRONG_ORIGIN")),
+        (
+            "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nOrigin: http://evil.example\r\n",
+            (403, "WRONG_ORIGIN"),
+        ),
         (f"Host: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n", (401, "UNAUTHENTICATED")),
     ],
 )
-async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(web: Web, headers: str, wanted: tuple[int, str]) -> None:
+async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(
+    web: Web, headers: str, wanted: tuple[int, str]
+) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
-    writer.write(f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
+    writer.write(
+        f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    )
     head, said = await answer_of(reader)
     assert (int(head.split()[1]), json.loads(said)["code"]) == wanted
     writer.close()
@@ -348,5 +437,7 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with session.get(f"http://127.0.0.1:{port}/stream", headers=headers) as response:
             assert await response.content.readline() == b"1\n"
-            with pytest.raises(aiohttp.ClientPayloadError):  # its end is not taken for that of the answer
+            with pytest.raises(
+                aiohttp.ClientPayloadError
+            ):  # its end is not taken for that of the answer
                 await response.content.readline()

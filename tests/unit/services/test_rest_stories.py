@@ -24,7 +24,9 @@ from support.rest import Web, problem, serving_http
 STORIES = "/api/v1/stories"
 STORY: dict[str, Any] = {
     "title": "Export invoices as CSV",
-    "brief": "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
+    "brief": (
+        "As an accountant, I want the invoices of a month as a CSV file, so that I can book them."
+    ),
     "ac": [
         "Given two invoices, when May is exported, then the file has two lines",
         "Given none, when June is exported, then the answer is 404",
@@ -51,14 +53,28 @@ async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
         moved = await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
         assert (moved.status, moved.json["state"], moved.json["blocked"]) == (200, state, False)
     held = await web("POST", f"{STORIES}/{story}/transitions", {"event": "accept_design"})
-    assert (held.json["state"], held.json["blocked"], held.json["reason"]) == ("design", True, "its tasks are not derived yet")
+    assert (held.json["state"], held.json["blocked"], held.json["reason"]) == (
+        "design",
+        True,
+        "its tasks are not derived yet",
+    )
     hostile = "<script>alert(1)</script>\u202e"
     assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": hostile})).status == 204
     told = await web("GET", f"{STORIES}/{story}")
-    assert (told.json["story"]["title"], told.json["ac"], told.json["plan_json"]) == (STORY["title"], STORY["ac"], "")
-    assert told.headers["Content-Type"].startswith("application/json")  # never a page: what stands in it is text
+    assert (told.json["story"]["title"], told.json["ac"], told.json["plan_json"]) == (
+        STORY["title"],
+        STORY["ac"],
+        "",
+    )
+    assert told.headers["Content-Type"].startswith(
+        "application/json"
+    )  # never a page: what stands in it is text
     assert told.headers["X-Content-Type-Options"] == "nosniff"
-    assert [event["type"].rpartition(".")[2] for event in told.json["history"]] == ["created", *["transitioned"] * 2, "commented"]
+    assert [event["type"].rpartition(".")[2] for event in told.json["history"]] == [
+        "created",
+        *["transitioned"] * 2,
+        "commented",
+    ]
     assert told.json["history"][-1]["data"]["comment"] == hostile
     assert [(move["event"], move["missing"]) for move in told.json["moves"]] == [
         ("reject_design", ""),
@@ -70,7 +86,13 @@ async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
 
 async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
     async def create(title: str, token: str = TOKEN) -> Any:
-        return await web("POST", STORIES, STORY | {"title": title}, token=token, headers={"Idempotency-Key": "k-1"})
+        return await web(
+            "POST",
+            STORIES,
+            STORY | {"title": title},
+            token=token,
+            headers={"Idempotency-Key": "k-1"},
+        )
 
     first, again = await create("One"), await create("One")
     assert (again.status, again.json) == (201, first.json)
@@ -85,46 +107,69 @@ async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> N
     seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
     path = f"{STORIES}/{story}/transitions"
     first, second = await asyncio.gather(
-        *(web("POST", path, {"event": "refine", "comment": name}, headers={"If-Match": seen}) for name in ("a", "b"))
+        *(
+            web("POST", path, {"event": "refine", "comment": name}, headers={"If-Match": seen})
+            for name in ("a", "b")
+        )
     )
     lost, won = sorted((first, second), key=lambda answer: answer.status, reverse=True)
     assert (won.status, won.json["state"]) == (200, "draft")
     status, code, said = problem(lost)
     assert (status, code) == (409, "OVERTAKEN")
     assert "is in draft now" in said
-    assert problem(await web("POST", path, {"event": "submit"}, headers={"If-Match": "*"}))[:2] == (400, "INVALID_REQUEST")
-    assert problem(await web("POST", path, {"event": "submit", "story_id": "story-2"}))[:2] == (400, "INVALID_REQUEST")
+    assert problem(await web("POST", path, {"event": "submit"}, headers={"If-Match": "*"}))[:2] == (
+        400,
+        "INVALID_REQUEST",
+    )
+    assert problem(await web("POST", path, {"event": "submit", "story_id": "story-2"}))[:2] == (
+        400,
+        "INVALID_REQUEST",
+    )
 
 
 async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
     story = await made(web)
     seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
     assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": "wait"})).status == 204
-    late = await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"}, headers={"If-Match": seen})
+    late = await web(
+        "POST", f"{STORIES}/{story}/transitions", {"event": "refine"}, headers={"If-Match": seen}
+    )
     assert problem(late)[0] == 409
     assert (await web("GET", f"{STORIES}/{story}")).json["story"]["state"] == "backlog"
 
 
-async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(web: Web, desk: MemoryDesk) -> None:
+async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
+    web: Web, desk: MemoryDesk
+) -> None:
     story, task = await made(web), "/api/v1/deliberations/task-1"
     await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
     for _ in range(2):
         words = {"message": "In French."}
-        assert (await web("POST", f"{task}/steer", words, headers={"Idempotency-Key": "k"})).status == 204
+        assert (
+            await web("POST", f"{task}/steer", words, headers={"Idempotency-Key": "k"})
+        ).status == 204
     diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
     result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
-    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,)))
+    await desk.decide(
+        Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,))
+    )
     said = {"comment": "Say it in French.", "on": {"task_id": "task-1", "path": "u.py", "line": 1}}
     for _ in range(2):
-        assert (await web("POST", f"{STORIES}/{story}/comments", said, headers={"Idempotency-Key": "k"})).status == 204
+        assert (
+            await web("POST", f"{STORIES}/{story}/comments", said, headers={"Idempotency-Key": "k"})
+        ).status == 204
     history = (await web("GET", f"{STORIES}/{story}")).json["history"]
     (event,) = [event["data"] for event in history if event["type"] == "moothall.story.commented"]
     assert (event["path"], event["line"], event["quoted"]) == ("u.py", 1, "+new")
     wrong = {"comment": "x", "on": {"task_id": "task-1", "path": "u.py", "line": 2}}
     assert problem(await web("POST", f"{STORIES}/{story}/comments", wrong))[0] == 400
-    assert problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
+    assert (
+        problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
+    )
     told = [event.data async for event in _steered(desk)]
-    assert len({event["key"] for event in told}) == 1, "the desk is told one key, by which it knows them for one"
+    assert len({event["key"] for event in told}) == 1, (
+        "the desk is told one key, by which it knows them for one"
+    )
 
 
 async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
@@ -133,7 +178,9 @@ async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
             yield recorded.event
 
 
-async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(desk: MemoryDesk) -> None:
+async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
+    desk: MemoryDesk,
+) -> None:
     bus = MemoryBus()
     async with serving_http(doors_of(desk, bus)) as web:
         story = await made(web)
@@ -141,15 +188,26 @@ async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(desk
         assert (await web("GET", path)).json == {"json": "", "plan_id": "", "tasks": []}
         for event in ("refine", "submit"):
             await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
-        plan = {"story_id": story, "plan_id": "plan-0", "tasks": [{"task_id": "t", "role": "dev", "description": "all"}]}
+        plan = {
+            "story_id": story,
+            "plan_id": "plan-0",
+            "tasks": [{"task_id": "t", "role": "dev", "description": "all"}],
+        }
         await bus.publish(write(EventType.PLAN_DERIVED, story, plan))
-        asked: dict[str, Any] = {"plan_id": "plan-0", "tasks": (await web("GET", path)).json["tasks"]}
+        asked: dict[str, Any] = {
+            "plan_id": "plan-0",
+            "tasks": (await web("GET", path)).json["tasks"],
+        }
         lacking = problem(await web("PUT", path, asked))
         assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
         asked["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
         changed = await web("PUT", path, asked)
         told = (await web("GET", path)).json
-        assert (changed.status, told["plan_id"], told["tasks"]) == (200, changed.json["plan_id"], asked["tasks"])
+        assert (changed.status, told["plan_id"], told["tasks"]) == (
+            200,
+            changed.json["plan_id"],
+            asked["tasks"],
+        )
         asked["tasks"][0]["description"] = "late"
         assert problem(await web("PUT", path, asked))[:2] == (409, "OVERTAKEN")
         assert problem(await web("GET", path, token=OTHER))[0] == 404
@@ -158,7 +216,10 @@ async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(desk
 async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
     story = await made(web)
     assert problem(await web("GET", f"{STORIES}/{story}", token=OTHER))[0] == 404
-    assert problem(await web("POST", f"{STORIES}/{story}/comments", {"comment": "hi"}, token=OTHER))[0] == 404
+    assert (
+        problem(await web("POST", f"{STORIES}/{story}/comments", {"comment": "hi"}, token=OTHER))[0]
+        == 404
+    )
     assert (await web("GET", STORIES, token=OTHER)).json == {"stories": []}
     for path in (STORIES, f"{STORIES}/{story}", "/api/v1/events", "/api/v1/deliberations/task-1"):
         assert problem(await web("GET", path, token=None))[0] == 401
@@ -181,7 +242,9 @@ async def test_a_deliberation_is_told_as_over_grpc(desk: MemoryDesk, web: Web) -
     ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
     await web("POST", "/orchestrator.v1.OrchestratorService/SubmitDeliberation", ask)
     await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
-    rpc = await web("POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"})
+    rpc = await web(
+        "POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"}
+    )
     told = await web("GET", "/api/v1/deliberations/task-1")
     for answer in (told, rpc):
         del answer.json["metadata"]["timestamp_ms"]  # when it was asked
@@ -193,7 +256,9 @@ async def following(web: Web, count: int, after: str | None = None) -> list[tupl
     """Return the next events of the board."""
     headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Last-Event-ID": after} if after else {})
     found: list[tuple[int, str, Any]] = []
-    async with web.session.get(f"http://127.0.0.1:{web.port}/api/v1/events", headers=headers) as response:
+    async with web.session.get(
+        f"http://127.0.0.1:{web.port}/api/v1/events", headers=headers
+    ) as response:
         assert response.content_type == "text/event-stream"
         assert (await response.content.readuntil(b"\n\n")).startswith(b":")
         while len(found) < count:
@@ -208,7 +273,11 @@ async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
     story = await made(web, brief="As a clerk, I want it\n\nid: 99\nevent: forged")
     await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"})
     (begun, kind, first), (moved, _, second) = await following(web, 2)
-    assert (kind, first["story"]["state"], second["story"]["state"]) == ("moothall.story.created", "backlog", "draft")
+    assert (kind, first["story"]["state"], second["story"]["state"]) == (
+        "moothall.story.created",
+        "backlog",
+        "draft",
+    )
     assert first["seq"] == str(begun)
     ((again, _, told),) = await following(web, 1, str(begun))
     assert (again, told) == (moved, second)

@@ -18,11 +18,22 @@ TOLD = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 async def test_a_report_is_scored_by_its_level(desk: MemoryDesk) -> None:
     async with serving(desk) as house:
         stub: Any = pb_grpc.WorkspaceServiceStub(house.channel)
-        report = pb.Report(build=pb.Build(ok=True), unit=pb.Tests(ok=True, passed=3, coverage=0.75), static=pb.Static(ok=True))
-        found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(job_id="job-1", report=report), **TOLD)
+        report = pb.Report(
+            build=pb.Build(ok=True),
+            unit=pb.Tests(ok=True, passed=3, coverage=0.75),
+            static=pb.Static(ok=True),
+        )
+        found = await stub.ScoreWorkspace(
+            pb.ScoreWorkspaceRequest(job_id="job-1", report=report), **TOLD
+        )
         assert (found.score, found.rigor, found.gating_decision) == (100, "L1", "pass")
-        found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(report=report, rigor_level="L3"), **TOLD)
-        assert (found.gating_decision, found.reasons[0]) == ("block", "blocks: no evidence of e2e, which this level requires")
+        found = await stub.ScoreWorkspace(
+            pb.ScoreWorkspaceRequest(report=report, rigor_level="L3"), **TOLD
+        )
+        assert (found.gating_decision, found.reasons[0]) == (
+            "block",
+            "blocks: no evidence of e2e, which this level requires",
+        )
         found = await stub.ScoreWorkspace(pb.ScoreWorkspaceRequest(), **TOLD)
         assert found.gating_decision == "block"
 
@@ -37,10 +48,14 @@ async def test_a_report_is_scored_by_its_level(desk: MemoryDesk) -> None:
         ({}, "L7", "it is one of L0, L1, L2, L3"),
     ],
 )
-async def test_what_is_wrong_is_named(desk: MemoryDesk, report: dict[str, Any], level: str, said: str) -> None:
+async def test_what_is_wrong_is_named(
+    desk: MemoryDesk, report: dict[str, Any], level: str, said: str
+) -> None:
     async with serving(desk) as house:
         stub: Any = pb_grpc.WorkspaceServiceStub(house.channel)
-        asked = pb.ScoreWorkspaceRequest(job_id="job-1", report=pb.Report(**report), rigor_level=level)
+        asked = pb.ScoreWorkspaceRequest(
+            job_id="job-1", report=pb.Report(**report), rigor_level=level
+        )
         with pytest.raises(grpc.aio.AioRpcError, match=said) as refused:
             await stub.ScoreWorkspace(asked, **TOLD)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

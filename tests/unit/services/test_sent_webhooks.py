@@ -43,7 +43,9 @@ class Hook:
         status = self.says.pop(0) if self.says else 204
         if status == 204:
             assert is_signed(SECRET, body, request.headers["X-Moothall-Signature-256"])
-            assert not is_signed("another secret", body, request.headers["X-Moothall-Signature-256"])
+            assert not is_signed(
+                "another secret", body, request.headers["X-Moothall-Signature-256"]
+            )
             self.told.append(json.loads(body))
             self.headers.append(request.headers)
         return web.Response(status=status, headers={"Location": self.url} if status == 302 else {})
@@ -95,8 +97,12 @@ async def decide(bus: MemoryBus, task_id: str) -> None:
         "results": [{"content": "what a model wrote"}],
         "error_message": "what a model wrote",
     }
-    await bus.publish(new_event(EventType.SEAT_STARTED, task_id, {"task_id": task_id, "seat": "s"}, ordinal="1"))
-    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, task_id, data, ordinal="2", tenant="acme"))
+    await bus.publish(
+        new_event(EventType.SEAT_STARTED, task_id, {"task_id": task_id, "seat": "s"}, ordinal="1")
+    )
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, task_id, data, ordinal="2", tenant="acme")
+    )
 
 
 async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wrote() -> None:
@@ -106,7 +112,9 @@ async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wro
         for task_id in ("t-1", "t-2"):
             await decide(bus, task_id)
         await hook.until_asked(2)
-    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"], "what was decided before anybody was to be told is not"
+    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"], (
+        "what was decided before anybody was to be told is not"
+    )
     first = dict(hook.told[0])
     assert first.pop("id") == hook.headers[0]["X-Moothall-Delivery"]
     assert first.pop("seq") > 0
@@ -123,7 +131,9 @@ async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wro
     }
 
 
-async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_who_moved_it() -> None:
+async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_who_moved_it() -> (
+    None
+):
     bus = MemoryBus()
     moved = {
         "story_id": "s-1",
@@ -134,8 +144,14 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
     }
     async with hearing() as hook, telling(bus, hook):
         await decide(bus, "t-1")
-        await bus.publish(new_event(EventType.STORY_COMMENTED, "s-1", {"story_id": "s-1", "comment": "x"}, ordinal="1"))
-        await bus.publish(new_event(EventType.STORY_TRANSITIONED, "s-1", moved, ordinal="2", tenant="acme"))
+        await bus.publish(
+            new_event(
+                EventType.STORY_COMMENTED, "s-1", {"story_id": "s-1", "comment": "x"}, ordinal="1"
+            )
+        )
+        await bus.publish(
+            new_event(EventType.STORY_TRANSITIONED, "s-1", moved, ordinal="2", tenant="acme")
+        )
         await decide(bus, "t-2")
         await hook.until_asked(3)
     assert [told["event"].removeprefix("moothall.") for told in hook.told] == [
@@ -143,7 +159,9 @@ async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_
         "story.transitioned",
         "deliberation.decided",
     ]
-    told = {name: value for name, value in hook.told[1].items() if name not in {"id", "seq", "time"}}
+    told = {
+        name: value for name, value in hook.told[1].items() if name not in {"id", "seq", "time"}
+    }
     assert told == {
         "version": 1,
         "event": "moothall.story.transitioned",
@@ -180,7 +198,9 @@ async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twic
             await decide(bus, "t-1")
             await hook.until_asked(1)
             async with asyncio.timeout(10):
-                while [one["seq"] for one in (await bus.bucket(BUCKET).entries()).values()] != [hook.told[0]["seq"]]:
+                while [one["seq"] for one in (await bus.bucket(BUCKET).entries()).values()] != [
+                    hook.told[0]["seq"]
+                ]:
                     await asyncio.sleep(0)
         await decide(bus, "t-2")
         async with telling(bus, hook):

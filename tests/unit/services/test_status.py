@@ -8,7 +8,9 @@ from moothall import errors
 from moothall.services.status import code_of, rich_status
 
 
-def all_kinds(kind: type[errors.MoothallError] = errors.MoothallError) -> list[type[errors.MoothallError]]:
+def all_kinds(
+    kind: type[errors.MoothallError] = errors.MoothallError,
+) -> list[type[errors.MoothallError]]:
     return [kind, *(found for below in kind.__subclasses__() for found in all_kinds(below))]
 
 
@@ -26,7 +28,9 @@ def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallE
         (errors.RepositoryError, grpc.StatusCode.FAILED_PRECONDITION),
     ],
 )
-def test_a_kind_has_its_own_status_or_that_of_the_kind_above(kind: type[errors.MoothallError], code: grpc.StatusCode) -> None:
+def test_a_kind_has_its_own_status_or_that_of_the_kind_above(
+    kind: type[errors.MoothallError], code: grpc.StatusCode
+) -> None:
     assert code_of(kind("x")) is code
 
 

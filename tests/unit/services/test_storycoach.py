@@ -19,10 +19,14 @@ TOLD = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 async def test_a_story_is_scored_refined_and_suggested_over_grpc(desk: MemoryDesk) -> None:
     async with serving(desk) as house:
         stub: Any = pb_grpc.StoryCoachServiceStub(house.channel)
-        scored = await stub.ScoreStory(pb.ScoreStoryRequest(title="Export", ac=["It is fast"]), **TOLD)
+        scored = await stub.ScoreStory(
+            pb.ScoreStoryRequest(title="Export", ac=["It is fast"]), **TOLD
+        )
         assert {item.code for item in scored.findings} >= {"TITLE", "DESCRIPTION", "TESTABLE"}
         assert scored.total == 100 - sum(item.weight for item in scored.findings)
-        refined = await stub.RefineStory(pb.RefineStoryRequest(title="Export", ac=["404 when there is none"]), **TOLD)
+        refined = await stub.RefineStory(
+            pb.RefineStoryRequest(title="Export", ac=["404 when there is none"]), **TOLD
+        )
         assert refined.by == RULES
         assert refined.ac == ["Given nothing else is changed, when there is none, then 404"]
         suggested = await stub.SuggestStory(pb.SuggestStoryRequest(goal="Export invoices"), **TOLD)

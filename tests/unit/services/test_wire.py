@@ -19,18 +19,30 @@ from moothall.pb.runner.v1 import runner_pb2
 from moothall.pb.shannon.agent import agent_pb2
 from moothall.pb.shannon.common import common_pb2 as shannon_pb2
 
-# Fields in number order from 1, "= n" where a number is skipped. s string, i int32, l int64, d double, b bool,
+# Fields in number order from 1, "= n" where a number is skipped. s string, i int32, l int64, d
+# double, b bool,
 # [] repeated, map<…> of strings to…; everything else is a message or an enum.
 MESSAGES = {
-    "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, num_agents i, task_id s, "
-    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork, hidden_tests map<s>",
-    "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata OrchestratorMetadata, task_id s, "
-    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats []SeatOutcome, evidence_level s",
+    "DeliberateRequest": "task_description s, role s, constraints TaskConstraints, rounds i?, "
+    "num_agents i, "
+    "task_id s, "
+    "repository Repository, protocol s, budget Budget, adaptive b, follows s, fork Fork, "
+    "hidden_tests map<s>",
+    "DeliberateResponse": "results []DeliberationResult, winner_id s, duration_ms l, metadata "
+    "OrchestratorMetadata, "
+    "task_id s, "
+    "status DeliberationStatus, usage Usage, proven b, branch s, error_message s, seats "
+    "[]SeatOutcome, evidence_level s",
     "SubmitDeliberationResponse": "task_id s, status DeliberationStatus, agent_count i",
     "GetDeliberationResultRequest": "task_id s",
-    "GetDeliberationResultResponse": "task_id s, status DeliberationStatus, results []DeliberationResult, winner_id s, "
-    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch s, seats []SeatOutcome, evidence_level s",
-    "DeliberationUpdate": "status s, progress_percent i, current_step s, current_agent s, partial_result DeliberationResult, "
+    "GetDeliberationResultResponse": "task_id s, status DeliberationStatus, results "
+    "[]DeliberationResult, "
+    "winner_id s, "
+    "duration_ms l, error_message s, metadata OrchestratorMetadata, usage Usage, proven b, branch "
+    "s, seats []SeatOutcome, evidence_level s",
+    "DeliberationUpdate": "status s, progress_percent i, current_step s, current_agent s, "
+    "partial_result "
+    "DeliberationResult, "
     "seq l, event Event, task_id s",
     "WatchDeliberationRequest": "task_id s, after_seq l",
     "CancelDeliberationRequest": "task_id s, reason s",
@@ -41,11 +53,18 @@ MESSAGES = {
     "PauseDeliberationResponse": "changed b",
     "ResumeDeliberationRequest": "task_id s",
     "ResumeDeliberationResponse": "changed b",
-    "OrchestrateRequest": "task_id s, task_description s, role s, constraints TaskConstraints, options OrchestratorOptions, "
+    "OrchestrateRequest": "task_id s, task_description s, role s, constraints "
+    "TaskConstraints, options "
+    "OrchestratorOptions, "
     "case_id s, story_id s, plan_id s, context_options ContextOptions, repository Repository = 11",
-    "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, execution_id s, duration_ms l, "
+    "OrchestrateResponse": "winner DeliberationResult, candidates []DeliberationResult, "
+    "execution_id s, "
+    "duration_ms "
+    "l, "
     "metadata OrchestratorMetadata",
-    "RegisterAgentRequest": "agent_id s, role s, capabilities AgentCapabilities, endpoint s, metadata map<s>",
+    "RegisterAgentRequest": (
+        "agent_id s, role s, capabilities AgentCapabilities, endpoint s, metadata map<s>"
+    ),
     "RegisterAgentResponse": "success b, message s, council_id s",
     "UnregisterAgentRequest": "agent_id s, role s",
     "UnregisterAgentResponse": "success b, message s",
@@ -55,37 +74,74 @@ MESSAGES = {
     "ListCouncilsResponse": "councils []CouncilInfo",
     "DeleteCouncilRequest": "role s",
     "DeleteCouncilResponse": "success b, message s, agents_removed i",
-    "ProcessPlanningEventRequest": "event_type s, case_id s, plan_id s, from_state s, to_state s, timestamp_ms l, metadata map<s>",
+    "ProcessPlanningEventRequest": (
+        "event_type s, case_id s, plan_id s, from_state s, to_state s, timestamp_ms l, metadata "
+        "map<s>"
+    ),
     "ProcessPlanningEventResponse": "processed b, message s, derived_task_ids []s",
     "DeriveSubtasksRequest": "case_id s, plan_id s, roles []s, strategy DerivationStrategy",
-    "DerivationStrategy": "parallel_execution b, dependency_order []s, max_tasks_per_role i, auto_publish_to_nats b",
+    "DerivationStrategy": (
+        "parallel_execution b, dependency_order []s, max_tasks_per_role i, auto_publish_to_nats b"
+    ),
     "DeriveSubtasksResponse": "tasks []AtomicTask, derivation_id s, total_tasks i",
-    "AtomicTask": "task_id s, role s, description s, dependencies []s, constraints TaskConstraints, case_id s, plan_id s, "
+    "AtomicTask": "task_id s, role s, description s, dependencies []s, constraints "
+    "TaskConstraints, case_id "
+    "s, plan_id s, "
     "priority i, repository Repository",
-    "GetTaskContextRequest": "task_id s, case_id s, story_id s, role s, phase s, options ContextOptions",
+    "GetTaskContextRequest": (
+        "task_id s, case_id s, story_id s, role s, phase s, options ContextOptions"
+    ),
     "GetTaskContextResponse": "context_text s, blocks ContextBlocks, token_count i, version_hash s",
     "ContextBlocks": "system s, context s, tools s, history s",
     "GetStatusRequest": "include_stats b",
     "GetStatusResponse": "status s, uptime_seconds l, stats OrchestratorStats, reasons []s",
-    "OrchestratorStats": "total_deliberations l, total_orchestrations l, avg_deliberation_time_ms d, active_councils l, "
+    "OrchestratorStats": "total_deliberations l, total_orchestrations l, "
+    "avg_deliberation_time_ms d, "
+    "active_councils l, "
     "role_counts map<l>",
     "GetMetricsRequest": "metric_type s, time_range_ms l",
-    "GetMetricsResponse": "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics",
-    "PerformanceMetrics": "avg_deliberation_ms d, avg_orchestration_ms d, p50_latency_ms d, p95_latency_ms d, p99_latency_ms d",
-    "AgentMetrics": "total_agents l, active_agents l, agents_per_role map<l>, avg_agent_response_time_ms d",
+    "GetMetricsResponse": (
+        "performance PerformanceMetrics, agents AgentMetrics, councils CouncilMetrics"
+    ),
+    "PerformanceMetrics": (
+        "avg_deliberation_ms d, avg_orchestration_ms d, p50_latency_ms d, p95_latency_ms d, "
+        "p99_latency_ms d"
+    ),
+    "AgentMetrics": (
+        "total_agents l, active_agents l, agents_per_role map<l>, avg_agent_response_time_ms d"
+    ),
     "CouncilMetrics": "total_councils l, active_councils l, health_per_council map<CouncilHealth>",
     "CouncilHealth": "status s, available_agents i, busy_agents i, success_rate d",
-    "TaskConstraints": "rubric s, requirements []s, metadata map<s>, max_iterations i, timeout_seconds i",
-    "OrchestratorOptions": "enable_peer_review b, deliberation_rounds i, enable_architect_selection b, custom_params map<s>",
-    "ContextOptions": "include_timeline b, include_decisions b, include_summaries b, max_events i, scopes []s",
-    "CouncilConfig": "deliberation_rounds i, enable_peer_review b, model_profile s, custom_params map<s>, agent_type s",
+    "TaskConstraints": (
+        "rubric s, requirements []s, metadata map<s>, max_iterations i, timeout_seconds i"
+    ),
+    "OrchestratorOptions": (
+        "enable_peer_review b, deliberation_rounds i, enable_architect_selection b, custom_params "
+        "map<s>"
+    ),
+    "ContextOptions": (
+        "include_timeline b, include_decisions b, include_summaries b, max_events i, scopes []s"
+    ),
+    "CouncilConfig": (
+        "deliberation_rounds i, enable_peer_review b, model_profile s, custom_params map<s>, "
+        "agent_type s"
+    ),
     "CouncilInfo": "council_id s, role s, num_agents i, agents []AgentInfo, status s, model s",
     "AgentInfo": "agent_id s, role s, status s, capabilities AgentCapabilities",
-    "AgentCapabilities": "supported_tasks []s, model_profile s, max_concurrent_tasks i, languages []s",
-    "DeliberationResult": "proposal Proposal, checks CheckSuite, score d, rank i, evidence []Evidence, reasons []s, reviews []Review, evidence_level s",
-    "Proposal": "author_id s, author_role s, content s, created_at_ms l, revisions []s, diff s, commit_sha s, "
+    "AgentCapabilities": (
+        "supported_tasks []s, model_profile s, max_concurrent_tasks i, languages []s"
+    ),
+    "DeliberationResult": (
+        "proposal Proposal, checks CheckSuite, score d, rank i, evidence []Evidence, reasons []s, "
+        "reviews []Review, evidence_level s"
+    ),
+    "Proposal": "author_id s, author_role s, content s, created_at_ms l, revisions []s, diff s, "
+    "commit_sha s, "
     "operations []ToolOperation",
-    "CheckSuite": "policy PolicyCheck, lint LintCheck, dryrun DryRunCheck, additional_checks []AdditionalCheck, all_passed b",
+    "CheckSuite": (
+        "policy PolicyCheck, lint LintCheck, dryrun DryRunCheck, additional_checks "
+        "[]AdditionalCheck, all_passed b"
+    ),
     "PolicyCheck": "passed b, violations []s, message s",
     "LintCheck": "passed b, error_count i, warning_count i, errors []s",
     "DryRunCheck": "passed b, output s, exit_code i, message s",
@@ -97,14 +153,18 @@ COMMON = {
     "Repository": "id s, url s, ref s",
     "Budget": "tokens l, seconds i, calls i, cost_usd d",
     "Usage": "prompt_tokens l, cached_tokens l, completion_tokens l, calls i, cost_usd d",
-    "Evidence": "check s, verdict s, passed i, failed i, skipped i, duration_ms l, output s, proven b",
+    "Evidence": (
+        "check s, verdict s, passed i, failed i, skipped i, duration_ms l, output s, proven b"
+    ),
     "Review": "reviewer_id s, score d, met []s, unmet []s, comment s",
     "ToolOperation": "tool s, arguments_digest s, status s, duration_ms l",
     "Event": "id s, type s, subject s, correlation_id s, causation_id s, time s, data Struct",
     "Fork": "task_id s, turn i, seat s, words s",
 }
 KERNEL = {
-    "CreateTaskRequest": "prompt s, workspace s, agent s, budget Budget, task_id s, ref s, follows s",
+    "CreateTaskRequest": (
+        "prompt s, workspace s, agent s, budget Budget, task_id s, ref s, follows s"
+    ),
     "CreateTaskResponse": "task_id s, capability_token s",
     "StreamTaskEventsRequest": "task_id s, after_seq l",
     "TaskEvent": "seq l, type s, payload Struct, time Timestamp",
@@ -140,41 +200,77 @@ RPCS = {
     )
 }
 RUNNER = {
-    "ExecuteRequest": "task_id s, execution_id s, code s, inputs Struct, tools []s, capability_token s, limits Limits",
+    "ExecuteRequest": (
+        "task_id s, execution_id s, code s, inputs Struct, tools []s, capability_token s, limits "
+        "Limits"
+    ),
     "Limits": "timeout_ms i, memory_mb i, max_tool_calls i",
-    "ExecuteResponse": "status s, result Value, stdout s, error s, tool_call_count i, usage RunUsage",
+    "ExecuteResponse": (
+        "status s, result Value, stdout s, error s, tool_call_count i, usage RunUsage"
+    ),
     "RunUsage": "cpu_ms l, max_rss_bytes l, duration_ms l, tier s, reason s",
 }
 SHANNON = {
     agent_pb2: {
-        "ExecuteTaskRequest": "metadata TaskMetadata, query s, context Struct, mode ExecutionMode, available_tools []s, config AgentConfig, "
+        "ExecuteTaskRequest": "metadata TaskMetadata, query s, context Struct, mode ExecutionMode, "
+        "available_tools "
+        "[]s, config AgentConfig, "
         "session_context SessionContext",
-        "SessionContext": "session_id s, history []s, persistent_context Struct, files_created []s, tools_used []s, total_tokens_used i, "
+        "SessionContext": "session_id s, history []s, persistent_context Struct, "
+        "files_created []s, "
+        "tools_used "
+        "[]s, total_tokens_used i, "
         "total_cost_usd d, user_id s",
-        "AgentConfig": "max_iterations i, timeout_seconds i, enable_sandbox b, memory_limit_mb l, enable_learning b",
-        "ExecuteTaskResponse": "task_id s, status StatusCode, result s, tool_calls []ToolCall, tool_results []ToolResult, "
+        "AgentConfig": (
+            "max_iterations i, timeout_seconds i, enable_sandbox b, memory_limit_mb l, "
+            "enable_learning b"
+        ),
+        "ExecuteTaskResponse": "task_id s, status StatusCode, result s, tool_calls []ToolCall, "
+        "tool_results "
+        "[]ToolResult, "
         "metrics ExecutionMetrics, error_message s, final_state AgentState, metadata Struct",
-        "TaskUpdate": "task_id s, state AgentState, message s, tool_call ToolCall, tool_result ToolResult, progress d, delta s",
-        "GetCapabilitiesResponse": "supported_tools []s, supported_modes []ExecutionMode, max_memory_mb l, max_concurrent_tasks i, "
+        "TaskUpdate": (
+            "task_id s, state AgentState, message s, tool_call ToolCall, tool_result ToolResult, "
+            "progress d, delta s"
+        ),
+        "GetCapabilitiesResponse": "supported_tools []s, supported_modes []ExecutionMode, "
+        "max_memory_mb l, "
+        "max_concurrent_tasks i, "
         "version s",
-        "HealthCheckResponse": "healthy b, message s, uptime_seconds l, active_tasks i, memory_usage_percent d",
-        "DiscoverToolsRequest": "query s, categories []s, tags []s, exclude_dangerous b, max_results i",
+        "HealthCheckResponse": (
+            "healthy b, message s, uptime_seconds l, active_tasks i, memory_usage_percent d"
+        ),
+        "DiscoverToolsRequest": (
+            "query s, categories []s, tags []s, exclude_dangerous b, max_results i"
+        ),
         "DiscoverToolsResponse": "tools []ToolCapability",
         "GetToolCapabilityRequest": "tool_id s",
         "GetToolCapabilityResponse": "tool ToolCapability",
-        "ToolCapability": "id s, name s, description s, category s, input_schema Struct, output_schema Struct, "
-        "required_permissions []s, estimated_duration_ms l, is_dangerous b, version s, author s, tags []s, examples []ToolExample, "
+        "ToolCapability": "id s, name s, description s, category s, input_schema Struct, "
+        "output_schema Struct, "
+        "required_permissions []s, estimated_duration_ms l, is_dangerous b, version s, author s, "
+        "tags []s, examples []ToolExample, "
         "rate_limit RateLimit, cache_ttl_ms l",
         "ToolExample": "description s, input Struct, output Struct",
         "RateLimit": "requests_per_minute i, requests_per_hour i",
     },
     shannon_pb2: {
-        "TaskMetadata": "task_id s, user_id s, session_id s, tenant_id s, created_at Timestamp, labels map<s>, max_agents i, "
+        "TaskMetadata": "task_id s, user_id s, session_id s, tenant_id s, created_at "
+        "Timestamp, labels "
+        "map<s>, max_agents i, "
         "token_budget d",
-        "TokenUsage": "prompt_tokens i, completion_tokens i, total_tokens i, cost_usd d, model s, tier ModelTier, provider s",
-        "ExecutionMetrics": "latency_ms l, token_usage TokenUsage, cache_hit b, cache_score d, agents_used i, mode ExecutionMode",
+        "TokenUsage": (
+            "prompt_tokens i, completion_tokens i, total_tokens i, cost_usd d, model s, tier "
+            "ModelTier, provider s"
+        ),
+        "ExecutionMetrics": (
+            "latency_ms l, token_usage TokenUsage, cache_hit b, cache_score d, agents_used i, "
+            "mode ExecutionMode"
+        ),
         "ToolCall": "name s, parameters Struct, tool_id s",
-        "ToolResult": "tool_id s, output Value, status StatusCode, error_message s, execution_time_ms l",
+        "ToolResult": (
+            "tool_id s, output Value, status StatusCode, error_message s, execution_time_ms l"
+        ),
     },
 }
 SHANNON_ENUMS = {
@@ -256,8 +352,13 @@ def test_nothing_is_on_the_wire_that_was_not_promised() -> None:
 
 
 def test_the_runners_messages_are_as_promised() -> None:
-    assert runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
-    found = {name: described(message) for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()}
+    assert (
+        runner_pb2.DESCRIPTOR.services_by_name["SecureRunner"].full_name == "runner.v1.SecureRunner"
+    )
+    found = {
+        name: described(message)
+        for name, message in runner_pb2.DESCRIPTOR.message_types_by_name.items()
+    }
     assert found == {name: promised(table) for name, table in RUNNER.items()}
 
 
@@ -265,7 +366,8 @@ def test_the_rpcs_are_as_promised() -> None:
     service = pb.DESCRIPTOR.services_by_name["OrchestratorService"]
     assert service.full_name == "orchestrator.v1.OrchestratorService"
     assert {
-        rpc.name: f"{rpc.input_type.name} → {'stream ' if rpc.server_streaming else ''}{rpc.output_type.name}"
+        rpc.name: f"{rpc.input_type.name} → "
+        f"{'stream ' if rpc.server_streaming else ''}{rpc.output_type.name}"
         for rpc in service.methods
         if not rpc.client_streaming
     } == RPCS
@@ -273,18 +375,30 @@ def test_the_rpcs_are_as_promised() -> None:
 
 def test_the_states_are_as_promised() -> None:
     names = ("UNKNOWN", "PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
-    assert pb.DeliberationStatus.items() == [(f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)]
+    assert pb.DeliberationStatus.items() == [
+        (f"DELIBERATION_STATUS_{name}", number) for number, name in enumerate(names)
+    ]
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named])
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, named in SHANNON.items() for name in named]
+)
 def test_the_agent_services_messages_are_as_promised(module: Any, name: str) -> None:
-    assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(SHANNON[module][name])
+    assert described(module.DESCRIPTOR.message_types_by_name[name]) == promised(
+        SHANNON[module][name]
+    )
 
 
 def test_the_agent_service_is_called_as_promised() -> None:
-    assert (agent_pb2.DESCRIPTOR.package, shannon_pb2.DESCRIPTOR.package) == ("shannon.agent", "shannon.common")
+    assert (agent_pb2.DESCRIPTOR.package, shannon_pb2.DESCRIPTOR.package) == (
+        "shannon.agent",
+        "shannon.common",
+    )
     methods = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].methods
-    called = {method.name: (method.input_type.name, method.output_type.name, method.server_streaming) for method in methods}
+    called = {
+        method.name: (method.input_type.name, method.output_type.name, method.server_streaming)
+        for method in methods
+    }
     unary = ("GetCapabilities", "HealthCheck", "DiscoverTools", "GetToolCapability")
     assert called == {
         "ExecuteTask": ("ExecuteTaskRequest", "ExecuteTaskResponse", False),
@@ -296,7 +410,8 @@ def test_the_agent_service_is_called_as_promised() -> None:
             found = module.DESCRIPTOR.enum_types_by_name[name].values
             assert [value.number for value in found] == list(range(len(words.split()) + 1))
             assert all(
-                value.name.endswith(f"_{word}") for value, word in zip(found, ["UNSPECIFIED", *words.split()], strict=True)
+                value.name.endswith(f"_{word}")
+                for value, word in zip(found, ["UNSPECIFIED", *words.split()], strict=True)
             )
 
 
@@ -305,7 +420,9 @@ BUF = Path(sysconfig.get_path("scripts")) / "buf"
 
 
 def breaks(folder: Path, change: tuple[str, str] | None = None) -> str:
-    """Return what `buf breaking` says of the protos, with one change, against those of the last release."""
+    """Return what `buf breaking` says of the protos, with one change, against those of the last
+    release.
+    """
     shutil.copytree(ROOT / "protos", folder / "protos")
     shutil.copy(ROOT / "buf.yaml", folder)
     path = folder / "protos/orchestrator/v1/orchestrator.proto"
@@ -330,14 +447,22 @@ def test_the_protos_break_no_client_of_the_last_release(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (
-            ("  string task_description = 1;\n  // dev", "  string task_description = 20;\n  // dev"),
+            (
+                "  string task_description = 1;\n  // dev",
+                "  string task_description = 20;\n  // dev",
+            ),
             'Previously present field "1"',
         ),
         (("  optional int32 rounds = 4;", "  optional string rounds = 4;"), "changed type"),
         (("  bool adaptive = 10;\n", ""), 'Previously present field "10"'),
-        (("  DELIBERATION_STATUS_TIMEOUT = 5;", "  DELIBERATION_STATUS_TIMEOUT = 15;"), 'enum value "5"'),
+        (
+            ("  DELIBERATION_STATUS_TIMEOUT = 5;", "  DELIBERATION_STATUS_TIMEOUT = 15;"),
+            'enum value "5"',
+        ),
         (("  rpc GetStatus(", "  rpc FetchStatus("), "Previously present RPC"),
     ],
 )
-def test_what_would_break_a_client_is_caught(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_what_would_break_a_client_is_caught(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
     assert said in breaks(tmp_path, change)

@@ -1,4 +1,6 @@
-"""One trace from the desk over the bus to a host, to the host that takes the work up again, and to the collector."""
+"""One trace from the desk over the bus to a host, to the host that takes the work up again, and to
+the collector.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,16 @@ from support.story import Remembering
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 OTHER = "00-11111111111111111111111111111111-2222222222222222-01"
-TASK = DeliberationRequest(description="Write a haiku", role="dev", protocol="single", task_id="task-1")
+TASK = DeliberationRequest(
+    description="Write a haiku", role="dev", protocol="single", task_id="task-1"
+)
 
 
 async def logged(bus: MemoryBus) -> list[Event]:
-    return [recorded.event async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))]
+    return [
+        recorded.event
+        async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))
+    ]
 
 
 async def until(done: Callable[[list[Event]], bool], bus: MemoryBus) -> list[Event]:
@@ -57,7 +64,10 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
     def haiku(_body: Any, _headers: Any) -> str:
         return finish("An old silent pond")
 
-    async with open_council(tmp_path, scripted(haiku)) as house, recording(TraceSettings(), "test", exporter=exporter):
+    async with (
+        open_council(tmp_path, scripted(haiku)) as house,
+        recording(TraceSettings(), "test", exporter=exporter),
+    ):
         with telemetry.span("call", parent=CALLER):
             await Desk(house.bus, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
         requested = (await logged(house.bus))[0]
@@ -65,12 +75,16 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
         asked = len(house.server.requests)
         await work(house, requested, 2)  # its ack was lost, and another host takes it up
         assert len(house.server.requests) == asked
-        collecting = asyncio.ensure_future(Collector(house.bus, Remembering(), LimitSettings()).run())
+        collecting = asyncio.ensure_future(
+            Collector(house.bus, Remembering(), LimitSettings()).run()
+        )
         events = await until(has(EventType.DELIBERATION_DECIDED), house.bus)
         collecting.cancel()
         await asyncio.wait({collecting})
     spans = exporter.get_finished_spans()
-    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {CALLER.split("-")[1]}
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
+        CALLER.split("-")[1]
+    }
     assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
     named = Counter(span.name for span in spans)
     assert (named["deliberation"], named["chat"], named["decide"]) == (2, asked, 1)
@@ -80,10 +94,18 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
             assert span.parent is not None
             assert submit.context is not None
             assert span.parent.span_id == submit.context.span_id
-    deliveries = [(span.attributes or {})["moothall.deliveries"] for span in spans if span.name == "deliberation"]
+    deliveries = [
+        (span.attributes or {})["moothall.deliveries"]
+        for span in spans
+        if span.name == "deliberation"
+    ]
     assert deliveries == [1, 2]
     ids = {event.id for event in events}
-    assert all(event.causationid in ids for event in events if event.type is not EventType.DELIBERATION_REQUESTED)
+    assert all(
+        event.causationid in ids
+        for event in events
+        if event.type is not EventType.DELIBERATION_REQUESTED
+    )
 
 
 async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
@@ -99,4 +121,7 @@ async def test_the_same_request_under_another_trace_is_the_same_request() -> Non
     await Desk(plain, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
     (without,) = await logged(plain)
     assert without.id == events[0].id
-    assert replace(without, traceparent=CALLER).data["request_digest"] == events[0].data["request_digest"]
+    assert (
+        replace(without, traceparent=CALLER).data["request_digest"]
+        == events[0].data["request_digest"]
+    )

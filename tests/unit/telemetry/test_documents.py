@@ -14,12 +14,19 @@ from moothall.telemetry.metrics import REGISTRY
 from support.documents import table
 
 ROOT = Path(__file__).resolve().parents[3]
-DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "moothall.json").read_text(encoding="utf-8"))
+DASHBOARD: dict[str, Any] = json.loads(
+    (ROOT / "deploy" / "grafana" / "moothall.json").read_text(encoding="utf-8")
+)
 
 
 def queried() -> set[str]:
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-    return {name for panel in panels for target in panel["targets"] for name in re.findall(r"moothall_\w+", target["expr"])}
+    return {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"moothall_\w+", target["expr"])
+    }
 
 
 def samples() -> dict[str, str]:
@@ -33,7 +40,8 @@ def samples() -> dict[str, str]:
 
 def test_every_figure_is_documented_as_it_is() -> None:
     assert table("telemetry.md", "figure") == [
-        [f"`{figure.name}`", figure.kind, ", ".join(figure.labels), figure.about] for figure in REGISTRY.figures.values()
+        [f"`{figure.name}`", figure.kind, ", ".join(figure.labels), figure.about]
+        for figure in REGISTRY.figures.values()
     ]
 
 
@@ -57,7 +65,11 @@ def test_labels_in_the_dashboard_are_the_figures_own() -> None:
         for target in panel.get("targets", ()):
             for by, name in re.findall(r"by \(([^)]*)\) \(rate\((moothall_\w+)", target["expr"]):
                 figure = REGISTRY.figures[samples()[name]]
-                assert {label.strip() for label in by.split(",")} <= {*figure.labels, "process", "le"}, target["expr"]
+                assert {label.strip() for label in by.split(",")} <= {
+                    *figure.labels,
+                    "process",
+                    "le",
+                }, target["expr"]
             legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             grouped = re.search(r"by \(([^)]*)\)", target["expr"])
             if grouped:
@@ -70,7 +82,12 @@ def test_the_dashboard_is_a_valid_one() -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [panel["gridPos"] for panel in panels]
     assert all(place["x"] + place["w"] <= 24 for place in places)
-    covered = [(x, y) for place in places for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])]  # fmt: skip
+    covered = [
+        (x, y)
+        for place in places
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
     assert len(covered) == len(set(covered)), "panels overlap"
     for panel in panels:
         expressions = [target["expr"] for target in panel.get("targets", ())]

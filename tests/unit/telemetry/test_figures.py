@@ -54,7 +54,10 @@ def test_a_name_is_taken_once() -> None:
 
 def test_hostile_names_fill_no_memory() -> None:
     registry = Figures()
-    calls, took = registry.counter("calls_total", "…", "model"), registry.histogram("took", "…", "model")
+    calls, took = (
+        registry.counter("calls_total", "…", "model"),
+        registry.histogram("took", "…", "model"),
+    )
     for number in range(10_000):
         calls.add(f"{number}" + "x" * 10_000)
         took.observe(1, f"{number}")
@@ -84,11 +87,15 @@ def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> N
     clock = Clock()
     known = Reports(5.0, clock)
     for value in (3, 1):  # it began again
-        known.take({"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}})
+        known.take(
+            {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
+        )
     known.take({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
     shown = known.snapshots("serve")
     assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
-    assert shown["serve"] != {"moothall_model_retries_total": [[[], 99]]}  # nobody speaks for this process
+    assert shown["serve"] != {
+        "moothall_model_retries_total": [[[], 99]]
+    }  # nobody speaks for this process
     clock.now = 31
     assert set(known.snapshots("serve")) == {"serve"}
 
@@ -112,13 +119,27 @@ ROW = [["files.read", "success"], 1.0]
 )
 def test_what_is_wrong_in_a_report_is_left_out(row: object) -> None:
     known = Reports(5.0)
-    known.take({"process": "host-1", "figures": {"moothall_tool_calls_total": [row, ROW], "invented": [ROW]}})
-    assert known.snapshots("serve")["host-1"] == {"moothall_tool_calls_total": [ROW], "invented": []}
+    known.take(
+        {
+            "process": "host-1",
+            "figures": {"moothall_tool_calls_total": [row, ROW], "invented": [ROW]},
+        }
+    )
+    assert known.snapshots("serve")["host-1"] == {
+        "moothall_tool_calls_total": [ROW],
+        "invented": [],
+    }
 
 
 json = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.sampled_from(["host-1", "moothall_tool_calls_total"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["host-1", "moothall_tool_calls_total"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
 )
 
 
@@ -161,7 +182,9 @@ async def nothing() -> None:
 
 
 @asynccontextmanager
-async def page(settings: MetricsSettings, known: Reports, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def page(
+    settings: MetricsSettings, known: Reports, **headers: str
+) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
         figures_page(settings, lambda: known.snapshots("serve"), nothing) as port,
         aiohttp.ClientSession() as session,
@@ -185,15 +208,38 @@ async def test_the_page_shows_every_figure_of_every_process() -> None:
         read = text_string_to_metric_families(await response.text())
         families = {family.name: family for family in read}
     assert {name.removesuffix("_total") for name in metrics.REGISTRY.figures} == set(families)
-    (calls,) = [sample for sample in families["moothall_tool_calls"].samples if sample.labels["process"] == "host-1"]
-    assert (calls.labels["tool"], calls.labels["status"], calls.value) == ("files.read", "success", 1.0)
-    memory = [sample for sample in families["moothall_tool_memory_bytes"].samples if sample.labels["process"] == "host-1"]
-    assert [sample.value for sample in memory if sample.name.endswith("_bucket")] == [1, 1, 3, 3, 3, 3, 3, 4]
+    (calls,) = [
+        sample
+        for sample in families["moothall_tool_calls"].samples
+        if sample.labels["process"] == "host-1"
+    ]
+    assert (calls.labels["tool"], calls.labels["status"], calls.value) == (
+        "files.read",
+        "success",
+        1.0,
+    )
+    memory = [
+        sample
+        for sample in families["moothall_tool_memory_bytes"].samples
+        if sample.labels["process"] == "host-1"
+    ]
+    assert [sample.value for sample in memory if sample.name.endswith("_bucket")] == [
+        1,
+        1,
+        3,
+        3,
+        3,
+        3,
+        3,
+        4,
+    ]
     assert {sample.name: sample.value for sample in memory}["moothall_tool_memory_bytes_sum"] == 9e9
 
 
 async def test_the_page_speaks_openmetrics_too() -> None:
-    async with page(MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0") as response:
+    async with page(
+        MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0"
+    ) as response:
         assert "openmetrics" in response.headers["Content-Type"]
         shown = await response.text()
     families = list(open_families(shown))  # type: ignore[no-untyped-call]
@@ -207,7 +253,10 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}.*metrics\.port"):
             async with figures_page(MetricsSettings(port=port), dict, nothing):
                 pass
-    async with figures_page(MetricsSettings(), dict, nothing) as first, figures_page(MetricsSettings(), dict, nothing) as second:
+    async with (
+        figures_page(MetricsSettings(), dict, nothing) as first,
+        figures_page(MetricsSettings(), dict, nothing) as second,
+    ):
         assert (first in {0, 9464}, second) == (True, 0)
 
 
@@ -222,7 +271,9 @@ async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_ta
         ("[", 403),
     ],
 )
-async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(host: str, status: int) -> None:
+async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(
+    host: str, status: int
+) -> None:
     async with page(MetricsSettings(port=0), Reports(5.0), Host=host) as response:
         assert response.status == status
 
@@ -232,7 +283,12 @@ async def test_off_the_loopback_a_token_is_needed() -> None:
         async with figures_page(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
             pass
     settings = MetricsSettings.model_validate({"port": 0, "token": "scraper"})
-    for given_token, status in (("", 401), ("Bearer wrong", 401), ("Basic scraper", 401), ("Bearer scraper", 200)):
+    for given_token, status in (
+        ("", 401),
+        ("Bearer wrong", 401),
+        ("Basic scraper", 401),
+        ("Bearer scraper", 200),
+    ):
         async with page(settings, Reports(5.0), Authorization=given_token) as response:
             assert response.status == status
 

@@ -32,12 +32,14 @@ async def main():
     log.info("after")
 
 asyncio.run(main())
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 @pytest.mark.e2e  # a process each
 def test_lines_carry_task_seat_and_trace() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+    )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["event"], line.get("task_id"), line.get("seat")) for line in lines] == [
         ("begun", "task-a", "one"),
@@ -60,11 +62,16 @@ def test_where_nothing_is_bound_nothing_is_said() -> None:
 def test_no_line_holds_a_secret() -> None:
     program = (
         "from moothall import telemetry\nfrom moothall.config import LogSettings\n"
-        "telemetry.configure_logs(LogSettings(), secrets=('own-value-1',))\nlog = telemetry.get_logger('x')\n"
-        f"log.warning('said ghp_{'a1B2' * 9}', reason='own-value-1', url='https://me:s3cret@host')\n"
-        "try:\n    raise ValueError('own-value-1')\nexcept ValueError:\n    log.exception('failed')\n"
+        "telemetry.configure_logs(LogSettings(), secrets=('own-value-1',))\nlog = "
+        "telemetry.get_logger('x')\n"
+        f"log.warning('said ghp_{'a1B2' * 9}', reason='own-value-1', "
+        "url='https://me:s3cret@host')\n"
+        "try:\n    raise ValueError('own-value-1')\nexcept ValueError:\n    "
+        "log.exception('failed')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert [done.stderr.count(word) for word in ("ghp_", "own-value-1", "s3cret")] == [0, 0, 0]
     assert done.stderr.count("[redacted]") == 3, done.stderr
 
@@ -96,8 +103,15 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert [word in done.stderr for word in ("before", "after", "apart", "not told")] == [True, True, False, False]
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert [word in done.stderr for word in ("before", "after", "apart", "not told")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     (line,) = file.read_text(encoding="utf-8").splitlines()
     assert "apart" in line
     assert "own-value-1" not in line

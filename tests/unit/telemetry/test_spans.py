@@ -47,11 +47,15 @@ def context_of(span: ReadableSpan) -> tuple[int, int]:
 def test_with_the_exporter_off_nothing_is_imported_and_spans_are_nothing() -> None:
     program = (
         "import sys; from moothall import telemetry\n"
-        "with telemetry.span('a', {'b': 1}) as span: span.set({'c': 2}); span.fail('NO'); print(repr(telemetry.traceparent()))\n"
+        "with telemetry.span('a', {'b': 1}) as span: span.set({'c': 2}); span.fail('NO'); "
+        "print(repr(telemetry.traceparent()))\n"
         "telemetry.metrics.TOOL_CALLS.add('files.read', 'success')\n"
-        "print([name for name in sys.modules if name.split('.')[0] in {'opentelemetry', 'prometheus_client', 'structlog', 'psutil'}])"
+        "print([name for name in sys.modules if name.split('.')[0] in {'opentelemetry', "
+        "'prometheus_client', 'structlog', 'psutil'}])"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
     assert done.stdout.split("\n")[:2] == ["''", "[]"]
 
 
@@ -143,7 +147,10 @@ async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -
         with pytest.raises(asyncio.CancelledError), telemetry.span("cancelled"):
             raise asyncio.CancelledError
     ours, bug, cancelled = (exporter.named(name) for name in ("ours", "bug", "cancelled"))
-    assert (ours.status.status_code, ours.status.description) == (StatusCode.ERROR, "no deliberation")
+    assert (ours.status.status_code, ours.status.description) == (
+        StatusCode.ERROR,
+        "no deliberation",
+    )
     assert ours.attributes == {"error.type": "NOT_FOUND"}
     assert bug.attributes == {"error.type": "KeyError"}
     assert bug.status.description is None
@@ -154,7 +161,9 @@ async def test_failures_are_said_by_code_and_a_cancel_is_none(exporter: Spans) -
 
 async def test_no_secret_leaves_in_a_span(exporter: Spans) -> None:
     own, shaped = "hunter2-hunter2", "ghp_" + "a" * 36
-    async with recording(TraceSettings(attribute_chars=100), "test", secrets=(own,), exporter=exporter):
+    async with recording(
+        TraceSettings(attribute_chars=100), "test", secrets=(own,), exporter=exporter
+    ):
         with telemetry.span("call", {"a": f"x {own} y"}) as span:
             span.set({"b": f"x {shaped} y", "cut": "z" * 90 + own})
             span.fail("NO", f"said {own}")
@@ -171,12 +180,19 @@ async def test_a_share_of_traces_is_recorded_and_all_of_a_trace_or_none(exporter
             assert not int(telemetry.traceparent()[-2:], 16) & 1
         with telemetry.span("the caller chose", parent=CALLER), telemetry.span("and so this"):
             pass
-    assert {span.name for span in exporter.get_finished_spans()} == {"the caller chose", "and so this"}
+    assert {span.name for span in exporter.get_finished_spans()} == {
+        "the caller chose",
+        "and so this",
+    }
 
 
 async def test_a_dead_collector_slows_and_fails_nothing() -> None:
     settings = TraceSettings(
-        exporter="otlp", endpoint="http://127.0.0.1:9", delay_seconds=0.05, timeout_seconds=0.5, queue_spans=8
+        exporter="otlp",
+        endpoint="http://127.0.0.1:9",
+        delay_seconds=0.05,
+        timeout_seconds=0.5,
+        queue_spans=8,
     )
     complaints = telemetry.metrics.TRACE_COMPLAINTS.values.get((), 0)
     async with asyncio.timeout(30), recording(settings, "test"):

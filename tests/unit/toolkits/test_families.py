@@ -21,24 +21,35 @@ from support.gate import Facts, House, tool_call
 WITH_CLOCK = (*FAMILIES, ClockFamily())
 
 
-async def test_a_family_is_added_by_a_folder_and_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_family_is_added_by_a_folder_and_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOOTHALL_CLOCK__TIME", "noon")
     with pytest.raises(ConfigurationError, match="MOOTHALL_CLOCK__TIME is no setting"):
         load_settings()
     settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path / "data")
-    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus(), WITH_CLOCK) as rules:
+    async with (
+        AuditLog(tmp_path, "host-1") as audit,
+        open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
+    ):
         house = House(tmp_path, audit, GuardSettings())
         house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
-        assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][-1] == "clock.now"
+        assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][
+            -1
+        ] == "clock.now"
         said = await house.gate.call(house.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
-        assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), said.error
+        assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), (
+            said.error
+        )
         await rules.close_workspace("ws-1")
     assert [finding.detail async for finding in WITH_CLOCK[-1].examine(settings)] == ["noon"]
 
 
 def test_what_a_family_lacks_is_said_by_the_family(tmp_path: Path) -> None:
     settings = read_settings(settings_with(WITH_CLOCK), data_dir=tmp_path)
-    assert unset_tools(settings, "local", WITH_CLOCK)["clock.now"] == "MOOTHALL_CLOCK__TIME is not set"
+    assert (
+        unset_tools(settings, "local", WITH_CLOCK)["clock.now"] == "MOOTHALL_CLOCK__TIME is not set"
+    )
 
 
 def test_no_two_families_share_settings_or_tools() -> None:

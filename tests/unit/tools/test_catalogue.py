@@ -23,9 +23,24 @@ ALL = Grant(tools=("*",))
 SPECS = tuple(CATALOGUE.values())
 # What only the model checks, and why no schema does: these end up as words of a command line.
 BEYOND_THE_SCHEMA = {
-    *("git.diff", "git.checkout", "git.branch", "git.clone", "git.push", "tests.make", "db.redis", "browser.run"),
-    *("docker.build", "docker.run", "docker.exec", "docker.logs", "docker.stop", "docker.rm"),
-    *("code.python", "code.node", "code.shell", "web.search"),
+    "git.diff",
+    "git.checkout",
+    "git.branch",
+    "git.clone",
+    "git.push",
+    "tests.make",
+    "db.redis",
+    "browser.run",
+    "docker.build",
+    "docker.run",
+    "docker.exec",
+    "docker.logs",
+    "docker.stop",
+    "docker.rm",
+    "code.python",
+    "code.node",
+    "code.shell",
+    "web.search",
     *(f"http.{verb}" for verb in ("get", "head", "post", "put", "patch", "delete", "upload")),
 }
 
@@ -38,7 +53,10 @@ def fits(shape: dict[str, Any], arguments: dict[str, Any]) -> bool:
 
 def parts_of(shape: Any) -> list[dict[str, Any]]:
     inner = shape.values() if isinstance(shape, dict) else shape if isinstance(shape, list) else ()
-    return [*([shape] if isinstance(shape, dict) else []), *(part for value in inner for part in parts_of(value))]
+    return [
+        *([shape] if isinstance(shape, dict) else []),
+        *(part for value in inner for part in parts_of(value)),
+    ]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -49,7 +67,14 @@ def test_schemas_are_flat_closed_and_bounded(spec: ToolSpec) -> None:
     for part in parts_of(shape):
         assert not {"$ref", "$defs", "anyOf", "title", "default"} & set(part)
         # What grammar engines such as xgrammar refuse; an argument may have such a name.
-        refused = {"pattern", "format", "maxProperties", "minProperties", "patternProperties", "propertyNames"}
+        refused = {
+            "pattern",
+            "format",
+            "maxProperties",
+            "minProperties",
+            "patternProperties",
+            "propertyNames",
+        }
         assert "type" not in part or not refused & set(part)
         if part.get("type") == "string" and "enum" not in part:
             assert part["maxLength"] <= 8000
@@ -64,7 +89,8 @@ def test_path_arguments_exist(spec: ToolSpec) -> None:
     assert set(spec.writes) <= set(spec.paths) <= set(spec.arguments.model_fields)
     assert {"path", "paths", "other", "glob"} & set(spec.arguments.model_fields) <= set(spec.paths)
     assert spec.outside is (
-        spec.name in {"git.clone", "git.pull", "git.push"} or spec.category in {"http", "web", "browser", "db", "docker"}
+        spec.name in {"git.clone", "git.pull", "git.push"}
+        or spec.category in {"http", "web", "browser", "db", "docker"}
     )
     assert spec.name.startswith(f"{spec.category}.")
 
@@ -85,7 +111,9 @@ def test_schema_and_model_agree(spec: ToolSpec, data: st.DataObject) -> None:
     required = data.draw(st.booleans())
     arguments: dict[str, Any] = data.draw(st.dictionaries(names, VALUES, max_size=5))
     if required:
-        arguments = {name: "a.py" for name in spec.schema()["required"] if name != "paths"} | arguments
+        arguments = {
+            name: "a.py" for name in spec.schema()["required"] if name != "paths"
+        } | arguments
     by_schema = fits(spec.schema(None), arguments)
     try:
         spec.arguments.model_validate(arguments)
@@ -114,20 +142,29 @@ def test_a_schema_is_the_callers_own() -> None:
 
 
 def test_who_works_on_code_may_run_commands_where_the_window_allows() -> None:
-    may = {role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES}
+    may = {
+        role: "code.shell" in {spec.name for spec in list_tools(grant_for(role))} for role in ROLES
+    }
     assert {role for role in may if may[role]} == {"dev", "qa", "devops", "data"}
     assert "code.shell" not in {spec.name for spec in list_tools(grant_for("dev"), core=True)}
-    assert not any(spec.name in {"code.python", "code.node"} for role in ROLES for spec in list_tools(grant_for(role)))
+    assert not any(
+        spec.name in {"code.python", "code.node"}
+        for role in ROLES
+        for spec in list_tools(grant_for(role))
+    )
 
 
 def test_the_wires_tools_are_all_there_in_order() -> None:
     names = (
-        "files.read files.write files.append files.edit files.define files.list files.search files.delete files.mkdir "
+        "files.read files.write files.append files.edit files.define files.list files.search "
+        "files.delete files.mkdir "
         "files.info files.diff "
-        "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone git.pull git.push "
+        "git.status git.diff git.log git.add git.commit git.branch git.checkout git.clone "
+        "git.pull git.push "
         "tests.pytest tests.npm tests.go tests.cargo tests.make "
         "code.python code.node code.shell system.info system.processes "
-        "http.get http.head http.post http.put http.patch http.delete http.download http.upload web.fetch web.search "
+        "http.get http.head http.post http.put http.patch http.delete http.download http.upload "
+        "web.fetch web.search "
         "browser.run db.postgres db.redis db.neo4j "
         "docker.build docker.run docker.exec docker.ps docker.logs docker.stop docker.rm"
     )
@@ -142,7 +179,9 @@ def test_the_offer_is_stable_and_short_for_a_small_model() -> None:
     assert len(core) < 600  # at three characters a token, 200 of the 900 tokens of a small prompt
     assert (
         hashlib.sha256(describe(list_tools(ALL, catalogue=CATALOGUE)).encode()).hexdigest()
-        == hashlib.sha256("\n".join(f"{spec.signature}  {spec.summary}" for spec in SPECS).encode()).hexdigest()
+        == hashlib.sha256(
+            "\n".join(f"{spec.signature}  {spec.summary}" for spec in SPECS).encode()
+        ).hexdigest()
     )
 
 
@@ -157,7 +196,9 @@ def test_what_is_no_ref(ref: str) -> None:
         CATALOGUE["git.diff"].arguments.model_validate({"ref": ref})
 
 
-@pytest.mark.parametrize("name", ["a..b", "a.lock", "a/", "/a", "-x", "a//b", "a/.b", "a@{1}", "a b"])
+@pytest.mark.parametrize(
+    "name", ["a..b", "a.lock", "a/", "/a", "-x", "a//b", "a/.b", "a@{1}", "a b"]
+)
 def test_what_is_no_branch(name: str) -> None:
     with pytest.raises(ValidationError, match="is not a branch name"):
         CATALOGUE["git.branch"].arguments.model_validate({"name": name})
@@ -177,7 +218,19 @@ def test_the_digest_of_what_is_no_json_is_still_a_digest() -> None:
 
 def test_how_long_a_command_of_the_shell_may_take_is_a_setting() -> None:
     usual = catalogue_of(AllSettings())["code.shell"]
-    assert [usual.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600, 9000)] == [120, 30, 600, 600]
+    assert [usual.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600, 9000)] == [
+        120,
+        30,
+        600,
+        600,
+    ]
     short = catalogue_of(load_settings(code=CodeSettings(shell_seconds=60)))["code.shell"]
-    assert [short.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600)] == [60, 30, 60]
-    assert CATALOGUE["files.read"].call_seconds({"timeout_seconds": 9000}) == CATALOGUE["files.read"].timeout_seconds
+    assert [short.call_seconds({"timeout_seconds": asked}) for asked in (0, 30, 600)] == [
+        60,
+        30,
+        60,
+    ]
+    assert (
+        CATALOGUE["files.read"].call_seconds({"timeout_seconds": 9000})
+        == CATALOGUE["files.read"].timeout_seconds
+    )

@@ -28,12 +28,31 @@ def put(folder: Path, text: str, name: str = "count") -> Path:
 def test_a_module_and_its_description_are_a_tool(tmp_path: Path) -> None:
     (tool,) = read_tools(put(tmp_path, COUNT))
     spec = tool.spec
-    assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == ("wasm.count", Danger.READ, ("path",), 5)
+    assert (spec.name, spec.danger, spec.paths, spec.timeout_seconds) == (
+        "wasm.count",
+        Danger.READ,
+        ("path",),
+        5,
+    )
     assert spec.requirements.file_system == "read"
     assert spec.signature == "wasm.count(path, most?, exact?)"
-    assert spec.schema(None)["properties"]["most"] == {"type": "integer", "minimum": 1, "maximum": 100}
-    assert spec.arguments.model_validate({"path": "a"}).model_dump() == {"path": "a", "most": 10, "exact": False}
-    for wrong in ({}, {"path": ""}, {"path": "a", "most": 0}, {"path": "a", "most": "1"}, {"path": "a", "other": 1}):
+    assert spec.schema(None)["properties"]["most"] == {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 100,
+    }
+    assert spec.arguments.model_validate({"path": "a"}).model_dump() == {
+        "path": "a",
+        "most": 10,
+        "exact": False,
+    }
+    for wrong in (
+        {},
+        {"path": ""},
+        {"path": "a", "most": 0},
+        {"path": "a", "most": "1"},
+        {"path": "a", "other": 1},
+    ):
         with pytest.raises(ValidationError):
             spec.arguments.model_validate(wrong)
 
@@ -51,8 +70,16 @@ def test_no_folder_is_no_tools() -> None:
         ("count", "summary: it counts\nargument: {}", "argument: Extra inputs"),
         ("count", "arguments: {}", "summary: Field required"),
         ("count", COUNT.replace("type: integer", "type: text"), r"arguments\.most\.type"),
-        ("count", COUNT.replace("default: false", "default: 1"), "the default of exact is no boolean"),
-        ("count", COUNT.replace("default: 10", "default: true"), "the default of most is no integer"),
+        (
+            "count",
+            COUNT.replace("default: false", "default: 1"),
+            "the default of exact is no boolean",
+        ),
+        (
+            "count",
+            COUNT.replace("default: 10", "default: true"),
+            "the default of most is no integer",
+        ),
         ("count", COUNT.replace("seconds: 5", "seconds: 5000"), "seconds"),
         ("count", "[1, 2", "cannot be read"),
         ("count", "- 1", "it: Input should be"),

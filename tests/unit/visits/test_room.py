@@ -15,8 +15,12 @@ SAMPLE = RepositoryRef(id="sample")
 ANN, BOB, EVE = Principal("ann", "acme"), Principal("bob", "acme"), Principal("eve", "elsewhere")
 
 
-@pytest.mark.parametrize(("limits", "most"), [({"visits": 5}, 4), ({"visits": 5, "tenant_visits": 2}, 2)])
-async def test_a_tenant_leaves_workspaces_for_others(tmp_path: Path, limits: dict[str, int], most: int) -> None:
+@pytest.mark.parametrize(
+    ("limits", "most"), [({"visits": 5}, 4), ({"visits": 5, "tenant_visits": 2}, 2)]
+)
+async def test_a_tenant_leaves_workspaces_for_others(
+    tmp_path: Path, limits: dict[str, int], most: int
+) -> None:
     async with visiting(tmp_path, limits=limits) as house:
         opened = [await house.visits.open(ANN, SAMPLE, "DEV") for _ in range(most)]
         with pytest.raises(RateLimited, match=r"guard\.tenant_visits"):

@@ -45,24 +45,42 @@ async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
         await unregister(settings, ref.id)
 
 
-async def test_nothing_goes_while_a_process_serves(settings: Settings, registered: tuple[Repo, RepositoryRef]) -> None:
+async def test_nothing_goes_while_a_process_serves(
+    settings: Settings, registered: tuple[Repo, RepositoryRef]
+) -> None:
     _, ref = registered
     with directory.hold(settings.data_dir):
         directory.announce(settings.data_dir, directory.Address(4711, "nats://x", 0, {}))
         done = await clean_up(
-            settings, older_than=None, everything=True, dry_run=False, removed=lambda item: pytest.fail(str(item))
+            settings,
+            older_than=None,
+            everything=True,
+            dry_run=False,
+            removed=lambda item: pytest.fail(str(item)),
         )
         assert "process 4711 serves" in done.why_not
         assert [item.kind for item in done.gone] == ["clone"]
         assert "process 4711" in (await unregister(settings, ref.id)).clone_left
     assert list((settings.data_dir / "repos").glob("*.git"))
-    done = await clean_up(settings, older_than=None, everything=False, dry_run=False, removed=lambda _: None)
-    assert [item.kind for item in done.gone] == ["clone"], "it belongs to no registered repository any more"
+    done = await clean_up(
+        settings, older_than=None, everything=False, dry_run=False, removed=lambda _: None
+    )
+    assert [item.kind for item in done.gone] == ["clone"], (
+        "it belongs to no registered repository any more"
+    )
     assert not list((settings.data_dir / "repos").glob("*.git"))
 
 
-async def test_a_dry_run_changes_nothing(settings: Settings, registered: tuple[Repo, RepositoryRef]) -> None:
-    done = await clean_up(settings, older_than=0, everything=True, dry_run=True, removed=lambda item: pytest.fail(str(item)))
+async def test_a_dry_run_changes_nothing(
+    settings: Settings, registered: tuple[Repo, RepositoryRef]
+) -> None:
+    done = await clean_up(
+        settings,
+        older_than=0,
+        everything=True,
+        dry_run=True,
+        removed=lambda item: pytest.fail(str(item)),
+    )
     assert [item.kind for item in done.gone] == ["clone"]
     assert list((settings.data_dir / "repos").glob("*.git"))
 

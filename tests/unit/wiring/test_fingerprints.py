@@ -16,23 +16,34 @@ from moothall.wiring.fingerprints import describe_difference, fingerprints
 
 
 def serving(path: Path, settings: AllSettings, port: int = 50055) -> directory.Address:  # type: ignore[valid-type] # made at run time
-    directory.announce(path, directory.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings)))
+    directory.announce(
+        path, directory.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
+    )
     address = directory.find(path)
     assert address is not None
     return address
 
 
 def test_settings_that_do_the_same_work_do_not_differ(tmp_path: Path) -> None:
-    address = serving(tmp_path, AllSettings(ray=RaySettings(mode="process"), llm=LlmSettings(wait_seconds=9)))
+    address = serving(
+        tmp_path, AllSettings(ray=RaySettings(mode="process"), llm=LlmSettings(wait_seconds=9))
+    )
     assert describe_difference(AllSettings(), address) == ""
 
 
-def test_settings_that_differ_are_named_with_the_way_to_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_differ_are_named_with_the_way_to_attach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = AllSettings(llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")})
     address = serving(tmp_path, there)
     monkeypatch.setenv("MOOTHALL_LIMITS__TURNS", "5")
-    said = describe_difference(AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address)
-    assert f"process 4711 serves {tmp_path} with other settings: limits.turns, llm.model, models" in said
+    said = describe_difference(
+        AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address
+    )
+    assert (
+        f"process 4711 serves {tmp_path} with other settings: limits.turns, llm.model, models"
+        in said
+    )
     assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in said
     assert "--server 127.0.0.1:50055" in said
     assert "MOOTHALL_DATA_DIR" in said
@@ -40,7 +51,11 @@ def test_settings_that_differ_are_named_with_the_way_to_attach(tmp_path: Path, m
 
 
 def test_neither_secrets_nor_values_are_written(tmp_path: Path) -> None:
-    there = AllSettings(llm=LlmSettings(base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")))
+    there = AllSettings(
+        llm=LlmSettings(
+            base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")
+        )
+    )
     address = serving(tmp_path, there)
     assert "hidden" not in json.dumps(asdict(address))
     assert "hidden" not in describe_difference(AllSettings(), address)

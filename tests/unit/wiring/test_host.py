@@ -33,14 +33,18 @@ try:
     asyncio.run(host_main("host-1", print, house=Process(0, 0, ""), settings=settings, bus_url="nats://127.0.0.1:1", model_url=""))
 except* MoothallError:
     print("no bus")
-"""
+"""  # noqa: E501 - a line of embedded text
 STRANGER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1])"
 
 
 @pytest.mark.e2e  # a host's process
-async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone(tmp_path: Path) -> None:
+async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone(
+    tmp_path: Path,
+) -> None:
     data = tmp_path / "data"
-    host = await asyncio.create_subprocess_exec(sys.executable, "-c", HOST, str(data), stdout=asyncio.subprocess.PIPE)
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOST, str(data), stdout=asyncio.subprocess.PIPE
+    )
     said, _ = await host.communicate()
     assert said.decode().strip() == "no bus"
     assert stat.S_IMODE(data.stat().st_mode) == 0o700
@@ -49,7 +53,7 @@ async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(above.stat().st_mode | 0o111)
     stranger = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-c", STRANGER, str(data)), stderr=asyncio.subprocess.PIPE
+        sys.executable, "-I", "-S", "-c", STRANGER, str(data), stderr=asyncio.subprocess.PIPE
     )
     _, refused = await stranger.communicate()
     assert b"Permission denied" in refused
@@ -77,9 +81,15 @@ async def _count() -> tuple[int, int]:
 
 async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> None:
     said: list[str] = []
-    async with first_ready(starting(LATE), starting(None), said.append)(MemoryBus(), "", "") as alive:  # type: ignore[arg-type] # not used
+    async with first_ready(starting(LATE), starting(None), said.append)(
+        MemoryBus(),  # type: ignore[arg-type] # not used
+        "",
+        "",
+    ) as alive:
         assert await alive() == (1, 1)
-    assert said == ["hosts run in this process instead of Ray: the hosts on Ray were not ready within 120 s"]
+    assert said == [
+        "hosts run in this process instead of Ray: the hosts on Ray were not ready within 120 s"
+    ]
 
 
 async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
@@ -91,5 +101,9 @@ async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
 
 async def test_a_bug_of_a_host_is_not_taken_for_a_late_ray() -> None:
     with pytest.raises(ExceptionGroup):
-        async with first_ready(starting(ValueError("a bug of a host")), starting(None), print)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
+        async with first_ready(starting(ValueError("a bug of a host")), starting(None), print)(
+            MemoryBus(),  # type: ignore[arg-type] # not used
+            "",
+            "",
+        ):
             pass

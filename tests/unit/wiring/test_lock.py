@@ -13,7 +13,11 @@ from moothall.wiring.bus import hold_or_find
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    with directory.hold(tmp_path), pytest.raises(directory.DirectoryTaken), directory.hold(tmp_path):
+    with (
+        directory.hold(tmp_path),
+        pytest.raises(directory.DirectoryTaken),
+        directory.hold(tmp_path),
+    ):
         pytest.fail("held twice")
     with directory.hold(tmp_path):
         pass
@@ -21,7 +25,10 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="file/below"), directory.hold(tmp_path / "file/below"):
+    with (
+        pytest.raises(ConfigurationError, match="file/below"),
+        directory.hold(tmp_path / "file/below"),
+    ):
         pass
 
 
@@ -38,7 +45,9 @@ def test_the_address_is_found_until_it_is_withdrawn_and_private(tmp_path: Path) 
 async def test_who_waits_for_one_that_ends_without_serving_takes_its_place(tmp_path: Path) -> None:
     told: list[str] = []
     async with AsyncExitStack() as stack, AsyncExitStack() as ours:
-        stack.enter_context(directory.hold(tmp_path))  # as a short command does, which says of no address
+        stack.enter_context(
+            directory.hold(tmp_path)
+        )  # as a short command does, which says of no address
         waiting = asyncio.create_task(hold_or_find(tmp_path, told.append, ours))
         while not told:
             await asyncio.sleep(0.01)
@@ -52,5 +61,7 @@ async def test_who_waits_for_one_that_starts_finds_it(tmp_path: Path) -> None:
     address = directory.Address(1, "nats://127.0.0.1:1", 2, {"llm.model": "0"})
     async with AsyncExitStack() as stack:
         with directory.hold(tmp_path):
-            waiting = asyncio.create_task(hold_or_find(tmp_path, lambda _line: directory.announce(tmp_path, address), stack))
+            waiting = asyncio.create_task(
+                hold_or_find(tmp_path, lambda _line: directory.announce(tmp_path, address), stack)
+            )
             assert await waiting == address

@@ -26,12 +26,17 @@ def test_each_port_that_is_taken_is_named_by_its_setting(taken: int) -> None:
         ({**free, "web": WebSettings(port=taken)}, "web.port"),
         ({**free, "metrics": MetricsSettings(port=taken)}, "metrics.port"),
     ):
-        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{taken} cannot be listened on: .*{name}"):
+        with pytest.raises(
+            ConfigurationError, match=rf"127\.0\.0\.1:{taken} cannot be listened on: .*{name}"
+        ):
             check_ports(Settings.model_validate(wrong))
 
 
 def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(taken: int) -> None:
-    off = {"web": WebSettings(port=taken, enabled=False), "metrics": MetricsSettings(port=taken, enabled=False)}
+    off = {
+        "web": WebSettings(port=taken, enabled=False),
+        "metrics": MetricsSettings(port=taken, enabled=False),
+    }
     check_ports(Settings.model_validate({"grpc": GrpcSettings(port=0), **off}))
     with socket.socket() as ours:
         ours.bind(("127.0.0.1", 0))

@@ -31,10 +31,14 @@ async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo
     with contextlib.chdir(repo.path / "src"):
         found = await find_repository(settings, NamedRepository())
     assert found is not None
-    assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(repo.path)
+    assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(
+        repo.path
+    )
 
 
-async def test_outside_of_one_or_about_text_it_is_none(settings: Settings, tmp_path: Path, repo: Repo) -> None:
+async def test_outside_of_one_or_about_text_it_is_none(
+    settings: Settings, tmp_path: Path, repo: Repo
+) -> None:
     with contextlib.chdir(tmp_path):
         assert await find_repository(settings, NamedRepository()) is None
     with contextlib.chdir(repo.path):
@@ -43,7 +47,11 @@ async def test_outside_of_one_or_about_text_it_is_none(settings: Settings, tmp_p
 
 @pytest.mark.parametrize(
     "named",
-    [NamedRepository("x", text=True), NamedRepository(ref="main", text=True), NamedRepository(profile=Path("p"), text=True)],
+    [
+        NamedRepository("x", text=True),
+        NamedRepository(ref="main", text=True),
+        NamedRepository(profile=Path("p"), text=True),
+    ],
 )
 async def test_text_and_a_repository_contradict(settings: Settings, named: NamedRepository) -> None:
     with pytest.raises(InvalidRequest, match="--text is about no repository; leave it or --"):
@@ -56,13 +64,20 @@ async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> 
     assert await unseen(settings, found) == ""
     repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
     said = await unseen(settings, found)
-    assert said == f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: README.md, new.py"
+    assert said == (
+        f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
+        "README.md, new.py"
+    )
     repo.write({".moothall.toml": "setup = []"})
-    assert (await unseen(settings, found)).endswith("; to use .moothall.toml as it is, add --profile .moothall.toml")
+    assert (await unseen(settings, found)).endswith(
+        "; to use .moothall.toml as it is, add --profile .moothall.toml"
+    )
     assert "--profile" not in await unseen(settings, found, Path(".moothall.toml"))
 
 
-async def test_a_profile_stands_for_the_repositorys_own_this_time(settings: Settings, repo: Repo, tmp_path: Path) -> None:
+async def test_a_profile_stands_for_the_repositorys_own_this_time(
+    settings: Settings, repo: Repo, tmp_path: Path
+) -> None:
     repo.commit({".moothall.toml": 'known_failures = ["a"]\n[checks]\ntests = "false"\n'})
     file = tmp_path / "mine.toml"
     file.write_text('[checks]\ntests = "make check"\n', encoding="utf-8")
@@ -75,12 +90,17 @@ async def test_a_profile_stands_for_the_repositorys_own_this_time(settings: Sett
     assert again == plain != mine
     assert (await repositories.resolve(plain)).profile.checks == {"tests": ("false",)}
     base = await repositories.resolve(mine)
-    assert (dict(base.profile.checks), base.profile.known_failures) == ({"tests": ("make", "check")}, ("a",))
+    assert (dict(base.profile.checks), base.profile.known_failures) == (
+        {"tests": ("make", "check")},
+        ("a",),
+    )
     assert repositories.clone(mine.id).path == repositories.clone(plain.id).path
     assert [entry.id for entry in repositories.registry.list(LOCAL.tenant)] == [plain.id]
 
 
-async def test_a_profile_that_is_none_is_named(settings: Settings, repo: Repo, tmp_path: Path) -> None:
+async def test_a_profile_that_is_none_is_named(
+    settings: Settings, repo: Repo, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.toml"
     with pytest.raises(ConfigurationError, match=r"mine\.toml cannot be read: No such file"):
         await find_repository(settings, NamedRepository(str(repo.path), profile=file))
@@ -89,7 +109,9 @@ async def test_a_profile_that_is_none_is_named(settings: Settings, repo: Repo, t
         await find_repository(settings, NamedRepository(str(repo.path), profile=file))
 
 
-async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_or_record(settings: Settings, repo: Repo) -> None:
+async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_or_record(
+    settings: Settings, repo: Repo
+) -> None:
     async def owner(where: str, ref: str = "", tenant: str = "") -> str:
         return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
 

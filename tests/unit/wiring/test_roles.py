@@ -19,7 +19,8 @@ def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"), [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")]
+    ("said", "wrong"),
+    [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")],
 )
 def test_what_is_no_role_is_refused_with_those_that_are(said: list[str], wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
@@ -41,16 +42,22 @@ def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
 def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
     assert embedded_parts(Settings(), ALL) == ("bus", "graph", "model")
     shared = Settings(bus=FAR)
-    assert embedded_parts(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
+    assert (
+        embedded_parts(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
+    )
     assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
     assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
     elsewhere = Settings(
-        bus=FAR, graph=GraphSettings(url="neo4j://127.0.0.1"), llm=LlmSettings(base_url="http://127.0.0.1:8000/v1")
+        bus=FAR,
+        graph=GraphSettings(url="neo4j://127.0.0.1"),
+        llm=LlmSettings(base_url="http://127.0.0.1:8000/v1"),
     )
     assert embedded_parts(elsewhere, ALL) == ()
 
 
-def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(tmp_path: Path) -> None:
+def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(
+    tmp_path: Path,
+) -> None:
     shared = Settings(bus=FAR, data_dir=tmp_path / "data")
     with ExitStack() as first, ExitStack() as second:
         names = [instance(shared, first), instance(shared, second)]

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.config import BusSettings, ForgeSettings, GuardSettings, OidcSettings, RaySettings, Settings, WebhookSettings
+from moothall.config import (
+    BusSettings,
+    ForgeSettings,
+    GuardSettings,
+    OidcSettings,
+    RaySettings,
+    Settings,
+    WebhookSettings,
+)
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.guard.approvals import Approvals, Subject
@@ -28,7 +36,9 @@ def settings(folder: Path, **guard: object) -> Settings:
     return load_settings(data_dir=folder / "data", guard=GuardSettings.model_validate(guard))
 
 
-async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(tmp_path: Path) -> None:
+async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(
+    tmp_path: Path,
+) -> None:
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
         house = House(tmp_path, audit, GuardSettings())
@@ -37,23 +47,37 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
         assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = house.seat(grant=Grant(tools=("*",)))
         pushed = await house.gate.call(everything, tool_call("git.push", number=2, branch="main"))
-        assert (pushed.status, "acts beyond the workspace" in pushed.error) == (ToolStatus.PARKED, True)
+        assert (pushed.status, "acts beyond the workspace" in pushed.error) == (
+            ToolStatus.PARKED,
+            True,
+        )
         await Revocations(bus.bucket(REVOKED)).revoke("ws-1", who="ann")
         async with asyncio.timeout(20):
             number = 3
-            while (await house.gate.call(seat, tool_call(path="a", number=number))).status is not ToolStatus.BLOCKED:
+            while (
+                await house.gate.call(seat, tool_call(path="a", number=number))
+            ).status is not ToolStatus.BLOCKED:
                 number += 1
                 await asyncio.sleep(0.01)
 
 
-async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_first(tmp_path: Path) -> None:
-    async with open_rules(settings(tmp_path), MemoryBus()) as one, open_rules(settings(tmp_path), MemoryBus()) as two:
-        token = one.tokens.mint(principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60)
+async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_first(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_rules(settings(tmp_path), MemoryBus()) as one,
+        open_rules(settings(tmp_path), MemoryBus()) as two,
+    ):
+        token = one.tokens.mint(
+            principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60
+        )
         assert two.tokens.check(token, "ws").principal == "ann"
     assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
 
 
-async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(tmp_path: Path) -> None:
+async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(
+    tmp_path: Path,
+) -> None:
     keys = keys_of(settings(tmp_path).guard, tmp_path)
     here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
     assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
@@ -69,8 +93,18 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
         with pytest.raises(Refused):
             house.check(forger.sign(subject, "eve"), subject)
     bus = MemoryBus()
-    async with open_rules(settings(tmp_path / "host"), bus, keys=there) as far, open_rules(settings(tmp_path), bus) as near:
-        token = far.tokens.mint(principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(("*",)), seconds=60)
+    async with (
+        open_rules(settings(tmp_path / "host"), bus, keys=there) as far,
+        open_rules(settings(tmp_path), bus) as near,
+    ):
+        token = far.tokens.mint(
+            principal="ann",
+            tenant="local",
+            workspace="ws",
+            role="dev",
+            grant=Grant(("*",)),
+            seconds=60,
+        )
         assert far.tokens.check(token, "ws").principal == "ann"
         with pytest.raises(Refused):  # what a host signs is good for its own seats alone
             near.tokens.check(token, "ws")
@@ -84,7 +118,9 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
     assert home_of(one) is None  # all hosts are processes of this machine
     far = load_settings(
-        data_dir=tmp_path / "data", ray=RaySettings(address="head:6379"), guard=GuardSettings.model_validate({"key": "k" * 32})
+        data_dir=tmp_path / "data",
+        ray=RaySettings(address="head:6379"),
+        guard=GuardSettings.model_validate({"key": "k" * 32}),
     )
     home = home_of(far)
     assert home is not None
@@ -96,14 +132,28 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
-    forge, webhook = ForgeSettings(token=secret), WebhookSettings(url="https://hooks.example", secret=secret)
-    told = for_hosts(far.model_copy(update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}))
+    forge, webhook = (
+        ForgeSettings(token=secret),
+        WebhookSettings(url="https://hooks.example", secret=secret),
+    )
+    told = for_hosts(
+        far.model_copy(
+            update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}
+        )
+    )
     scoped = far.model_copy(
-        update={"ray": RaySettings(address="head:6379", credentials=SecretStr("a host")), "bus": BusSettings(credentials=secret)}
+        update={
+            "ray": RaySettings(address="head:6379", credentials=SecretStr("a host")),
+            "bus": BusSettings(credentials=secret),
+        }
     )
     assert for_hosts(scoped).bus.credentials == SecretStr("a host")
-    assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), "nor what the house comes to the bus with"
-    assert secret.get_secret_value().encode() not in pickle.dumps(told), "what doors and commands need travels to nobody"
+    assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
+        "nor what the house comes to the bus with"
+    )
+    assert secret.get_secret_value().encode() not in pickle.dumps(told), (
+        "what doors and commands need travels to nobody"
+    )
 
 
 async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ SEATS = ("agent-dev-001", "agent-dev-002")
 
 def asked(task: str, repository: str = "sample", deadline: datetime = NOW) -> Event:
     about = RepositoryRef(id=repository) if repository else None
-    d = Deliberation(task, "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about)
+    d = Deliberation(
+        task, "Add hello_world()", "dev", "vote", SEATS, 0, deadline, 2, repository=about
+    )
     return new_event(EventType.DELIBERATION_REQUESTED, task, dump(d), time=NOW.isoformat())
 
 
@@ -47,7 +49,13 @@ def results(*seats: str) -> tuple[Result, ...]:
 
 
 def decided(task: str, winner: str = SEATS[1]) -> Event:
-    outcome = Outcome(task, DeliberationStatus.COMPLETED, role="dev", winner_id=winner, results=results(SEATS[1], SEATS[0]))
+    outcome = Outcome(
+        task,
+        DeliberationStatus.COMPLETED,
+        role="dev",
+        winner_id=winner,
+        results=results(SEATS[1], SEATS[0]),
+    )
     return new_event(EventType.DELIBERATION_DECIDED, task, dump(outcome), time=NOW.isoformat())
 
 
@@ -63,7 +71,10 @@ async def tasks_of(*events: Event) -> tuple[MemoryBus, Tasks]:
 async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
     _, tasks = await tasks_of(asked("task-a1"), asked("task-b2"), decided("task-a1"))
     views = await tasks.latest()
-    assert [(view.task_id, view.status.value) for view in views] == [("task-b2", "PENDING"), ("task-a1", "COMPLETED")]
+    assert [(view.task_id, view.status.value) for view in views] == [
+        ("task-b2", "PENDING"),
+        ("task-a1", "COMPLETED"),
+    ]
     assert [view.task_id for view in await tasks.latest("live")] == ["task-b2"]
     assert [view.task_id for view in await tasks.latest("ended")] == ["task-a1"]
     assert await tasks.repository("task-b2") == RepositoryRef(id="sample")
@@ -71,8 +82,16 @@ async def test_what_is_under_way_is_read_from_the_log_alone() -> None:
 
 async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
     paused, goes_on = (
-        new_event(kind, "task-a1", {"task_id": "task-a1", "number": number}, ordinal=number, time=NOW.isoformat())
-        for number, kind in enumerate((EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED))
+        new_event(
+            kind,
+            "task-a1",
+            {"task_id": "task-a1", "number": number},
+            ordinal=number,
+            time=NOW.isoformat(),
+        )
+        for number, kind in enumerate(
+            (EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED)
+        )
     )
     bus, tasks = await tasks_of(asked("task-a1"), paused)
     with pytest.raises(InvalidRequest, match="task-a1 is paused: let it go on"):
@@ -82,11 +101,16 @@ async def test_the_end_of_one_that_is_paused_is_not_waited_for() -> None:
 
 
 async def test_a_task_is_found_by_its_beginning_and_the_latest_by_nothing() -> None:
-    _, tasks = await tasks_of(asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2"))
+    _, tasks = await tasks_of(
+        asked("task-a1"), asked("task-a2"), asked("other"), decided("task-a1"), decided("task-a2")
+    )
     assert await tasks.find("task-a1", whole=True) == "task-a1"
     assert await tasks.find("ot") == "other"
     assert await tasks.find_or_latest(None) == "other", "it is under way"
-    for named, wanted in (("task-", "did you mean task-a1, task-a2"), ("never", "`moothall list` shows them")):
+    for named, wanted in (
+        ("task-", "did you mean task-a1, task-a2"),
+        ("never", "`moothall list` shows them"),
+    ):
         with pytest.raises(NotFound, match=wanted):
             await tasks.find(named)
     with pytest.raises(NotFound, match=r"did you mean other\?"):
@@ -100,7 +124,10 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
     async def tell(_asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         return dump(HostState("host-1", "here", 1, 0.0, ())), b""
 
-    async with embedded_server(config.BusSettings(), tmp_path / "bus") as url, open_bus(config.BusSettings(), url) as bus:
+    async with (
+        embedded_server(config.BusSettings(), tmp_path / "bus") as url,
+        open_bus(config.BusSettings(), url) as bus,
+    ):
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         assert not await is_served(shared, bus)
         async with beside(bus.answer(FLEET, tell), "host"):
@@ -112,13 +139,18 @@ async def test_who_works_on_a_bus_of_its_own_is_known_by_its_hosts(tmp_path: Pat
 
 @pytest.mark.e2e
 async def test_on_a_bus_of_its_own_a_cancel_waits_for_who_decides(tmp_path: Path) -> None:
-    async with embedded_server(config.BusSettings(), tmp_path / "bus") as url, open_bus(config.BusSettings(), url) as bus:
+    async with (
+        embedded_server(config.BusSettings(), tmp_path / "bus") as url,
+        open_bus(config.BusSettings(), url) as bus,
+    ):
         shared = AllSettings(bus=config.BusSettings(url=url), data_dir=tmp_path / "data")
         for task in ("task-a1", "task-b2"):
             await bus.create(asked(task, deadline=datetime(2100, 1, 1, tzinfo=UTC)))
         async with lease_of(shared.serve, bus, "decide.task-a1").take():
             said: list[str] = []
-            assert (await cancel(shared, "task-a1", "", said.append))[1] is DeliberationStatus.CANCELLED
+            assert (await cancel(shared, "task-a1", "", said.append))[
+                1
+            ] is DeliberationStatus.CANCELLED
             assert said == ["it is cancelled, but whoever works on it has not confirmed that yet"]
             assert await decision(bus, "task-a1") is None
             async with open_log(shared, said.append, alone=False):
@@ -148,22 +180,36 @@ async def test_only_what_has_ended_can_be_forgotten_and_then_all_of_it() -> None
 
 @pytest.mark.parametrize(
     ("seat", "wanted"),
-    [("", SEATS[1]), ("agent-dev-001", SEATS[0]), ("dev-001", SEATS[0]), ("1", SEATS[0]), ("002", SEATS[1])],
+    [
+        ("", SEATS[1]),
+        ("agent-dev-001", SEATS[0]),
+        ("dev-001", SEATS[0]),
+        ("1", SEATS[0]),
+        ("002", SEATS[1]),
+    ],
 )
 def test_a_seat_is_named_or_numbered(seat: str, wanted: str) -> None:
-    outcome = Outcome("t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0]))
+    outcome = Outcome(
+        "t", DeliberationStatus.COMPLETED, winner_id=SEATS[1], results=results(SEATS[1], SEATS[0])
+    )
     assert choose_result(outcome, seat).seat == wanted
 
 
 def test_no_winner_and_no_such_seat_are_named() -> None:
     outcome = Outcome("t", DeliberationStatus.COMPLETED, results=results(*SEATS))
-    with pytest.raises(NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"):
+    with pytest.raises(
+        NotFound, match="t has no winner; name a seat: agent-dev-001, agent-dev-002"
+    ):
         choose_result(outcome, "")
     with pytest.raises(NotFound, match="no seat '9' in t; there are proposals of agent-dev-001"):
         choose_result(outcome, "9")
     failed = (SeatOutcome(SEATS[0], SeatStatus.FAILED, "OUT_OF_TURNS", "no turn is left"),)
-    outcome = Outcome("t", DeliberationStatus.FAILED, seats=failed, error_message="no seat proposed a change")
-    with pytest.raises(NotFound, match=r"t ended \(failed\) without a proposal: no seat proposed a change"):
+    outcome = Outcome(
+        "t", DeliberationStatus.FAILED, seats=failed, error_message="no seat proposed a change"
+    )
+    with pytest.raises(
+        NotFound, match=r"t ended \(failed\) without a proposal: no seat proposed a change"
+    ):
         choose_result(outcome, "")
     with pytest.raises(NotFound, match="agent-dev-001 of t proposed nothing: no turn is left"):
         choose_result(outcome, "1")
@@ -172,14 +218,19 @@ def test_no_winner_and_no_such_seat_are_named() -> None:
 async def test_of_a_running_task_it_is_said_how_far_it_is() -> None:
     _, tasks = await tasks_of(asked("task-a1"), decided("task-a1"), asked("task-b2"))
     for named, seat in ((None, ""), (None, "1"), ("task-b2", ""), ("2", "")):
-        with pytest.raises(InvalidRequest, match=r"task-b2 is still running \(\d+ %\).*`moothall serve` resumes it"):
+        with pytest.raises(
+            InvalidRequest, match=r"task-b2 is still running \(\d+ %\).*`moothall serve` resumes it"
+        ):
             await tasks.choose(named, seat)
     assert (await tasks.choose("task-a1"))[1].seat == SEATS[1]
 
 
 async def test_a_seat_without_a_task_is_one_of_the_latest_task() -> None:
     _, tasks = await tasks_of(asked("3"), decided("3"), asked("task-a1"), decided("task-a1"))
-    assert [(task, result.seat) for task, result in [await tasks.choose(named) for named in ("2", "dev-001", "3")]] == [
+    assert [
+        (task, result.seat)
+        for task, result in [await tasks.choose(named) for named in ("2", "dev-001", "3")]
+    ] == [
         ("task-a1", SEATS[1]),
         ("task-a1", SEATS[0]),
         ("3", SEATS[1]),

@@ -13,10 +13,15 @@ from moothall.wiring.rules import open_rules
 from support.gate import Facts, House, tool_call
 
 
-async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(tmp_path: Path) -> None:
+async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(
+    tmp_path: Path,
+) -> None:
     settings = load_settings(
         data_dir=tmp_path / "data",
-        db={"redis_url": "redis://127.0.0.1:1", "tenants": {"acme": {"neo4j_url": "bolt://127.0.0.1:1"}}},
+        db={
+            "redis_url": "redis://127.0.0.1:1",
+            "tenants": {"acme": {"neo4j_url": "bolt://127.0.0.1:1"}},
+        },
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         house = House(tmp_path, audit, GuardSettings())
@@ -28,7 +33,9 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         missing = await house.gate.call(seat, tool_call("db.postgres", query="select 1"))
         assert missing.status is ToolStatus.BLOCKED
         assert "MOOTHALL_DB__POSTGRES_URL is not set" in missing.error
-        there = await house.gate.call(seat, tool_call("db.redis", number=2, command="GET", args=["a"]))
+        there = await house.gate.call(
+            seat, tool_call("db.redis", number=2, command="GET", args=["a"])
+        )
         assert there.status is ToolStatus.PARKED
 
 

@@ -1,4 +1,6 @@
-"""The engine round hands that are a list: what is appended is the workspace, what is posted has left it."""
+"""The engine round hands that are a list: what is appended is the workspace, what is posted has
+left it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Killed(Exception):
 
 @dataclass
 class World:
-    """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the process lives for."""
+    """A workspace, what lies beyond it, and the log; `kill` is how many more facts or calls the
+    process lives for.
+    """
 
     plan: Workflow
     answers: dict[str, list[ToolStatus]] = field(default_factory=dict)
@@ -74,7 +78,9 @@ class World:
         elif call.tool == "files.append":
             self.lines.append(str(call.arguments["content"]))
         self.live()
-        result = ToolResult(call.request_id, call.tool, status, {"path": "log", "echo": dict(call.arguments)})
+        result = ToolResult(
+            call.request_id, call.tool, status, {"path": "log", "echo": dict(call.arguments)}
+        )
         self.results[call.request_id] = result
         return result
 
@@ -99,14 +105,27 @@ class World:
 
     async def run(self) -> tuple[End, str]:
         record = self.record()
-        self.lines = list(self.commits[int(record.commit or 0)])  # as a workspace that was opened again
+        self.lines = list(
+            self.commits[int(record.commit or 0)]
+        )  # as a workspace that was opened again
         self.in_hand = 0
 
         async def tell(step: str, state: StepState, attempt: int, **more: Any) -> None:
             self.live()
             result = more.pop("result", None)
-            data = {"step": step, "state": state, "attempt": attempt, "compensation": False, "error": "", **more}
-            fact = {**data, "commit_sha": more.get("commit", ""), "result": dump(result) if result else {}}
+            data = {
+                "step": step,
+                "state": state,
+                "attempt": attempt,
+                "compensation": False,
+                "error": "",
+                **more,
+            }
+            fact = {
+                **data,
+                "commit_sha": more.get("commit", ""),
+                "result": dump(result) if result else {},
+            }
             self.facts.append(fact)
             record.apply(EventType.WORKFLOW_STEP, fact)
 
@@ -124,15 +143,28 @@ class World:
         return await self.run()
 
     def said(self) -> list[str]:
-        return [f"{fact['step']}{' undo' if fact['compensation'] else ''} {fact['state']}" for fact in self.facts]
+        return [
+            f"{fact['step']}{' undo' if fact['compensation'] else ''} {fact['state']}"
+            for fact in self.facts
+        ]
 
 
 def append(name: str, content: str | None = None, **more: Any) -> dict[str, Any]:
-    return {"id": name, "tool": "files.append", "arguments": {"path": "log", "content": content or name}, **more}
+    return {
+        "id": name,
+        "tool": "files.append",
+        "arguments": {"path": "log", "content": content or name},
+        **more,
+    }
 
 
 def post(name: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "tool": "http.post", "arguments": {"url": "https://e.org", "body": name}, **more}
+    return {
+        "id": name,
+        "tool": "http.post",
+        "arguments": {"url": "https://e.org", "body": name},
+        **more,
+    }
 
 
 def look(name: str, **more: Any) -> dict[str, Any]:
@@ -140,7 +172,9 @@ def look(name: str, **more: Any) -> dict[str, Any]:
 
 
 def world(*steps: Mapping[str, Any], parallelism: int = 4, **answers: list[ToolStatus]) -> World:
-    return World(read_plan({"id": "wf", "parallelism": parallelism, "steps": list(steps)}, ALLOWED), answers)
+    return World(
+        read_plan({"id": "wf", "parallelism": parallelism, "steps": list(steps)}, ALLOWED), answers
+    )
 
 
 async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
@@ -153,8 +187,14 @@ async def test_outputs_are_passed_on_and_a_failed_step_is_tried_again() -> None:
     assert flow.began == ["wf/a/1", "wf/a/2", "wf/a/3", "wf/b/1"]
     assert flow.lines[-1] == "after log: success"
     assert flow.said() == [
-        *("a started", "a retrying", "a started", "a retrying", "a started", "a succeeded"),
-        *("b started", "b succeeded"),
+        "a started",
+        "a retrying",
+        "a started",
+        "a retrying",
+        "a started",
+        "a succeeded",
+        "b started",
+        "b succeeded",
     ]
 
 
@@ -183,7 +223,13 @@ async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() 
         arguments = {"path": "log", "content": f"undone ${{steps.{name}.output.path}} {name}"}
         return append(name, compensate={"tool": "files.append", "arguments": arguments})
 
-    flow = world(with_undo("a"), append("b"), with_undo("c"), append("d", on_failure="compensate"), d=[S.ERROR])
+    flow = world(
+        with_undo("a"),
+        append("b"),
+        with_undo("c"),
+        append("d", on_failure="compensate"),
+        d=[S.ERROR],
+    )
     end, why = await flow.run()
     assert (end, "was undone" in why) == (End.COMPENSATED, True)
     assert flow.lines[-2:] == ["undone log c", "undone log a"]
@@ -191,7 +237,12 @@ async def test_compensations_run_the_last_first_and_the_rest_though_one_fails() 
     flow.answers["c/undo"] = [S.ERROR]
     end, why = await flow.run()
     assert (end, why.endswith("could not be undone for c")) == (End.FAILED, True)
-    assert flow.said()[-4:] == ["c undo started", "c undo failed", "a undo started", "a undo succeeded"]
+    assert flow.said()[-4:] == [
+        "c undo started",
+        "c undo failed",
+        "a undo started",
+        "a undo succeeded",
+    ]
 
 
 @pytest.mark.parametrize("status", [S.BLOCKED, S.INVALID, S.BUDGET_EXCEEDED])
@@ -202,7 +253,9 @@ async def test_what_cannot_succeed_is_not_tried_again(status: ToolStatus) -> Non
 
 
 @pytest.mark.parametrize("status", [S.TIMEOUT, S.OUTCOME_UNKNOWN])
-async def test_an_effect_outside_whose_end_nobody_knows_is_never_repeated(status: ToolStatus) -> None:
+async def test_an_effect_outside_whose_end_nobody_knows_is_never_repeated(
+    status: ToolStatus,
+) -> None:
     flow = world(post("a", retry={"attempts": 5}), a=[status])
     assert (await flow.run())[0] is End.FAILED
     assert flow.sent == ["a"]
@@ -235,7 +288,9 @@ async def test_steps_run_side_by_side_but_one_alone_changes_files() -> None:
 
 
 async def test_a_reference_to_what_was_not_answered_fails_its_step_alone() -> None:
-    flow = world(look("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c"))
+    flow = world(
+        look("a"), append("b", "${steps.a.output.type}", on_failure="continue"), append("c")
+    )
     assert (await flow.run())[0] is End.PARTIAL
     assert "steps.a.output has path, echo" in str([fact["error"] for fact in flow.facts])
 
@@ -243,10 +298,14 @@ async def test_a_reference_to_what_was_not_answered_fails_its_step_alone() -> No
 async def test_a_red_check_is_no_success_unless_it_is_accepted() -> None:
     class Red(World):
         async def call(self, call: ToolCall) -> ToolResult:
-            return ToolResult(call.request_id, call.tool, S.SUCCESS, {"verdict": "failed", "exit_code": 1})
+            return ToolResult(
+                call.request_id, call.tool, S.SUCCESS, {"verdict": "failed", "exit_code": 1}
+            )
 
     for accept, end in (("success", End.FAILED), ("any", End.SUCCEEDED)):
-        plan = read_plan({"steps": [{"id": "t", "tool": "tests.pytest", "accept": accept}]}, ALLOWED)
+        plan = read_plan(
+            {"steps": [{"id": "t", "tool": "tests.pytest", "accept": accept}]}, ALLOWED
+        )
         assert (await Red(plan).run())[0] is end
 
 
@@ -272,7 +331,11 @@ def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: 
         assert sorted(flow.lines) == ["a", "e", "log success"], flow.said()
     else:
         assert len(flow.lines) == len(set(flow.lines))
-    ended = [said for said in flow.said() if said.split()[1] in {"succeeded", "failed", "unknown", "skipped"}]
+    ended = [
+        said
+        for said in flow.said()
+        if said.split()[1] in {"succeeded", "failed", "unknown", "skipped"}
+    ]
     assert len(ended) == len(set(ended)) == len(STEPS)
 
 
@@ -280,7 +343,13 @@ def test_killed_anywhere_and_any_number_of_times_every_step_is_done_once(lives: 
 @given(st.lists(st.integers(0, 14), max_size=5))
 def test_killed_anywhere_what_was_done_is_undone_once(lives: list[int]) -> None:
     def undone(name: str) -> dict[str, Any]:
-        return append(name, compensate={"tool": "files.append", "arguments": {"path": "log", "content": f"-{name}"}})
+        return append(
+            name,
+            compensate={
+                "tool": "files.append",
+                "arguments": {"path": "log", "content": f"-{name}"},
+            },
+        )
 
     flow = world(undone("a"), undone("b"), append("c", on_failure="compensate"))
     flow.answers["c"] = [S.ERROR] * 99

@@ -10,9 +10,15 @@ from moothall.errors import InvalidRequest
 from moothall.workflows.plan import Allowed, read_plan, read_yaml
 from support.tools import CATALOGUE
 
-ALLOWED = Allowed(CATALOGUE, lambda tool: "http.post is not granted here" if tool == "http.post" else "", 10, 4, 5)
+ALLOWED = Allowed(
+    CATALOGUE, lambda tool: "http.post is not granted here" if tool == "http.post" else "", 10, 4, 5
+)
 READ = {"id": "read", "tool": "files.read", "arguments": {"path": "a.txt"}}
-WRITE = {"id": "write", "tool": "files.write", "arguments": {"path": "b.txt", "content": "${steps.read.output.content}"}}
+WRITE = {
+    "id": "write",
+    "tool": "files.write",
+    "arguments": {"path": "b.txt", "content": "${steps.read.output.content}"},
+}
 
 
 def plan_of(*steps: dict[str, Any], **more: Any) -> Any:
@@ -42,16 +48,33 @@ def test_a_plan_as_it_is_written() -> None:
         ALLOWED,
     )
     assert (plan.id, plan.name, plan.parallelism) == ("copy", "copy a file", 2)
-    assert {step.id: step.needs for step in plan.steps} == {"read": (), "write": ("read",), "test": ("write",), "look": ("test",)}
+    assert {step.id: step.needs for step in plan.steps} == {
+        "read": (),
+        "write": ("read",),
+        "test": ("write",),
+        "look": ("test",),
+    }
     write = plan.step("write")
-    assert (write.attempts, write.pause, write.timeout, write.on_failure) == (3, 0.5, 10, "compensate")
+    assert (write.attempts, write.pause, write.timeout, write.on_failure) == (
+        3,
+        0.5,
+        10,
+        "compensate",
+    )
     assert write.compensate is not None
     assert plan.step("test").accept == "any"
 
 
 def test_steps_follow_the_one_before_unless_they_say_or_refer() -> None:
-    plan = plan_of(READ, {**READ, "id": "b"}, {**WRITE, "id": "c"}, {**READ, "id": "d", "needs": []})
-    assert {step.id: step.needs for step in plan.steps} == {"read": (), "b": ("read",), "c": ("read",), "d": ()}
+    plan = plan_of(
+        READ, {**READ, "id": "b"}, {**WRITE, "id": "c"}, {**READ, "id": "d", "needs": []}
+    )
+    assert {step.id: step.needs for step in plan.steps} == {
+        "read": (),
+        "b": ("read",),
+        "c": ("read",),
+        "d": (),
+    }
 
 
 def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
@@ -67,38 +90,79 @@ def test_the_same_document_has_the_same_digest_whatever_its_id() -> None:
         ([{"tool": "files.read"}], "step number 1: id: Field required"),
         ([{**READ, "id": "A b"}], "step A b: id"),
         ([READ, READ], "step read: there are two steps of this id"),
-        ([{**READ, "tool": "files.raed"}], r"step read: there is no tool 'files.raed' \(did you mean 'files.read'\?\)"),
-        ([{**READ, "tool": "http.post", "arguments": {"url": "https://e.org"}}], "step read: http.post is not granted here"),
-        ([{**READ, "arguments": {"paht": "a"}}], r"step read: files.read has no argument 'paht' \(did you mean 'path'\?\)"),
+        (
+            [{**READ, "tool": "files.raed"}],
+            r"step read: there is no tool 'files.raed' \(did you mean 'files.read'\?\)",
+        ),
+        (
+            [{**READ, "tool": "http.post", "arguments": {"url": "https://e.org"}}],
+            "step read: http.post is not granted here",
+        ),
+        (
+            [{**READ, "arguments": {"paht": "a"}}],
+            r"step read: files.read has no argument 'paht' \(did you mean 'path'\?\)",
+        ),
         ([{**READ, "arguments": {}}], "step read: argument 'path' is missing; right is files.read"),
         ([{**READ, "arguments": {"path": 3}}], "step read: path: Input should be a valid string"),
-        ([READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.raed.output.content}"}}], "did you mean 'read'"),
         (
-            [READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.read.output.contnet}"}}],
+            [
+                READ,
+                {**WRITE, "arguments": {"path": "b", "content": "${steps.raed.output.content}"}},
+            ],
+            "did you mean 'read'",
+        ),
+        (
+            [
+                READ,
+                {**WRITE, "arguments": {"path": "b", "content": "${steps.read.output.contnet}"}},
+            ],
             r"step write: .* names no output of files.read \(did you mean 'content'\?\)",
         ),
-        ([READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.read}"}}], "step write: .* is no reference"),
-        ([READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.write.output.path}"}}], "refer to its own result"),
+        (
+            [READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.read}"}}],
+            "step write: .* is no reference",
+        ),
+        (
+            [READ, {**WRITE, "arguments": {"path": "b", "content": "${steps.write.output.path}"}}],
+            "refer to its own result",
+        ),
         ([{**READ, "needs": ["gone"]}], "step read: needs 'gone'"),
         ([{**READ, "needs": ["read"]}], "step read: needs 'read'"),
-        ([{**READ, "id": "a", "needs": ["b"]}, {**READ, "id": "b", "needs": ["a"]}], "circle: . → . → ."),
+        (
+            [{**READ, "id": "a", "needs": ["b"]}, {**READ, "id": "b", "needs": ["a"]}],
+            "circle: . → . → .",
+        ),
         ([{**READ, "retry": {"attempts": 6}}], "step read: retry.attempts is 6; at most 5"),
         ([{**READ, "retry": {"attempts": 0}}], "step read: retry.attempts"),
-        ([{**READ, "on_failure": "panic"}], "step read: on_failure: Input should be 'stop', 'continue' or 'compensate'"),
+        (
+            [{**READ, "on_failure": "panic"}],
+            "step read: on_failure: Input should be 'stop', 'continue' or 'compensate'",
+        ),
         ([{**READ, "when": "x"}], "step read: when: Extra inputs"),
         ([READ | {"id": f"s{number}"} for number in range(11)], "11 steps; at most 10"),
         (
             [
                 READ,
-                {**WRITE, "compensate": {"tool": "files.delete", "arguments": {"path": "${steps.later.output.path}"}}},
+                {
+                    **WRITE,
+                    "compensate": {
+                        "tool": "files.delete",
+                        "arguments": {"path": "${steps.later.output.path}"},
+                    },
+                },
                 {**READ, "id": "later", "needs": ["write"]},
             ],
             "step write, compensate: .* not sure to be done by then; right are read, write",
         ),
-        ([{**READ, "compensate": {"tool": "files.unlink"}}], "step read, compensate: there is no tool"),
+        (
+            [{**READ, "compensate": {"tool": "files.unlink"}}],
+            "step read, compensate: there is no tool",
+        ),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_runs(steps: list[dict[str, Any]], words: str) -> None:
+def test_what_is_wrong_is_named_before_anything_runs(
+    steps: list[dict[str, Any]], words: str
+) -> None:
     with pytest.raises(InvalidRequest, match=words):
         plan_of(*steps)
 
@@ -109,10 +173,17 @@ def test_what_is_no_document_is_refused(text: str) -> None:
         read_yaml(text)
 
 
-@given(st.permutations(range(6)), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10))
-def test_any_plan_without_a_circle_has_an_order_in_which_needs_come_first(order: list[int], edges: set[tuple[int, int]]) -> None:
+@given(
+    st.permutations(range(6)), st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10)
+)
+def test_any_plan_without_a_circle_has_an_order_in_which_needs_come_first(
+    order: list[int], edges: set[tuple[int, int]]
+) -> None:
     place = {name: at for at, name in enumerate(order)}
-    needs = {name: [f"s{a}" for a, b in sorted(edges) if b == name and place[a] < place[b]] for name in range(6)}
+    needs = {
+        name: [f"s{a}" for a, b in sorted(edges) if b == name and place[a] < place[b]]
+        for name in range(6)
+    }
     plan = plan_of(*({**READ, "id": f"s{name}", "needs": needs[name]} for name in range(6)))
     seen: set[str] = set()
     for step in plan.steps:

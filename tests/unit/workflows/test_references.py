@@ -30,11 +30,17 @@ def fill(value: Any) -> Any:
         ("${steps.read.output}", RESULT["output"]),
         ("${steps.read.output.items.0.name}", "a"),
         ("${steps.read.status}", "success"),
-        ("it says ${steps.read.output.content} in ${steps.read.output.lines} lines", "it says hello in 3 lines"),
+        (
+            "it says ${steps.read.output.content} in ${steps.read.output.lines} lines",
+            "it says hello in 3 lines",
+        ),
         ("items: ${steps.read.output.items}", 'items: [{"name": "a"}, "b"]'),
         ("$${steps.read.output.content}", "${steps.read.output.content}"),
         ("echo ${HOME} $(pwd) {steps.read}", "echo ${HOME} $(pwd) {steps.read}"),
-        (["${steps.read.output.lines}", {"a": "${steps.read.output.content}!"}], [3, {"a": "hello!"}]),
+        (
+            ["${steps.read.output.lines}", {"a": "${steps.read.output.content}!"}],
+            [3, {"a": "hello!"}],
+        ),
         (7, 7),
     ],
 )
@@ -80,7 +86,9 @@ def test_arguments_nested_too_deep_are_refused() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text().filter(lambda text: "${" not in text),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -99,7 +107,9 @@ def test_a_whole_reference_gives_back_just_what_was_there(output: dict[str, Any]
         assert fill_in(told, lambda reference: find_in({"output": output}, reference)) == value
 
 
-@pytest.mark.parametrize("bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000])
+@pytest.mark.parametrize(
+    "bomb", ["${steps.read.output.content}" * 1000, ["${steps.read.output.content}"] * 1000]
+)
 def test_a_short_text_is_not_filled_with_gigabytes(bomb: Any) -> None:
     looked = []
 

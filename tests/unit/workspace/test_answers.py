@@ -1,4 +1,6 @@
-"""What an executor says is taken as what it must be, whatever it says: it may be one that hostile code took over."""
+"""What an executor says is taken as what it must be, whatever it says: it may be one that hostile
+code took over.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,18 @@ from moothall.workspace.dialogue import code_run, full_run
 
 CALL = ToolCall("r1", "tests.pytest", {}, datetime.now(UTC))
 HUGE = 10**400
-LEAVES = st.none() | st.booleans() | st.integers() | st.sampled_from([HUGE, -HUGE, math.inf, math.nan]) | st.floats() | st.text()
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([HUGE, -HUGE, math.inf, math.nan])
+    | st.floats()
+    | st.text()
+)
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
 )
 FIELDS = (
     "duration_ms",
@@ -52,7 +63,9 @@ SAID = dict.fromkeys(FIELDS, VALUES) | {
 ANSWERS = st.fixed_dictionaries({}, optional=SAID).map(lambda said: {"status": "success", **said})
 READERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "tool": lambda answer: answers.result_of(CALL, answer),
-    "tests": lambda answer: answers.result_of(CALL, {**answer, "output": answers.tests_output(answer)}),
+    "tests": lambda answer: answers.result_of(
+        CALL, {**answer, "output": answers.tests_output(answer)}
+    ),
     "check": lambda answer: answers.check_run("tests", answer),
     "block": lambda answer: code_run(answer, 1000),
     "full": lambda answer: full_run(answer, 1000),
@@ -63,7 +76,9 @@ READERS: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("reader", READERS)
 @given(ANSWERS)
 @example({"status": "success", "exit_code": "1\nforged line", "duration_ms": "x" * 10_000})
-def test_whatever_it_answers_is_a_result_that_can_be_told_or_a_broken_protocol(reader: str, answer: dict[str, Any]) -> None:
+def test_whatever_it_answers_is_a_result_that_can_be_told_or_a_broken_protocol(
+    reader: str, answer: dict[str, Any]
+) -> None:
     read_as(reader, answer)
 
 
@@ -72,7 +87,13 @@ def test_what_lies_deep_is_no_way_to_end_the_host(reader: str) -> None:
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
-    said = {"output": {"deep": deep}, "details": {"one": deep}, "value": deep, "error": deep, "end": {"value": deep}}
+    said = {
+        "output": {"deep": deep},
+        "details": {"one": deep},
+        "value": deep,
+        "error": deep,
+        "end": {"value": deep},
+    }
     read_as(reader, {"status": "success", **said})
 
 
@@ -92,6 +113,15 @@ def read_as(reader: str, answer: dict[str, Any]) -> None:
     ("contended_ms", "cpu_ms", "contended"),
     [(900, 300, True), (100, 300, False), (900, 990 * (os.cpu_count() or 1), False), (0, 0, False)],
 )
-def test_a_check_is_contended_that_waited_for_cores_of_others(contended_ms: int, cpu_ms: int, *, contended: bool) -> None:
-    answer = {"status": "success", "verdict": "passed", "duration_ms": 1000, "contended_ms": contended_ms}
-    assert answers.check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended is contended
+def test_a_check_is_contended_that_waited_for_cores_of_others(
+    contended_ms: int, cpu_ms: int, *, contended: bool
+) -> None:
+    answer = {
+        "status": "success",
+        "verdict": "passed",
+        "duration_ms": 1000,
+        "contended_ms": contended_ms,
+    }
+    assert (
+        answers.check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended is contended
+    )

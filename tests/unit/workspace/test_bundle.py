@@ -6,14 +6,34 @@ from pathlib import Path
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.workspace.bundle import bundle
 
-_COSTLY = ("ast", "dataclasses", "inspect", "pathlib", "pydantic", "shutil", "socket", "typing", "xml")
+_COSTLY = (
+    "ast",
+    "dataclasses",
+    "inspect",
+    "pathlib",
+    "pydantic",
+    "shutil",
+    "socket",
+    "typing",
+    "xml",
+)
 
 
-def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(tmp_path: Path) -> None:
+def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
+    tmp_path: Path,
+) -> None:
     bundle(tmp_path / "code")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import moothall.inside.executor; print(*sys.modules)"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import "
+        "moothall.inside.executor; print(*sys.modules)"
+    )
     ran = subprocess.run(
-        [str(interpreter()), "-I", "-S", "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=60
+        [str(interpreter()), "-I", "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        timeout=60,
     )
     loaded = set(ran.stdout.split())
     assert "moothall.inside.commands" in loaded

@@ -11,11 +11,15 @@ from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept,
 from moothall.workspace.layout import Layout, environment_key
 
 LONG_AGO = time.time() - 30 * 86_400
-BASE = Base("sample", "a" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest="one"))
+BASE = Base(
+    "sample", "a" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest="one")
+)
 
 
 def made(data_dir: Path) -> Layout:
-    """A checkout that was used just now, its environment, a starter, a clone; all but the use are old."""
+    """A checkout that was used just now, its environment, a starter, a clone; all but the use are
+    old.
+    """
     layout = Layout(data_dir)
     folders = [
         layout.tree("k"),
@@ -29,7 +33,9 @@ def made(data_dir: Path) -> Layout:
         (folder / "file").write_bytes(b"x" * 10_000)
         os.utime(folder, (LONG_AGO, LONG_AGO))
     layout.prepared_file("k").parent.mkdir()
-    layout.prepared_file("k").write_text(json.dumps(codec.dump(Prepared(BASE, "k", ()))), encoding="utf-8")
+    layout.prepared_file("k").write_text(
+        json.dumps(codec.dump(Prepared(BASE, "k", ()))), encoding="utf-8"
+    )
     return layout
 
 
@@ -43,7 +49,10 @@ def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
     assert kinds(items) == ["checkout", "clone", "environment", "history", "starter"]
     assert all(item.size >= 10_000 for item in items)
     assert kinds(choose(items, older_than=14, everything=False, registered=["a"])) == ["starter"]
-    assert kinds(choose(items, older_than=14, everything=False, registered=[])) == ["clone", "starter"]
+    assert kinds(choose(items, older_than=14, everything=False, registered=[])) == [
+        "clone",
+        "starter",
+    ]
     assert choose(items, older_than=0, everything=True, registered=["a"]) == items
 
 

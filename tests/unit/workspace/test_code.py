@@ -15,7 +15,9 @@ from support.repos import SAMPLE
 
 pytestmark = pytest.mark.e2e  # real sandboxes over and over: run with the end-to-end tests
 
-node = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: apt-get install nodejs")
+node = pytest.mark.skipif(
+    shutil.which("node") is None, reason="node is not installed: apt-get install nodejs"
+)
 
 
 @pytest.fixture
@@ -34,11 +36,18 @@ async def test_python_keeps_its_session(house: Local, prepared: Prepared) -> Non
         first = await house.call(
             workspace,
             "code.python",
-            code="import math\nx = 41\ndef f(a):\n    return a + x\nopen('made.txt', 'w').write('x')",
+            code="import math\nx = 41\ndef f(a):\n    return a + x\nopen('made.txt', "
+            "'w').write('x')",
             session="a",
         )
-        assert (first.status, first.output["exit_code"], first.output["output"]) == (ToolStatus.SUCCESS, 0, "1\n")
-        again = await house.call(workspace, "code.python", code="x += 1\nprint(f(1), math.floor(2.5))", session="a")
+        assert (first.status, first.output["exit_code"], first.output["output"]) == (
+            ToolStatus.SUCCESS,
+            0,
+            "1\n",
+        )
+        again = await house.call(
+            workspace, "code.python", code="x += 1\nprint(f(1), math.floor(2.5))", session="a"
+        )
         assert again.output["output"] == "43 2\n"
         other = await house.call(workspace, "code.python", code="x", session="b")
         assert other.output["exit_code"] == 1
@@ -48,45 +57,81 @@ async def test_python_keeps_its_session(house: Local, prepared: Prepared) -> Non
         assert "made.txt" in listed.output["entries"]
         assert (await workspace.patch("made")).paths == ("made.txt",)
     async with house.workspaces.open(prepared, "two") as workspace:
-        assert "NameError" in (await house.call(workspace, "code.python", code="x", session="a")).output["output"]
+        assert (
+            "NameError"
+            in (await house.call(workspace, "code.python", code="x", session="a")).output["output"]
+        )
 
 
 async def test_what_cannot_be_kept_is_said(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
-        ran = await house.call(workspace, "code.python", code="lines = open('/dev/null')", session="a")
+        ran = await house.call(
+            workspace, "code.python", code="lines = open('/dev/null')", session="a"
+        )
         assert "[not kept for the session: lines]" in ran.output["output"]
 
 
-async def test_a_session_stays_as_it_was_when_a_piece_is_stopped(house: Local, prepared: Prepared) -> None:
+async def test_a_session_stays_as_it_was_when_a_piece_is_stopped(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
         await house.call(workspace, "code.python", code="x = 1", session="a")
-        stopped = await house.call(workspace, "code.python", seconds=1.5, code="x = 2\nwhile True: pass", session="a")
+        stopped = await house.call(
+            workspace, "code.python", seconds=1.5, code="x = 2\nwhile True: pass", session="a"
+        )
         assert stopped.status is ToolStatus.TIMEOUT
-        assert (await house.call(workspace, "code.python", code="x", session="a")).output["output"] == "1\n"
+        assert (await house.call(workspace, "code.python", code="x", session="a")).output[
+            "output"
+        ] == "1\n"
 
 
-async def test_the_shell_keeps_folder_variables_and_functions(house: Local, prepared: Prepared) -> None:
+async def test_the_shell_keeps_folder_variables_and_functions(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(workspace, "code.shell", command="cd src; A=1; B='two words'; greet() { echo hi $1; }", session="a")
-        again = await house.call(workspace, "code.shell", command="pwd; echo $A $B; greet you; exit 4", session="a")
+        await house.call(
+            workspace,
+            "code.shell",
+            command="cd src; A=1; B='two words'; greet() { echo hi $1; }",
+            session="a",
+        )
+        again = await house.call(
+            workspace, "code.shell", command="pwd; echo $A $B; greet you; exit 4", session="a"
+        )
         assert again.output == {"exit_code": 4, "output": "/workspace/src\n1 two words\nhi you\n"}
         alone = await house.call(workspace, "code.shell", command="pwd; echo [$A]")
         assert alone.output["output"] == "/workspace\n[]\n"
 
 
-async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(house: Local, prepared: Prepared) -> None:
+async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
         first = "declare -i count=2; readonly fixed=1; session=s; code=c; state=t; echo $# $1"
-        assert (await house.call(workspace, "code.shell", command=first, session="a")).output["output"] == "0\n"
-        again = await house.call(workspace, "code.shell", command="count+=3; echo $count $session $code $state", session="a")
+        assert (await house.call(workspace, "code.shell", command=first, session="a")).output[
+            "output"
+        ] == "0\n"
+        again = await house.call(
+            workspace,
+            "code.shell",
+            command="count+=3; echo $count $session $code $state",
+            session="a",
+        )
         assert again.output == {"exit_code": 0, "output": "5 s c t\n"}
 
 
 @node
 async def test_node_keeps_what_is_global(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(workspace, "code.node", code="var q = [1, 2]; function f(x) { return x + 1 }", session="a")
-        again = await house.call(workspace, "code.node", code="console.log(q.length, f(5))", session="a")
+        await house.call(
+            workspace,
+            "code.node",
+            code="var q = [1, 2]; function f(x) { return x + 1 }",
+            session="a",
+        )
+        again = await house.call(
+            workspace, "code.node", code="console.log(q.length, f(5))", session="a"
+        )
         assert again.output == {"exit_code": 0, "output": "2 6\n"}
 
 
@@ -96,7 +141,11 @@ async def test_code_is_never_an_option(house: Local, prepared: Prepared, code: s
         ran = [
             await house.call(workspace, "code.python", code=code),
             await house.call(workspace, "code.shell", command=code),
-            *([await house.call(workspace, "code.node", code=code)] if shutil.which("node") else []),
+            *(
+                [await house.call(workspace, "code.node", code=code)]
+                if shutil.which("node")
+                else []
+            ),
         ]
     for result in ran:
         assert result.status is ToolStatus.SUCCESS
@@ -104,14 +153,21 @@ async def test_code_is_never_an_option(house: Local, prepared: Prepared, code: s
         assert "usage" not in result.output["output"].lower()
 
 
-async def test_a_session_that_hostile_code_wrote_harms_only_its_own(house: Local, prepared: Prepared) -> None:
+async def test_a_session_that_hostile_code_wrote_harms_only_its_own(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
         await house.call(
-            workspace, "code.shell", command="mkdir -p /tmp/moothall-sessions; echo nonsense > /tmp/moothall-sessions/python-a"
+            workspace,
+            "code.shell",
+            command="mkdir -p /tmp/moothall-sessions; echo nonsense > "
+            "/tmp/moothall-sessions/python-a",
         )
         broken = await house.call(workspace, "code.python", code="1", session="a")
         assert broken.output["exit_code"] != 0
-        assert (await house.call(workspace, "code.python", code="1", session="b")).output["output"] == "1\n"
+        assert (await house.call(workspace, "code.python", code="1", session="b")).output[
+            "output"
+        ] == "1\n"
 
 
 async def test_the_system_is_told(house: Local, prepared: Prepared) -> None:

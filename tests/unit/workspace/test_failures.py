@@ -31,18 +31,31 @@ def test_the_reason_that_pip_wraps_is_found() -> None:
 
 
 def test_an_index_that_has_it_not_is_a_reason() -> None:
-    text = "ERROR: Could not find a version that satisfies the requirement nope==9\nERROR: No matching distribution found for nope==9\n"
+    text = (
+        "ERROR: Could not find a version that satisfies the requirement nope==9\nERROR: No "
+        "matching distribution found for nope==9\n"
+    )
     assert "nope==9" in reason(text)
     assert reason("all is well\n") == ""
 
 
 def test_yarn_s_reason_is_the_line_before_the_one_that_counts() -> None:
-    said = "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been modified, which is explicitly forbidden.\n"
-    assert "YN0028" in reason(f"{said}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n")
+    said = (
+        "➤ YN0000: ┌ Post-resolution validation\n➤ YN0028: │ The lockfile would have been "
+        "modified, which is explicitly forbidden.\n"
+    )
+    assert "YN0028" in reason(
+        f"{said}➤ YN0000: └ Completed\n➤ YN0000: · Failed with errors in 0s 104ms\n"
+    )
 
 
 def test_what_to_write_where_is_said_and_the_whole_is_bounded() -> None:
-    said = explain(("pip", "install", "."), "exit code 1", "x" * 1_000_000 + "\nerror: y\n" * 5000, before="The other.\n")
+    said = explain(
+        ("pip", "install", "."),
+        "exit code 1",
+        "x" * 1_000_000 + "\nerror: y\n" * 5000,
+        before="The other.\n",
+    )
     assert ".moothall.toml" in said
     assert "--setup" in said
     assert "\nThe other.\nSay which" in said

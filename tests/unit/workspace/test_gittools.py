@@ -33,7 +33,8 @@ class Files:
     async def changes(self) -> Written:
         known = await self.clone.files(self.state.base_sha)
         ignored = await self.clone.ignored(
-            self.state.base_sha, NewPaths((), [change.path for change in self.now if change.path not in known], {})
+            self.state.base_sha,
+            NewPaths((), [change.path for change in self.now if change.path not in known], {}),
         )
         return Written([change for change in self.now if change.path not in ignored], ignored)
 
@@ -41,7 +42,9 @@ class Files:
         self.now = list(changes)
 
     async def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        return await git_tool(self.clone, self.state, tool, arguments, self.changes, restore=self.restore)
+        return await git_tool(
+            self.clone, self.state, tool, arguments, self.changes, restore=self.restore
+        )
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,9 @@ async def test_a_new_file_that_git_ignores_is_named(files: Files) -> None:
     status = await files.call("git.status")
     assert status["ignored"] == ["build/x.py"]
     assert [item["path"] for item in status["changed"]] == [UTILS]
-    with pytest.raises(InvalidRequest, match=r"'build/x.py' is ignored \(line 2 of .gitignore, /build/\)"):
+    with pytest.raises(
+        InvalidRequest, match=r"'build/x.py' is ignored \(line 2 of .gitignore, /build/\)"
+    ):
         await files.call("git.add", paths=["build/x.py"])
 
 
@@ -88,7 +93,10 @@ async def test_add_commit_and_log(files: Files) -> None:
     assert made["files"] == [UTILS]
     assert [item["path"] for item in (await files.call("git.status"))["changed"]] == ["new.txt"]
     files.now = [NEW]  # the solution was taken back
-    assert {item["path"] for item in (await files.call("git.status"))["changed"]} == {UTILS, "new.txt"}
+    assert {item["path"] for item in (await files.call("git.status"))["changed"]} == {
+        UTILS,
+        "new.txt",
+    }
     second = await files.call("git.commit", message="all")
     assert second["files"] == ["new.txt", UTILS]
     log = (await files.call("git.log", limit=2))["commits"]
@@ -153,7 +161,19 @@ async def test_without_restore_only_the_same_commit_can_be_checked_out(files: Fi
 
 @pytest.mark.parametrize(
     "ref",
-    ["--output=/tmp/x", "-p", "main", "HEAD~999", "HEAD@{1}", "0" * 40, ":/x", "refs/heads/main", "a..b", "HEAD\n", "HEAD:src"],
+    [
+        "--output=/tmp/x",
+        "-p",
+        "main",
+        "HEAD~999",
+        "HEAD@{1}",
+        "0" * 40,
+        ":/x",
+        "refs/heads/main",
+        "a..b",
+        "HEAD\n",
+        "HEAD:src",
+    ],
 )
 async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> None:
     for tool in ("git.diff", "git.checkout"):
@@ -177,7 +197,9 @@ async def test_a_ref_is_of_this_workspace_or_nothing(files: Files, ref: str) -> 
         ("git.gc", {}, "no tool"),
     ],
 )
-async def test_bad_arguments(files: Files, tool: str, arguments: dict[str, Any], message: str) -> None:
+async def test_bad_arguments(
+    files: Files, tool: str, arguments: dict[str, Any], message: str
+) -> None:
     files.now = [NEW]
     with pytest.raises(InvalidRequest, match=message):
         await files.call(tool, **arguments)

@@ -9,12 +9,16 @@ from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.workspace.limits import CheckLimit, describe_limit, describe_shell_limit, limit
 
-SETTINGS = WorkspaceSettings(check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2)
+SETTINGS = WorkspaceSettings(
+    check_seconds=100, base_seconds=50, check_factor=5, check_floor_seconds=20, case_seconds=2
+)
 
 
 def prepared(**run: object) -> Prepared:
     told = CheckRun("tests", Verdict.PASSED, **{"duration_ms": 1000, **run})  # type: ignore[arg-type]
-    return Prepared(Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": told})
+    return Prepared(
+        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": told}
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,12 +31,17 @@ def prepared(**run: object) -> Prepared:
         ("./run-tests", 50, "workspace.base_seconds"),
     ],
 )
-def test_the_base_gets_the_most_and_three_times_a_case(command: str, seconds: float, why: str) -> None:
+def test_the_base_gets_the_most_and_three_times_a_case(
+    command: str, seconds: float, why: str
+) -> None:
     profile = Profile(checks={"tests": tuple(command.split())})
     bare = Prepared(Base("r", "0" * 40, profile), "key", ())
     assert limit(SETTINGS, bare, "tests") == CheckLimit(seconds, 6, why)
     told = replace(profile, reports={"tests": ("out/*.xml",)})
-    assert limit(SETTINGS, replace(bare, base=replace(bare.base, profile=told)), "tests").seconds == 100
+    assert (
+        limit(SETTINGS, replace(bare, base=replace(bare.base, profile=told)), "tests").seconds
+        == 100
+    )
     assert limit(SETTINGS.model_copy(update={"base_seconds": 200.0}), bare, "tests").seconds == 100
 
 
@@ -40,17 +49,29 @@ def test_the_base_gets_the_most_and_three_times_a_case(command: str, seconds: fl
     ("run", "expected"),
     [
         ({}, (20, 2, "workspace.check_floor_seconds")),
-        ({"duration_ms": 10_000}, (50, 2, "workspace.check_factor times the 10.0 s of the untouched base")),
+        (
+            {"duration_ms": 10_000},
+            (50, 2, "workspace.check_factor times the 10.0 s of the untouched base"),
+        ),
         ({"duration_ms": 90_000}, (100, 2, "workspace.check_seconds")),
         ({"durations": {"a": 3000}}, (20, 15, "workspace.check_floor_seconds")),
         (
-            {"duration_ms": 9000, "durations": {"a": 8000, "b": 100}, "details": {"a": "hit the limit of 8 s"}},
+            {
+                "duration_ms": 9000,
+                "durations": {"a": 8000, "b": 100},
+                "details": {"a": "hit the limit of 8 s"},
+            },
             (20, 2, "workspace.check_floor_seconds"),
         ),
-        ({"duration_ms": 99_000, "status": "timeout", "durations": {"a": 100}}, (20, 2, "workspace.check_floor_seconds")),
+        (
+            {"duration_ms": 99_000, "status": "timeout", "durations": {"a": 100}},
+            (20, 2, "workspace.check_floor_seconds"),
+        ),
     ],
 )
-def test_limits_follow_from_the_base(run: dict[str, object], expected: tuple[float, float, str]) -> None:
+def test_limits_follow_from_the_base(
+    run: dict[str, object], expected: tuple[float, float, str]
+) -> None:
     assert limit(SETTINGS, prepared(**run), "tests") == CheckLimit(*expected)
 
 
@@ -60,22 +81,36 @@ def test_a_limit_that_was_hit_is_named_with_its_setting() -> None:
         describe_limit("tests", "timeout", given, SandboxSettings())
         == "tests hit the limit of 42 s (workspace.check_floor_seconds)"
     )
-    assert "sandbox.memory_bytes = 2e+09" in describe_limit("tests", "memory", given, SandboxSettings())
+    assert "sandbox.memory_bytes = 2e+09" in describe_limit(
+        "tests", "memory", given, SandboxSettings()
+    )
 
 
 @pytest.mark.parametrize(
     ("status", "seconds", "asked", "said"),
     [
         ("success", 120, 120, ""),
-        ("timeout", 119.9, 120, "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)"),
-        ("timeout", 599.9, 9000, "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)"),
+        (
+            "timeout",
+            119.9,
+            120,
+            "stopped after 120 s; timeout_seconds gives a command up to 600 s (code.shell_seconds)",
+        ),
+        (
+            "timeout",
+            599.9,
+            9000,
+            "stopped after 600 s; 600 s is the most that a command may take (code.shell_seconds)",
+        ),
         ("timeout", 37.2, 120, "stopped after 37 s; no more time was left for it"),
         ("memory", 120, 120, "the limit of memory and was stopped (sandbox.memory_bytes = 2e+09)"),
         ("cpu", 120, 120, "a limit of CPU time"),
         ("cancelled", 120, 120, "the command was stopped: cancelled"),
     ],
 )
-def test_why_a_command_of_the_shell_was_stopped_is_said(status: str, seconds: float, asked: float, said: str) -> None:
+def test_why_a_command_of_the_shell_was_stopped_is_said(
+    status: str, seconds: float, asked: float, said: str
+) -> None:
     told = describe_shell_limit(status, seconds, asked, 600.0, SandboxSettings())
     assert said in told
     assert bool(told) is bool(said)

@@ -48,7 +48,9 @@ async def prepared(house: Local) -> Prepared:
 
 async def inside(house: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
     """Run Python code in a fresh workspace and return it with the run."""
-    ready = replace(prepared, base=replace(prepared.base, profile=Profile(checks={"run": python(code)})))
+    ready = replace(
+        prepared, base=replace(prepared.base, profile=Profile(checks={"run": python(code)}))
+    )
     async with house.workspaces.open(ready, name) as workspace:
         return await workspace.check("run")
 
@@ -56,7 +58,10 @@ async def inside(house: Local, prepared: Prepared, code: str, *, name: str = "pr
 async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
-        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (Verdict.FAILED, "failed")
+        assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
+            Verdict.FAILED,
+            "failed",
+        )
         done = await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert done.status is ToolStatus.SUCCESS
         tests = await house.call(workspace, "tests.pytest", keyword="hello_world")
@@ -73,14 +78,20 @@ async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared:
 
 async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_path: Path) -> None:
     tests = "#[cfg(test)]\nmod tests {\n    #[test]\n    fn t() { assert_eq!(super::f(), 2); }\n}\n"
-    padding = "// much\n" * 150_000  # more than a megabyte, so that a file cut at a limit would have no tests
-    async with local(tmp_path, {**FILES, "src/lib.rs": f"pub fn f() -> u8 {{ 1 }}\n{padding}{tests}"}) as house:
+    padding = (
+        "// much\n" * 150_000
+    )  # more than a megabyte, so that a file cut at a limit would have no tests
+    async with local(
+        tmp_path, {**FILES, "src/lib.rs": f"pub fn f() -> u8 {{ 1 }}\n{padding}{tests}"}
+    ) as house:
         prepared = await house.prepared()
         forged = tests.replace("assert_eq!(super::f(), 2)", "")
         made = Change("src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode())
         patch = await house.clone.commit_changes(house.sha, [made], "forge")
         for _ in range(2):  # what a diff comes to is kept, and is the same again
-            async with house.workspaces.open(prepared, "judged", patch=patch.diff, judged=True) as workspace:
+            async with house.workspaces.open(
+                prepared, "judged", patch=patch.diff, judged=True
+            ) as workspace:
                 (change,) = await workspace.changes()
                 assert change.content == f"pub fn f() -> u8 {{ 2 }}\n{padding}{tests}".encode()
 
@@ -88,13 +99,43 @@ async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_p
 @pytest.mark.parametrize(
     ("path", "text", "name", "content", "came"),
     [
-        ("a.py", "class A:\n    def f(self):\n        return 1\n", "A.f", "def f(self):\n    return 2", "class A:\n    def f(self):\n        return 2\n"),
-        ("a.js", "class A { f() { return 1; } }\n", "A.f", "f() { return 2; }", "class A { f() { return 2; } }\n"),
-        ("a.tsx", "const f = (): number => 1;\n", "f", "const f = (): number => 2;", "const f = (): number => 2;\n"),
-        ("a.go", "package a\n\nfunc (t *T) F() int { return 1 }\n", "(*T).F", "func (t *T) F() int { return 2 }", "package a\n\nfunc (t *T) F() int { return 2 }\n"),
-        ("a.rs", "impl A {\n    fn f() -> u8 { 1 }\n}\n", "A::f", "fn f() -> u8 { 2 }", "impl A {\n    fn f() -> u8 { 2 }\n}\n"),
+        (
+            "a.py",
+            ("class A:\n    def f(self):\n        return 1\n"),
+            "A.f",
+            "def f(self):\n    return 2",
+            ("class A:\n    def f(self):\n        return 2\n"),
+        ),
+        (
+            "a.js",
+            "class A { f() { return 1; } }\n",
+            "A.f",
+            "f() { return 2; }",
+            "class A { f() { return 2; } }\n",
+        ),
+        (
+            "a.tsx",
+            "const f = (): number => 1;\n",
+            "f",
+            "const f = (): number => 2;",
+            "const f = (): number => 2;\n",
+        ),
+        (
+            "a.go",
+            ("package a\n\nfunc (t *T) F() int { return 1 }\n"),
+            "(*T).F",
+            ("func (t *T) F() int { return 2 }"),
+            ("package a\n\nfunc (t *T) F() int { return 2 }\n"),
+        ),
+        (
+            "a.rs",
+            "impl A {\n    fn f() -> u8 { 1 }\n}\n",
+            "A::f",
+            "fn f() -> u8 { 2 }",
+            ("impl A {\n    fn f() -> u8 { 2 }\n}\n"),
+        ),
     ],
-)  # fmt: skip
+)
 async def test_the_grammars_are_there_inside(
     house: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
 ) -> None:
@@ -115,13 +156,18 @@ async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None
 
 
 async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "a") as one, house.workspaces.open(prepared, "b") as other:
+    async with (
+        house.workspaces.open(prepared, "a") as one,
+        house.workspaces.open(prepared, "b") as other,
+    ):
         await house.call(one, "files.write", path=UTILS, content="mine = 1\n")
         assert "mine" not in (await house.call(other, "files.read", path=UTILS)).output["content"]
         assert not (await other.patch("nothing")).diff
 
 
-async def test_a_folder_that_is_read_is_named_with_what_is_in_it(house: Local, prepared: Prepared) -> None:
+async def test_a_folder_that_is_read_is_named_with_what_is_in_it(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "a") as workspace:
         found = await house.call(workspace, "files.read", path="src")
     assert (found.status, found.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
@@ -144,11 +190,16 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
 """
     async with house.workspaces.open(prepared, "all") as workspace:
         await house.call(workspace, "files.write", path="x.py", content=code)
-        answer = await workspace._box.request("run", wall_seconds=10, argv=python("exec(open('x.py').read())"), env={})
+        answer = await workspace._box.request(
+            "run", wall_seconds=10, argv=python("exec(open('x.py').read())"), env={}
+        )
         assert answer["exit_code"] == 0, answer["output"]
         await house.call(workspace, "files.delete", path="x.py")
         patch = await workspace.patch("all")
-    changed = {change.path: (change.mode, change.content) for change in await house.clone.changes(house.sha, patch.commit_sha)}
+    changed = {
+        change.path: (change.mode, change.content)
+        for change in await house.clone.changes(house.sha, patch.commit_sha)
+    }
     assert {path: content for path, (_, content) in changed.items()} == {
         "README.md": None,
         "READ.md": SAMPLE["README.md"].encode(),
@@ -163,7 +214,9 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
     }
     assert (changed["run.sh"][0], changed["link"][0]) == ("100755", "120000")
     async with house.workspaces.open(prepared, "again", patch=patch.diff) as workspace:
-        assert (await house.call(workspace, "files.read", path="tests")).output["content"] == "a file now"
+        assert (await house.call(workspace, "files.read", path="tests")).output[
+            "content"
+        ] == "a file now"
         assert (await workspace.patch("all")).diff == patch.diff
 
 
@@ -172,12 +225,17 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
     [
         ("import os; os.mkfifo('pipe')", "pipe"),
         ("import os; os.symlink('/etc/passwd', 'link')", "link"),
-        ("import os; os.makedirs('.GIT/hooks'); open('.GIT/hooks/pre-commit', 'w').write('x')", r"\.GIT"),
+        (
+            "import os; os.makedirs('.GIT/hooks'); open('.GIT/hooks/pre-commit', 'w').write('x')",
+            r"\.GIT",
+        ),
         ("open('big', 'wb').write(bytes(6_000_000))", "big"),
         ("import os\nfor n in range(150): os.mkdir('d'); os.chdir('d')\nopen('f', 'w')", "deeper"),
     ],
 )
-async def test_what_no_patch_can_hold_is_refused(house: Local, prepared: Prepared, code: str, why: str) -> None:
+async def test_what_no_patch_can_hold_is_refused(
+    house: Local, prepared: Prepared, code: str, why: str
+) -> None:
     async with house.workspaces.open(prepared, "bad") as workspace:
         answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
         assert answer["exit_code"] == 0, answer["output"]
@@ -193,7 +251,11 @@ async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refu
     async with kind(tmp_path, FILES) as house:
         repo = Repo(tmp_path / "repo")
         repo.write({odd: "odd\n", f"pkg/{odd}": "odd\n", "back\\slash": "odd\n"})
-        for name, target in (("null", "/dev/null"), ("out", "../sibling"), ("passwd", "/etc/passwd")):
+        for name, target in (
+            ("null", "/dev/null"),
+            ("out", "../sibling"),
+            ("passwd", "/etc/passwd"),
+        ):
             (repo.path / name).symlink_to(target)
         house.sha = await house.clone.fetch(str(repo.path), repo.commit())
         prepared = await house.prepared()
@@ -204,7 +266,7 @@ assert all(open(name).read() == 'odd\\n' for name in ({odd!r}, {f"pkg/{odd}"!r},
 assert os.readlink('null') == '/dev/null' and open('null').read() == '' and os.readlink('out') == '../sibling'
 os.utime({odd!r})
 open('new.txt', 'w').close()
-"""
+"""  # noqa: E501 - a line of embedded text
         run = "import shutil, os; "
         for code, refused in (
             (there, ""),
@@ -213,11 +275,16 @@ open('new.txt', 'w').close()
             ("import shutil; shutil.rmtree('pkg')", "pkg/odd"),
             (f"open({odd!r}, 'w').write('changed')", "odd"),
             (f"{run}os.unlink('passwd'); shutil.copy('run.sh', 'passwd')", "passwd"),
-            (f"{run}os.unlink('passwd'); os.mkdir('passwd'); shutil.copy('run.sh', 'passwd/x')", "passwd"),
+            (
+                f"{run}os.unlink('passwd'); os.mkdir('passwd'); shutil.copy('run.sh', 'passwd/x')",
+                "passwd",
+            ),
             (f"{run}os.symlink('out/x', 'deeper')", "deeper"),
         ):
             async with house.workspaces.open(prepared, "odd") as workspace:
-                answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
+                answer = await workspace._box.request(
+                    "run", wall_seconds=10, argv=python(code), env={}
+                )
                 assert answer["exit_code"] == 0, answer["output"]
                 if refused:
                     with pytest.raises(PatchRefused, match=rf"may not change (where )?'{refused}"):
@@ -230,17 +297,28 @@ open('new.txt', 'w').close()
 
 async def test_of_extra_only_the_test_files_are_taken(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "author") as workspace:
-        await house.call(workspace, "files.write", path="tests/test_more.py", content="def test_more():\n    assert True\n")
+        await house.call(
+            workspace,
+            "files.write",
+            path="tests/test_more.py",
+            content="def test_more():\n    assert True\n",
+        )
         await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         extra = await workspace.patch("tests and code")
     async with house.workspaces.open(prepared, "other", extra=extra.diff) as workspace:
         run = await workspace.check("tests", ["tests/test_more.py"])
         assert dict(run.cases) == {"tests/test_more.py::test_more": "passed"}
-        assert "hello_world" not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+        assert (
+            "hello_world"
+            not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+        )
 
 
 async def test_what_a_check_leaves_behind_is_no_part_of_the_change(tmp_path: Path) -> None:
-    leaves = python("open('left.txt', 'w').write('x'); open('a.txt', 'a').write('more'); open('mine.txt', 'a').write('more')")
+    leaves = python(
+        "open('left.txt', 'w').write('x'); open('a.txt', 'a').write('more'); open('mine.txt', "
+        "'a').write('more')"
+    )
     async with local(tmp_path, {"a.txt": "a\n"}) as house:
         prepared = await house.prepared({"tests": leaves})
         async with house.workspaces.open(prepared, "leaves") as workspace:
@@ -264,29 +342,40 @@ async def test_git_tools_work_on_the_trusted_side(house: Local, prepared: Prepar
         assert made.status is ToolStatus.SUCCESS
         back = await house.call(workspace, "git.checkout", ref="HEAD~1")
         assert back.status is ToolStatus.SUCCESS, back.error
-        assert "hello_world" not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+        assert (
+            "hello_world"
+            not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+        )
         wrong = await house.call(workspace, "git.checkout", ref="elsewhere")
         assert (wrong.status, "no commit" in wrong.error) == (ToolStatus.INVALID, True)
         assert (await house.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
 
 
 @pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
-async def test_no_workspace_reaches_the_origin_of_hidden_tests(tmp_path: Path, house: Local, tool: str) -> None:
+async def test_no_workspace_reaches_the_origin_of_hidden_tests(
+    tmp_path: Path, house: Local, tool: str
+) -> None:
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
         return Prepared(base, "key", ())
 
     repositories = TrustedRepositories(tmp_path / "trusted", WorkspaceSettings(), prepare)
-    async with LocalWorkspaces(house.settings, lambda _: house.clone, repositories.remote) as workspaces:
+    async with LocalWorkspaces(
+        house.settings, lambda _: house.clone, repositories.remote
+    ) as workspaces:
         for hidden in ((), ("tests/hidden/**",)):
             prepared = await house.prepared(CHECKS, hidden=hidden)
             async with workspaces.open(prepared, "one") as workspace:
                 await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
                 await house.call(workspace, "git.commit", message="m")
-                told = await house.call(workspace, tool, branch="work", url="https://host.invalid/x.git")
+                told = await house.call(
+                    workspace, tool, branch="work", url="https://host.invalid/x.git"
+                )
             assert ("reaches no other repository" in str(told.error)) is bool(hidden), told
 
 
-async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(house: Local, prepared: Prepared) -> None:
+async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(
+    house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "regex") as workspace:
         await house.call(workspace, "files.write", path="a.txt", content="a" * 40 + "!\n")
         slow = await house.call(workspace, "files.search", seconds=0.6, pattern="(a+)+$")
@@ -306,7 +395,8 @@ async def test_the_environment_and_the_system_hold_no_secret(
         "for p in pathlib.Path('/proc').glob('*/environ'):\n"
         "    try: print(p.read_bytes())\n"
         "    except OSError: pass\n"
-        f"print(os.path.exists({str(house.settings.data_dir)!r}), os.path.exists('/root/.ssh'), os.path.exists('/home'))\n",
+        f"print(os.path.exists({str(house.settings.data_dir)!r}), os.path.exists('/root/.ssh'), "
+        "os.path.exists('/home'))\n",
     )
     assert "a-secret-key" not in run.output
     assert "False False False" in run.output
@@ -326,22 +416,28 @@ async def test_no_way_to_the_host(house: Local, prepared: Prepared) -> None:
             "    else: print(what, 'DONE')\n"
             f"trial('connect', lambda: socket.create_connection(('127.0.0.1', {port}), 1))\n"
             "trial('dns', lambda: socket.getaddrinfo('localhost.example', 80))\n"
-            "for path in ('/usr/x', '/etc/x', '/x', '/opt/moothall/x', '/dev/x', '/proc/sys/kernel/core_pattern', '/workspace/../x'):\n"
+            "for path in ('/usr/x', '/etc/x', '/x', '/opt/moothall/x', '/dev/x', "
+            "'/proc/sys/kernel/core_pattern', '/workspace/../x'):\n"
             "    trial('write ' + path, lambda: open(path, 'w'))\n"
             "trial('setuid', lambda: os.setuid(0))\n"
             "trial('chroot', lambda: os.chroot('/tmp'))\n"
             "trial('kill init', lambda: os.kill(1, 9))\n"
             "libc = ctypes.CDLL(None, use_errno=True)\n"
-            "print('unshare', libc.unshare(0x10000000), 'mount', libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))\n"
+            "print('unshare', libc.unshare(0x10000000), 'mount', libc.mount(b'none', b'/tmp', "
+            "b'tmpfs', 0, None))\n"
             "parent = os.getppid()\n"
             "trial('memory of the executor', lambda: open(f'/proc/{parent}/mem', 'rb+'))\n"
             "trial('descriptors of the executor', lambda: os.listdir(f'/proc/{parent}/fd'))\n"
             "print(sorted(os.listdir('/proc/self/fd')))\n",
         )
     lines = run.output.splitlines()
-    assert [line for line in lines if line.endswith("DONE") and not line.startswith("kill init")] == []
+    assert [
+        line for line in lines if line.endswith("DONE") and not line.startswith("kill init")
+    ] == []
     assert "unshare -1 mount -1" in lines
-    assert lines[-1] == "['0', '1', '2', '3']", "no inherited descriptor beside the three and that of the listing"
+    assert lines[-1] == "['0', '1', '2', '3']", (
+        "no inherited descriptor beside the three and that of the listing"
+    )
 
 
 async def test_a_killed_executor_fails_the_workspace(house: Local, prepared: Prepared) -> None:
@@ -369,20 +465,40 @@ def others() -> list[psutil.Process]:
 def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
     """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
     folder = str(house.settings.data_dir)
-    mounts = [line for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines() if folder in line]
-    new = [child for child in psutil.Process().children() if child not in others and orphans.__file__ not in command_line(child)]
-    commands = [command_line(process)[:80] for child in new for process in (child, *descendants(child.pid))]
+    mounts = [
+        line
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+        if folder in line
+    ]
+    new = [
+        child
+        for child in psutil.Process().children()
+        if child not in others and orphans.__file__ not in command_line(child)
+    ]
+    commands = [
+        command_line(process)[:80] for child in new for process in (child, *descendants(child.pid))
+    ]
     return mounts + [command for command in commands if command]
 
 
-async def test_nothing_is_left_of_a_workspace(others: list[psutil.Process], house: Local, prepared: Prepared) -> None:
+async def test_nothing_is_left_of_a_workspace(
+    others: list[psutil.Process], house: Local, prepared: Prepared
+) -> None:
     async with house.workspaces.open(prepared, "daemon") as workspace:
-        code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n"
+        code = (
+            "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: "
+            "time.sleep(600)\n"
+        )
         answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
         assert answer["exit_code"] == 0
-        assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, "bubblewrap's init and the executor"
+        assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, (
+            "bubblewrap's init and the executor"
+        )
     assert left_behind(house, others) == []
-    assert sorted(path.name for path in house.workspaces.pool._folder.iterdir()) == ["code", "lock"]  # the pool's own
+    assert sorted(path.name for path in house.workspaces.pool._folder.iterdir()) == [
+        "code",
+        "lock",
+    ]  # the pool's own
 
 
 async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(house: Local) -> None:
@@ -394,7 +510,9 @@ async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(house: L
         assert (await house.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
 
 
-async def test_cancelling_everything_leaves_nothing(others: list[psutil.Process], house: Local) -> None:
+async def test_cancelling_everything_leaves_nothing(
+    others: list[psutil.Process], house: Local
+) -> None:
     prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
 
     async def seat(name: str) -> None:
@@ -413,18 +531,26 @@ async def test_cancelling_everything_leaves_nothing(others: list[psutil.Process]
 
 async def test_a_deadline_that_has_passed(house: Local, prepared: Prepared) -> None:
     async with house.workspaces.open(prepared, "late") as workspace:
-        assert (await house.call(workspace, "files.read", seconds=-1, path=UTILS)).status is ToolStatus.TIMEOUT
+        assert (
+            await house.call(workspace, "files.read", seconds=-1, path=UTILS)
+        ).status is ToolStatus.TIMEOUT
         assert isinstance(workspace, LocalWorkspace)
 
 
-async def test_a_patch_that_does_not_apply_opens_nothing(others: list[psutil.Process], house: Local, prepared: Prepared) -> None:
-    opening = house.workspaces.open(prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n")
+async def test_a_patch_that_does_not_apply_opens_nothing(
+    others: list[psutil.Process], house: Local, prepared: Prepared
+) -> None:
+    opening = house.workspaces.open(
+        prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"
+    )
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
     assert left_behind(house, others) == []
 
 
-async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(house: Local, prepared: Prepared) -> None:
+async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(
+    house: Local, prepared: Prepared
+) -> None:
     code = """
 import socket
 for name in (socket.gethostname(), 'localhost', socket.getfqdn()):
@@ -443,16 +569,22 @@ else:
     assert run.exit_code == 0, run.output
 
 
-async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(house: Local, prepared: Prepared) -> None:
+async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(
+    house: Local, prepared: Prepared
+) -> None:
     test = (
-        "def test_loud(capfd):\n    with capfd.disabled():\n        for _ in range(800):\n            print('x' * 50_000)\n\n"
+        "def test_loud(capfd):\n    with capfd.disabled():\n        for _ in range(800):\n        "
+        "    print('x' * 50_000)\n\n"
         "def test_after():\n    assert False, 'told all the same'\n"
     )
     async with house.workspaces.open(prepared, "loud") as workspace:
         await house.call(workspace, "files.write", path="tests/test_loud.py", content=test)
         run = await workspace.check("tests", ["tests/test_loud.py"])
     assert (run.status, run.verdict) == ("success", Verdict.FAILED)
-    assert run.cases == {"tests/test_loud.py::test_loud": "passed", "tests/test_loud.py::test_after": "failed"}
+    assert run.cases == {
+        "tests/test_loud.py::test_loud": "passed",
+        "tests/test_loud.py::test_after": "failed",
+    }
     assert "bytes cut" in run.output
     assert len(run.output) < 500_000
 

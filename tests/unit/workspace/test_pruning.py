@@ -19,18 +19,29 @@ LONG_AGO = time.time() - 30 * 86_400
 
 def prepared(layout: Layout, key: str, base: Base, *, used: float) -> None:
     """As preparation leaves it, last used then."""
-    record, tree, environment = layout.prepared_file(key), layout.tree(key), layout.environment(environment_key(base))
+    record, tree, environment = (
+        layout.prepared_file(key),
+        layout.tree(key),
+        layout.environment(environment_key(base)),
+    )
     history = layout.history(key)
     for folder in (record.parent, tree, history, environment, layout.data_dir / "locks"):
         folder.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(codec.dump(Prepared(base, key, ("a.txt",)))), encoding="utf-8")
     (layout.data_dir / "locks" / key).touch()
-    for path, when in ((record, used), (tree, LONG_AGO), (history, LONG_AGO), (environment, LONG_AGO)):
+    for path, when in (
+        (record, used),
+        (tree, LONG_AGO),
+        (history, LONG_AGO),
+        (environment, LONG_AGO),
+    ):
         os.utime(path, (when, when))
 
 
 def base(sha: str, lock: str) -> Base:
-    return Base("sample", sha * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest=lock))
+    return Base(
+        "sample", sha * 40, Profile(checks={"tests": ("python", "-m", "pytest")}, lock_digest=lock)
+    )
 
 
 async def test_what_was_not_used_for_long_goes(tmp_path: Path) -> None:
@@ -39,10 +50,17 @@ async def test_what_was_not_used_for_long_goes(tmp_path: Path) -> None:
     prepared(layout, "old", base("b", "two"), used=LONG_AGO)
     prepared(layout, "shares", base("c", "one"), used=LONG_AGO)
     (layout.tree("half-made")).mkdir()
-    assert await prune_preparations(tmp_path, 14) == 5, "two checkouts with their histories and an environment"
-    assert sorted(path.name for path in (tmp_path / "checkouts").iterdir()) == ["half-made", "recent"], "fresh ones stay"
+    assert await prune_preparations(tmp_path, 14) == 5, (
+        "two checkouts with their histories and an environment"
+    )
+    assert sorted(path.name for path in (tmp_path / "checkouts").iterdir()) == [
+        "half-made",
+        "recent",
+    ], "fresh ones stay"
     assert [path.name for path in (tmp_path / "histories").iterdir()] == ["recent"]
-    assert [path.name for path in (tmp_path / "environments").iterdir()] == [environment_key(base("a", "one"))]
+    assert [path.name for path in (tmp_path / "environments").iterdir()] == [
+        environment_key(base("a", "one"))
+    ]
     assert [path.name for path in (tmp_path / "prepared").iterdir()] == ["recent.json"]
     assert [path.name for path in (tmp_path / "locks").iterdir()] == ["recent"]
     assert await prune_preparations(tmp_path, 14) == 0

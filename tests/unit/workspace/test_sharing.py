@@ -18,7 +18,9 @@ DAY = 86_400.0
 
 def archives(tmp_path: Path, image: str = "one", **more: Any) -> Archives:
     workspace = WorkspaceSettings(environments=tmp_path / "shared", **more)
-    return Archives(AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=JobSettings(image=image)))
+    return Archives(
+        AllSettings(data_dir=tmp_path / "data", workspace=workspace, jobs=JobSettings(image=image))
+    )
 
 
 @pytest.fixture
@@ -44,7 +46,9 @@ def empty(tmp_path: Path, name: str = "taken") -> Path:
     return tmp_path / name
 
 
-async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_shown(tmp_path: Path, made: Path) -> None:
+async def test_what_one_host_keeps_another_takes_without_what_its_set_up_was_shown(
+    tmp_path: Path, made: Path
+) -> None:
     await archives(tmp_path).keep("key", made)
     taken, said = empty(tmp_path), list[str]()
     assert await archives(tmp_path).take("key", taken, said.append)
@@ -72,7 +76,9 @@ async def test_a_damaged_archive_is_said_and_removed(tmp_path: Path, made: Path)
     assert stored(tmp_path) == []
 
 
-async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(tmp_path: Path, made: Path) -> None:
+async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(
+    tmp_path: Path, made: Path
+) -> None:
     (made / "layer" / "large").write_bytes(b"x" * 400_000)
     for number in range(3):
         await archives(tmp_path, environments_bytes=1_000_000).keep(f"key-{number}", made)
@@ -84,7 +90,9 @@ async def test_what_was_not_used_for_longest_goes_where_there_is_no_room(tmp_pat
     assert sorted(path.name for path in stored(tmp_path)) == ["key-1", "key-2"]
 
 
-async def test_what_was_not_used_for_long_goes_and_what_is_used_stays(tmp_path: Path, made: Path) -> None:
+async def test_what_was_not_used_for_long_goes_and_what_is_used_stays(
+    tmp_path: Path, made: Path
+) -> None:
     for name in ("used", "unused"):
         await archives(tmp_path, keep_days=2).keep(name, made)
     for path in stored(tmp_path):

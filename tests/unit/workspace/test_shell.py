@@ -37,7 +37,9 @@ async def workspace(house: Local, prepared: Prepared) -> AsyncIterator[LocalWork
         yield workspace
 
 
-async def shell(house: Local, workspace: LocalWorkspace, command: str, seconds: float = 60, **more: object) -> ToolResult:
+async def shell(
+    house: Local, workspace: LocalWorkspace, command: str, seconds: float = 60, **more: object
+) -> ToolResult:
     return await house.call(workspace, "code.shell", seconds=seconds, command=command, **more)
 
 
@@ -50,7 +52,10 @@ async def said(house: Local, workspace: LocalWorkspace, command: str) -> str:
 async def test_the_folder_stays(house: Local, workspace: LocalWorkspace) -> None:
     first = await shell(house, workspace, "A=1; cd src && cd ../tests")
     assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
-    assert await said(house, workspace, "pwd; echo [$A]; ls") == "/workspace/tests\n[]\ntest_utils.py\n"
+    assert (
+        await said(house, workspace, "pwd; echo [$A]; ls")
+        == "/workspace/tests\n[]\ntest_utils.py\n"
+    )
     failed = await shell(house, workspace, "cd /tmp; exit 3")
     assert failed.output == {"exit_code": 3, "output": "", "working_directory": "/tmp"}
     back = await shell(house, workspace, "pwd; cd /workspace")
@@ -71,31 +76,52 @@ async def test_a_folder_that_is_gone_is_said(house: Local, workspace: LocalWorks
     }
 
 
-async def test_what_stands_where_the_folder_is_stored_harms_nobody(house: Local, workspace: LocalWorkspace) -> None:
-    for left in ("mkfifo /tmp/moothall/folder", "mkdir /tmp/moothall/folder", "echo relative > /tmp/moothall/folder"):
+async def test_what_stands_where_the_folder_is_stored_harms_nobody(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    for left in (
+        "mkfifo /tmp/moothall/folder",
+        "mkdir /tmp/moothall/folder",
+        "echo relative > /tmp/moothall/folder",
+    ):
         await shell(house, workspace, f"trap - EXIT; rm -rf /tmp/moothall/folder; {left}")
         assert await said(house, workspace, "pwd") == "/workspace\n"
         await shell(house, workspace, "rm -rf /tmp/moothall")
     assert await said(house, workspace, "cd src; pwd") == "/workspace/src\n"
 
 
-async def test_an_error_names_the_line_of_the_command(house: Local, workspace: LocalWorkspace) -> None:
-    assert await said(house, workspace, "true\nmissing-program\n") == "bash: line 2: missing-program: command not found\n"
+async def test_an_error_names_the_line_of_the_command(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    assert (
+        await said(house, workspace, "true\nmissing-program\n")
+        == "bash: line 2: missing-program: command not found\n"
+    )
     assert "bash: eval: line 3: syntax error" in await said(house, workspace, "true\nif\n")
 
 
-async def test_a_time_limit_says_why_and_shows_what_was_printed(house: Local, workspace: LocalWorkspace) -> None:
-    stopped = await shell(house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2)
+async def test_a_time_limit_says_why_and_shows_what_was_printed(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    stopped = await shell(
+        house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2
+    )
     assert stopped.status is ToolStatus.TIMEOUT
     assert stopped.output["output"] == "begun\n"
     assert stopped.error == (
-        "the command was stopped after 2 s; timeout_seconds gives a command up to 600 s (code.shell_seconds). "
+        "the command was stopped after 2 s; timeout_seconds gives a command up to 600 s "
+        "(code.shell_seconds). "
         "What it printed until then is in the output"
     )
 
 
-async def test_a_program_that_hangs_is_interrupted_and_says_where(house: Local, workspace: LocalWorkspace) -> None:
-    hangs = "import time\ndef wait_for_nothing():\n    time.sleep(60)\nprint('begun')\nwait_for_nothing()\n"
+async def test_a_program_that_hangs_is_interrupted_and_says_where(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    hangs = (
+        "import time\ndef wait_for_nothing():\n    time.sleep(60)\nprint('begun')\n"
+        "wait_for_nothing()\n"
+    )
     await house.call(workspace, "files.write", path="hangs.py", content=hangs)
     stopped = await shell(house, workspace, "python3 hangs.py", seconds=2)
     assert stopped.status is ToolStatus.TIMEOUT
@@ -106,18 +132,31 @@ async def test_a_program_that_hangs_is_interrupted_and_says_where(house: Local, 
     assert await said(house, workspace, "echo still here") == "still here\n"
 
 
-async def test_a_program_gets_the_interrupts_that_it_sends_itself(house: Local, workspace: LocalWorkspace) -> None:
-    code = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT); print('nothing')\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+async def test_a_program_gets_the_interrupts_that_it_sends_itself(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    code = (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT); print('nothing')\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+    )
     await house.call(workspace, "files.write", path="own.py", content=code)
     assert await said(house, workspace, "python3 own.py") == "interrupted\n"
 
 
-async def test_long_output_lies_in_a_file_that_can_be_read(house: Local, workspace: LocalWorkspace) -> None:
+async def test_long_output_lies_in_a_file_that_can_be_read(
+    house: Local, workspace: LocalWorkspace
+) -> None:
     shown = await said(house, workspace, "seq 100000")
-    assert (shown.startswith("1\n2\n"), shown.endswith("\n99999\n100000\n"), len(shown) < 20_000) == (True, True, True)
+    assert (
+        shown.startswith("1\n2\n"),
+        shown.endswith("\n99999\n100000\n"),
+        len(shown) < 20_000,
+    ) == (True, True, True)
     path = shown.partition("all of it is in ")[2].partition(" ")[0]
     assert path.startswith("/tmp/")
-    assert await said(house, workspace, f"sed -n 50000p {path}; wc -l < {path}") == "50000\n100000\n"
+    assert (
+        await said(house, workspace, f"sed -n 50000p {path}; wc -l < {path}") == "50000\n100000\n"
+    )
     assert (await workspace.patch("none")).diff == ""
 
 
@@ -127,7 +166,9 @@ async def test_old_outputs_go(house: Local, workspace: LocalWorkspace) -> None:
     assert (await said(house, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
 
 
-async def test_what_prints_without_end_is_stopped_and_says_why(house: Local, workspace: LocalWorkspace) -> None:
+async def test_what_prints_without_end_is_stopped_and_says_why(
+    house: Local, workspace: LocalWorkspace
+) -> None:
     stopped = await shell(house, workspace, "yes")
     assert (stopped.status, stopped.output["output"][:4]) == (ToolStatus.OUTPUT, "y\ny\n")
     assert "sandbox.output_bytes" in stopped.error
@@ -137,9 +178,17 @@ async def test_what_prints_without_end_is_stopped_and_says_why(house: Local, wor
 
 @pytest.mark.parametrize(
     "command",
-    ["sleep 1000 &", "nohup sleep 1000 > /dev/null 2>&1 &", "setsid -f sleep 1000", "sleep 1000 & disown -a", "(sleep 1000 &) "],
+    [
+        "sleep 1000 &",
+        "nohup sleep 1000 > /dev/null 2>&1 &",
+        "setsid -f sleep 1000",
+        "sleep 1000 & disown -a",
+        "(sleep 1000 &) ",
+    ],
 )
-async def test_what_a_command_left_running_ends_with_it(house: Local, workspace: LocalWorkspace, command: str) -> None:
+async def test_what_a_command_left_running_ends_with_it(
+    house: Local, workspace: LocalWorkspace, command: str
+) -> None:
     pid = workspace.pid
     done = await shell(house, workspace, command)
     assert (done.status, done.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
@@ -149,8 +198,12 @@ async def test_what_a_command_left_running_ends_with_it(house: Local, workspace:
     assert await said(house, workspace, "pgrep sleep || echo none") == "none\n"
 
 
-async def test_parts_of_a_command_that_go_on_are_named_once(house: Local, workspace: LocalWorkspace) -> None:
-    done = await shell(house, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &")
+async def test_parts_of_a_command_that_go_on_are_named_once(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    done = await shell(
+        house, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &"
+    )
     assert "bash, a part of the command" in done.output["ended_processes"]
     assert len(done.output["ended_processes"]) <= 2
 
@@ -187,25 +240,37 @@ async def with_history(house: Local, tmp_path: Path) -> Prepared:
 
 
 @pytest.mark.parametrize("kind", [local, in_pods])
-async def test_git_shows_the_history(tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]) -> None:
+async def test_git_shows_the_history(
+    tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
+) -> None:
     async with kind(tmp_path, SAMPLE) as house:
         prepared = await with_history(house, tmp_path)
         async with house.workspaces.open(prepared, "one") as workspace:
             assert await said(house, workspace, "git status --short; git log --format=%s") == (
                 "shorten the text\nadd a word\nfirst\n"
             )
-            assert await said(house, workspace, "git describe; git branch") == "v1.0-1-g" + house.sha[:7] + "\n* work\n"
-            blamed = await said(house, workspace, "cd src; git blame -s utils.py | tail -1; git grep -n WORD v1.0")
+            assert (
+                await said(house, workspace, "git describe; git branch")
+                == "v1.0-1-g" + house.sha[:7] + "\n* work\n"
+            )
+            blamed = await said(
+                house, workspace, "cd src; git blame -s utils.py | tail -1; git grep -n WORD v1.0"
+            )
             assert blamed.splitlines()[0].endswith("WORD = 1")
             assert blamed.splitlines()[1].endswith("utils.py:9:WORD = 1")
             await house.call(workspace, "files.append", path="src/utils.py", content=SOLUTION)
             await house.call(workspace, "files.write", path="new.txt", content="new\n")
-            assert await said(house, workspace, "git status --short --untracked-files=all /workspace") == (
-                " M utils.py\n?? ../new.txt\n"
+            assert await said(
+                house, workspace, "git status --short --untracked-files=all /workspace"
+            ) == (" M utils.py\n?? ../new.txt\n")
+            assert "+def hello_world() -> str:" in await said(
+                house, workspace, "git diff; git show HEAD~1 --stat | cat"
             )
-            assert "+def hello_world() -> str:" in await said(house, workspace, "git diff; git show HEAD~1 --stat | cat")
             stashed = await said(
-                house, workspace, "git stash && grep -c hello_world utils.py; git stash pop && grep -c hello_world utils.py"
+                house,
+                workspace,
+                "git stash && grep -c hello_world utils.py; git stash pop && grep -c hello_world "
+                "utils.py",
             )
             assert stashed.splitlines()[1] == "0"
             assert stashed.splitlines()[-1] == "1"
@@ -218,48 +283,80 @@ async def test_hooks_remotes_and_other_branches_are_not_there(house: Local, tmp_
         made = await said(
             house,
             workspace,
-            "git commit -q --allow-empty -m x && git checkout -q HEAD~1 && git checkout -q work; ls -a / /tmp /workspace",
+            "git commit -q --allow-empty -m x && git checkout -q HEAD~1 && git checkout -q work; "
+            "ls -a / /tmp /workspace",
         )
         assert "HOOK" not in made
-        assert await said(house, workspace, "git remote -v; git config --get-regexp 'remote|credential|url'; git tag") == "v1.0\n"
-        everything = "git cat-file --batch-all-objects --batch | strings; cat /opt/history/history.git/packed-refs; git log --all"
+        assert (
+            await said(
+                house,
+                workspace,
+                "git remote -v; git config --get-regexp 'remote|credential|url'; git tag",
+            )
+            == "v1.0\n"
+        )
+        everything = (
+            "git cat-file --batch-all-objects --batch | strings; cat "
+            "/opt/history/history.git/packed-refs; git log --all"
+        )
         assert SECRET not in await said(house, workspace, everything)
         hidden = Repo(tmp_path / "repo").git("rev-parse", "hidden")
         asked = await shell(house, workspace, f"git show {hidden}")
         assert (asked.output["exit_code"], "bad object" in asked.output["output"]) == (128, True)
-        written = await shell(house, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc")
+        written = await shell(
+            house, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc"
+        )
         assert "Read-only file system" in written.output["output"]
 
 
 async def test_nothing_of_git_reaches_a_patch_or_a_check(house: Local, tmp_path: Path) -> None:
-    looks = python("import os, subprocess, sys; sys.exit(os.path.lexists('.git') or subprocess.call(['git', 'status']) == 0)")
+    looks = python(
+        "import os, subprocess, sys; sys.exit(os.path.lexists('.git') or subprocess.call(['git', "
+        "'status']) == 0)"
+    )
     repo_prepared = await with_history(house, tmp_path)
     prepared = await house.prepared({"looks": looks})
     assert prepared.key == repo_prepared.key
     async with house.workspaces.open(prepared, "one") as workspace:
         assert await said(
-            house, workspace, "test -e .git && git commit -qam x && git stash list; echo '*.py' > .git/info/exclude 2>&1; true"
+            house,
+            workspace,
+            "test -e .git && git commit -qam x && git stash list; echo '*.py' > .git/info/exclude "
+            "2>&1; true",
         )
         assert (await workspace.check("looks")).verdict == "passed"
         assert (await workspace.patch("none")).diff == ""
         assert (await house.call(workspace, "files.list")).output["entries"].count(".git") == 0
-        await shell(house, workspace, "rm .git; git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm x")
+        await shell(
+            house,
+            workspace,
+            "rm .git; git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit "
+            "-qm x",
+        )
         await shell(house, workspace, "mkdir -p sub && cd sub && git init -q . && echo x > y")
         assert (await workspace.patch("files")).paths == ("sub/y",)
 
 
-async def test_programs_that_make_repositories_of_their_own_are_left_alone(house: Local, workspace: LocalWorkspace) -> None:
-    own = "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b && touch f && git add f && git commit -qm own"
+async def test_programs_that_make_repositories_of_their_own_are_left_alone(
+    house: Local, workspace: LocalWorkspace
+) -> None:
+    own = (
+        "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b "
+        "&& touch f && git add f && git commit -qm own"
+    )
     assert await said(house, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
     inside = await said(
         house,
         workspace,
-        "mkdir t && cd t && git init -q . && git rev-parse --show-toplevel && cd .. && git rev-parse --show-toplevel",
+        "mkdir t && cd t && git init -q . && git rev-parse --show-toplevel && cd .. && git "
+        "rev-parse --show-toplevel",
     )
     assert inside == "/workspace/t\n/workspace\n"
 
 
-async def test_what_a_command_does_to_git_stays_for_the_next(house: Local, workspace: LocalWorkspace) -> None:
+async def test_what_a_command_does_to_git_stays_for_the_next(
+    house: Local, workspace: LocalWorkspace
+) -> None:
     await said(house, workspace, "echo more >> README.md; git add README.md; git stash -q")
     assert "stash@{0}" in await said(house, workspace, "git stash list")
     assert await said(house, workspace, "git stash pop -q; git status --short") == " M README.md\n"
@@ -268,7 +365,9 @@ async def test_what_a_command_does_to_git_stays_for_the_next(house: Local, works
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
-async def test_git_works_where_the_workspace_belongs_to_somebody_else(house: Local, workspace: LocalWorkspace) -> None:
+async def test_git_works_where_the_workspace_belongs_to_somebody_else(
+    house: Local, workspace: LocalWorkspace
+) -> None:
     os.chown(workspace._box.upper, 0, 0)
     workspace._box.upper.chmod(0o777)
     assert await said(house, workspace, "git status --short; git log --format=%s") == "first\n"
@@ -293,7 +392,10 @@ async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path)
         prepared = await preparer.prepare(house.base(), notes.append)
         assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
         async with house.workspaces.open(prepared, "one") as workspace:
-            assert await said(house, workspace, "git log --format=%s; git fsck 2>&1") == "shorten the text\nadd a word\n"
+            assert (
+                await said(house, workspace, "git log --format=%s; git fsck 2>&1")
+                == "shorten the text\nadd a word\n"
+            )
 
 
 async def test_a_history_that_is_gone_is_exported_again(house: Local) -> None:
@@ -309,6 +411,8 @@ async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> No
     async with local(tmp_path, SAMPLE) as house:
         none = house.settings.workspace.model_copy(update={"history_commits": 0})
         settings = house.settings.model_copy(update={"workspace": none})
-        prepared = await type(house.preparer)(settings, lambda _: house.clone, house.workspaces).prepare(house.base())
+        prepared = await type(house.preparer)(
+            settings, lambda _: house.clone, house.workspaces
+        ).prepare(house.base())
         async with house.workspaces.open(prepared, "one") as workspace:
             assert "not a git repository" in await said(house, workspace, "ls -a; git status 2>&1")

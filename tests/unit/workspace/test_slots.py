@@ -42,10 +42,19 @@ def slots_in(folder: Path, count: int) -> Slots:
 
 
 @asynccontextmanager
-async def other_process(folder: Path, count: int, since: float) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a process that waits for a slot, says that it has it, and holds it until its input ends."""
+async def other_process(
+    folder: Path, count: int, since: float
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a process that waits for a slot, says that it has it, and holds it until its input
+    ends.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOLDS, str(folder), str(count), str(since)),
+        sys.executable,
+        "-c",
+        HOLDS,
+        str(folder),
+        str(count),
+        str(since),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -191,7 +200,9 @@ async def test_who_is_alone_waits_for_all_and_holds_all_up(tmp_path: Path) -> No
         await waits(tmp_path)
         assert said == []
     await asyncio.gather(*tasks)
-    assert sorted(said) == sorted(["one begins", "one ends", "other begins", "other ends", "beside"])
+    assert sorted(said) == sorted(
+        ["one begins", "one ends", "other begins", "other ends", "beside"]
+    )
     for name in ("one", "other"):
         assert said.index(f"{name} ends") == said.index(f"{name} begins") + 1
 

@@ -12,7 +12,13 @@ from moothall.workspace.toolchains import choose, own_python, pythons
 
 
 def test_our_own_python_is_taken_where_it_fits() -> None:
-    for needs in ({}, {"python": ""}, {"python": ">=3.8"}, {"python": ">=3.6, <4"}, {"python": "not a version"}):
+    for needs in (
+        {},
+        {"python": ""},
+        {"python": ">=3.8"},
+        {"python": ">=3.6, <4"},
+        {"python": "not a version"},
+    ):
         chosen = choose(needs)
         assert chosen.python == own_python()
         assert chosen.python.program == interpreter()
@@ -29,9 +35,13 @@ def test_a_python_that_fits_is_found_on_the_machine() -> None:
     for needs in ({"python": f"=={minor}.*"}, {"python": "", "python-pin": minor}):
         assert choose(needs).python == other
     base = Base("r", "0" * 40, Profile(checks={"tests": ("python", "-m", "pytest")}))
-    elsewhere = Base("r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"}))
+    elsewhere = Base(
+        "r", "0" * 40, Profile(checks=base.profile.checks, needs={"python": f"=={minor}.*"})
+    )
     assert environment_key(base) != environment_key(elsewhere)
-    assert RepositoryCheck(elsewhere, None, None, 0.0).interpreter == str(other.program), "and `moothall check` names it"
+    assert RepositoryCheck(elsewhere, None, None, 0.0).interpreter == str(other.program), (
+        "and `moothall check` names it"
+    )
 
 
 @pytest.mark.e2e  # starts every Python that there is

@@ -28,11 +28,19 @@ def test_no_package_manager_looks_for_another_version(tmp_path: Path) -> None:
     assert found["COREPACK_ROOT"] == "/env/corepack"
     assert "npm_config_verify_deps_before_run" not in found, "npm warns of it"
     assert found["pnpm_config_verify_deps_before_run"] == "false"
-    assert (found["UV_NO_SYNC"], found["UV_OFFLINE"], found["UV_PROJECT_ENVIRONMENT"]) == ("1", "1", "/env")
+    assert (found["UV_NO_SYNC"], found["UV_OFFLINE"], found["UV_PROJECT_ENVIRONMENT"]) == (
+        "1",
+        "1",
+        "/env",
+    )
 
 
 def test_npm_is_not_given_what_pnpm_alone_knows(tmp_path: Path) -> None:
-    assert not [name for name in variables(tmp_path) if "manage_package" in name or name in {"COREPACK_ROOT", "YARN_NODE_LINKER"}]
+    assert not [
+        name
+        for name in variables(tmp_path)
+        if "manage_package" in name or name in {"COREPACK_ROOT", "YARN_NODE_LINKER"}
+    ]
 
 
 def test_pnpm_does_not_install_before_it_runs(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ FLUSH_SECONDS = 10.0
 class Acks:
     """One inbox for the answers to all that a connection asks: no subscription and no timer each.
 
-    The client's own `publish` waits for one answer at a time with a timer each, and its `publish_async`
+    The client's own `publish` waits for one answer at a time with a timer each, and its
+    `publish_async`
     drops refusals on the floor (a full store looks like silence).
     """
 
@@ -41,7 +42,9 @@ class Acks:
             await client.unhear(subscription)
 
     def address(self, hear: Callable[[Msg], None]) -> tuple[str, str]:
-        """Return a new address for answers, and its token for `forget`. `hear` is called with each that comes."""
+        """Return a new address for answers, and its token for `forget`. `hear` is called with each
+        that comes.
+        """
         self._number += 1
         token = str(self._number)
         self._hearers[token] = hear
@@ -51,8 +54,11 @@ class Acks:
         """Hear no more at this address."""
         self._hearers.pop(token, None)
 
-    async def ask(self, client: LeanClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]) -> list[Msg]:
-        """Send a request and return all answers, up to the one for which `last` is true. Raises the client's
+    async def ask(
+        self, client: LeanClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]
+    ) -> list[Msg]:
+        """Send a request and return all answers, up to the one for which `last` is true. Raises the
+        client's
         errors, also when the connection is lost. Waits as long as it takes: bound it.
         """
         answers: list[Msg] = []
@@ -74,8 +80,10 @@ class Acks:
     async def flush(self, client: LeanClient) -> None:
         """Return once the server has taken all that was sent before.
 
-        A message to ourselves, for the client's own `flush` must not be cancelled: the answer to it then
-        ends the client's reading without a word. Raises the client's errors, also when the connection is lost,
+        A message to ourselves, for the client's own `flush` must not be cancelled: the answer to it
+        then
+        ends the client's reading without a word. Raises the client's errors, also when the
+        connection is lost,
         and `TimeoutError`.
         """
         with self._until_lost() as over:
@@ -110,7 +118,9 @@ class Acks:
 
 
 def seq_in(message: Msg) -> int:
-    """Return under which seq the server stored a message. Raises the client's error where it refused."""
+    """Return under which seq the server stored a message. Raises the client's error where it
+    refused.
+    """
     if message.headers and message.headers.get("Status") == "503":
         raise NoStreamResponseError
     answer = orjson.loads(message.data)

@@ -20,7 +20,10 @@ def _name(address: str) -> str:
 
 
 def _parameters(address: str) -> dict[str, Any]:
-    return {name: {"description": f"the {name.replace('_', ' ')}"} for name in _PARAMETER.findall(address)}
+    return {
+        name: {"description": f"the {name.replace('_', ' ')}"}
+        for name in _PARAMETER.findall(address)
+    }
 
 
 def _data_schema(spec: EventSpec) -> dict[str, Any]:
@@ -36,13 +39,19 @@ def _message(spec: EventSpec) -> dict[str, Any]:
         "name": spec.type.value,
         "title": spec.type.value,
         "contentType": "application/cloudevents+json",
-        "headers": {"type": "object", "properties": {MESSAGE_ID: {"type": "string", "description": "the event's id"}}},
+        "headers": {
+            "type": "object",
+            "properties": {MESSAGE_ID: {"type": "string", "description": "the event's id"}},
+        },
         "payload": {
             "type": "object",
             "required": ["specversion", "id", "type", "source", "data"],
             "properties": {
                 "specversion": {"const": "1.0"},
-                "id": {"type": "string", "description": "made from subject, cause and ordinal: a repeat has the same id"},
+                "id": {
+                    "type": "string",
+                    "description": "made from subject, cause and ordinal: a repeat has the same id",
+                },
                 "type": {"const": spec.type.value},
                 "source": {"type": "string", "description": "the kind of process"},
                 "subject": {"type": "string", "description": "the thing's id"},
@@ -50,7 +59,10 @@ def _message(spec: EventSpec) -> dict[str, Any]:
                 "datacontenttype": {"const": "application/json"},
                 "dataschema": {"const": f"moothall:{spec.type.value}:{spec.version}"},
                 "correlationid": {"type": "string", "description": "the story or task"},
-                "causationid": {"type": "string", "description": "the id of the event that led here"},
+                "causationid": {
+                    "type": "string",
+                    "description": "the id of the event that led here",
+                },
                 "traceparent": _TEXT,
                 "tenant": _TEXT,
                 "data": _data_schema(spec),
@@ -64,17 +76,26 @@ def _batch(names: list[str]) -> dict[str, Any]:
         "name": "batch",
         "title": "several of these events, in the order in which they were said",
         "contentType": "application/cloudevents-batch+json",
-        "headers": {"type": "object", "properties": {MESSAGE_ID: {"type": "string", "description": "made of the events' ids"}}},
+        "headers": {
+            "type": "object",
+            "properties": {
+                MESSAGE_ID: {"type": "string", "description": "made of the events' ids"}
+            },
+        },
         "payload": {
             "type": "array",
             "minItems": 2,
-            "items": {"anyOf": [{"$ref": f"#/components/messages/{name}/payload"} for name in names]},
+            "items": {
+                "anyOf": [{"$ref": f"#/components/messages/{name}/payload"} for name in names]
+            },
         },
     }
 
 
 def asyncapi() -> dict[str, Any]:
-    """Return the document: a channel for each subject, a message for each event type, streams and consumers as extensions."""
+    """Return the document: a channel for each subject, a message for each event type, streams and
+    consumers as extensions.
+    """
     messages = {_name(spec.type.value): _message(spec) for spec in EVENT_SPECS.values()}
     channels: dict[str, dict[str, Any]] = {}
     for spec in EVENT_SPECS.values():
@@ -87,7 +108,9 @@ def asyncapi() -> dict[str, Any]:
                 "x-stream": stream_of(_PARAMETER.sub("*", spec.subject)).name,
             },
         )
-        channel["messages"][_name(spec.type.value)] = {"$ref": f"#/components/messages/{_name(spec.type.value)}"}
+        channel["messages"][_name(spec.type.value)] = {
+            "$ref": f"#/components/messages/{_name(spec.type.value)}"
+        }
     results = channels[_name(ADDRESSES[Channel.RESULTS])]
     messages["batch"] = _batch(list(results["messages"]))
     results["messages"]["batch"] = {"$ref": "#/components/messages/batch"}
@@ -105,7 +128,10 @@ def asyncapi() -> dict[str, Any]:
             "name": signal.subject,
             "summary": signal.about,
             "contentType": "application/json",
-            "payload": {"type": "object", "properties": {key: {"description": about} for key, about in signal.fields.items()}},
+            "payload": {
+                "type": "object",
+                "properties": {key: {"description": about} for key, about in signal.fields.items()},
+            },
         }
         channels[name] = {
             "address": signal.subject,
@@ -117,13 +143,16 @@ def asyncapi() -> dict[str, Any]:
         "info": {
             "title": "Moothall events",
             "version": __version__,
-            "description": "CloudEvents 1.0 in structured JSON over NATS JetStream. Large values are "
+            "description": "CloudEvents 1.0 in structured JSON over NATS JetStream. Large "
+            "values are "
             '{"$blob": sha256, "bytes": n} and lie in the object store `blobs`. '
             f"What could not be handled is under `dead.<subject>` in {DEAD.name}.",
         },
         "defaultContentType": "application/cloudevents+json",
         "channels": channels,
-        "operations": {name: {"action": "send", "channel": {"$ref": f"#/channels/{name}"}} for name in channels},
+        "operations": {
+            name: {"action": "send", "channel": {"$ref": f"#/channels/{name}"}} for name in channels
+        },
         "components": {"messages": messages},
         "x-streams": {
             spec.name: {
@@ -135,7 +164,11 @@ def asyncapi() -> dict[str, Any]:
             for spec in STREAMS
         },
         "x-consumers": {
-            spec.name: {"stream": spec.stream, "filters": list(spec.filters), "description": spec.about}
+            spec.name: {
+                "stream": spec.stream,
+                "filters": list(spec.filters),
+                "description": spec.about,
+            }
             for spec in DURABLES.values()
         },
     }

@@ -28,19 +28,29 @@ class KvBucket:
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:
         """Store, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
-        await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document))
+        await self.stored.put_raw(
+            key_subject(self.spec, key), await self.packer.pack_document(document)
+        )
 
     async def create(self, key: str, document: Mapping[str, Any]) -> None:
-        """Store what must be the first under its key. Raises `AlreadyExists` and what `put` raises."""
+        """Store what must be the first under its key. Raises `AlreadyExists` and what `put`
+        raises.
+        """
         try:
-            await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document), FIRST)
+            await self.stored.put_raw(
+                key_subject(self.spec, key), await self.packer.pack_document(document), FIRST
+            )
         except AlreadyExists as error:
             raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
 
     async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
-        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was faster, and what `put` raises."""
+        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was
+        faster, and what `put` raises.
+        """
         headers = {LAST_SEQ: str(revision)}
-        await self.stored.put_raw(key_subject(self.spec, key), await self.packer.pack_document(document), headers)
+        await self.stored.put_raw(
+            key_subject(self.spec, key), await self.packer.pack_document(document), headers
+        )
 
     async def get(self, key: str) -> Mapping[str, Any] | None:
         """Return the document or None."""
@@ -51,7 +61,8 @@ class KvBucket:
         subject = key_subject(self.spec, key)
         try:
             found = await self.stored.patiently(
-                f"return {self.spec.name} {key}", lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject)
+                f"return {self.spec.name} {key}",
+                lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject),
             )
         except NotFoundError:
             return None, 0
@@ -63,7 +74,9 @@ class KvBucket:
 
     async def keys(self) -> Sequence[str]:
         """Return all keys, sorted."""
-        subjects = await self.stored.subjects(bucket_stream(self.spec), f"{bucket_prefix(self.spec)}>")
+        subjects = await self.stored.subjects(
+            bucket_stream(self.spec), f"{bucket_prefix(self.spec)}>"
+        )
         return [subject.removeprefix(bucket_prefix(self.spec)) for subject in subjects]
 
     async def entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -88,4 +101,6 @@ class KvBucket:
         try:
             found[key] = await self.packer.unpack_document(raw.data)
         except (InvalidRequest, NotFound) as error:
-            log.warning("document passed over", bucket=self.spec.name, key=key, reason=error.message)
+            log.warning(
+                "document passed over", bucket=self.spec.name, key=key, reason=error.message
+            )

@@ -14,7 +14,9 @@ from moothall.domain.topic import Channel
 
 
 class Carrying:
-    """A connection that may publish and hear under the names of links, and needs to be allowed no more."""
+    """A connection that may publish and hear under the names of links, and needs to be allowed no
+    more.
+    """
 
     def __init__(self, client: LeanClient) -> None:
         self._client = client
@@ -25,8 +27,12 @@ class Carrying:
             self._client.put(registry.literal(Channel.LINK.of(name)), data)
 
     async def hear(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield what is sent under a name until closed. Raises `BusUnavailable` once the bus is closed."""
-        async with aclosing(messages(self._client, registry.literal(Channel.LINK.of(name)))) as arriving:
+        """Yield what is sent under a name until closed. Raises `BusUnavailable` once the bus is
+        closed.
+        """
+        async with aclosing(
+            messages(self._client, registry.literal(Channel.LINK.of(name)))
+        ) as arriving:
             async for message in arriving:  # as many wait as its sender may have on the way
                 yield message.data
 

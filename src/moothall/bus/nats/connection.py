@@ -62,35 +62,45 @@ def without_credentials(url: str) -> str:
 
 
 def _check_schemes(servers: list[str]) -> None:
-    """Websockets are not offered: the client would need an HTTP library, which costs every command more than it is worth."""
+    """Websockets are not offered: the client would need an HTTP library, which costs every command
+    more than it is worth.
+    """
     for server in servers:
         scheme, separator, _ = server.partition("://")
         if separator and scheme not in SCHEMES:
             raise ConfigurationError(
-                f"bus.url begins with {scheme[:20]}://, which is not spoken here: give nats://host:4222, or tls://host:4222"
+                f"bus.url begins with {scheme[:20]}://, which is not spoken here: give "
+                "nats://host:4222, or tls://host:4222"
             )
 
 
 async def _probe(servers: list[str]) -> None:
-    """The client waits two seconds before it retries a first connection; knocking first is quicker and says more."""
+    """The client waits two seconds before it retries a first connection; knocking first is quicker
+    and says more.
+    """
     reasons = []
     for server in servers:
         parts = urlsplit(server if "://" in server else f"nats://{server}")
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port or DEFAULT_PORT)
+                _, writer = await asyncio.open_connection(
+                    parts.hostname, parts.port or DEFAULT_PORT
+                )
         except (OSError, TimeoutError) as error:
             reasons.append(f"{without_credentials(server)}: {error if str(error) else 'no answer'}")
             continue
         writer.close()
         return
     raise BusUnavailable(
-        f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset that for the embedded one"
+        f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset "
+        "that for the embedded one"
     )
 
 
 def _inbox_of(credentials: str) -> str:
-    """Return where the user of these credentials may hear answers: a place of its own, which the house's permissions go by."""
+    """Return where the user of these credentials may hear answers: a place of its own, which the
+    house's permissions go by.
+    """
     try:
         token = credentials.split("-----")[2].strip().split(".")[1]
         name = str(json.loads(urlsafe_b64decode(token + "=="))["name"])
@@ -100,8 +110,11 @@ def _inbox_of(credentials: str) -> str:
 
 
 @asynccontextmanager
-async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], None]) -> AsyncIterator[LeanClient]:
-    """Connect; lost connections come back by themselves for as long as it takes, after `on_lost` was called.
+async def connection(
+    settings: BusSettings, url: str, *, on_lost: Callable[[], None]
+) -> AsyncIterator[LeanClient]:
+    """Connect; lost connections come back by themselves for as long as it takes, after `on_lost`
+    was called.
 
     Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
     """
@@ -114,7 +127,9 @@ async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], N
 
     async def on_error(error: Exception) -> None:
         refused = "permissions violation" in str(error).lower()
-        (log.warning if refused else log.debug)("bus client", error=str(error) or type(error).__name__)
+        (log.warning if refused else log.debug)(
+            "bus client", error=str(error) or type(error).__name__
+        )
 
     closing = False
 
@@ -154,9 +169,12 @@ async def connection(settings: BusSettings, url: str, *, on_lost: Callable[[], N
         where = ", ".join(map(without_credentials, servers))
         if "authorization" in str(error).lower():
             raise ConfigurationError(
-                f"the bus at {where} turned us away ({error}): check bus.token, bus.credentials and bus.url"
+                f"the bus at {where} turned us away ({error}): check bus.token, bus.credentials "
+                "and bus.url"
             ) from error
-        raise BusUnavailable(f"the bus at {where} does not answer as NATS: {reason(error)}") from error
+        raise BusUnavailable(
+            f"the bus at {where} does not answer as NATS: {reason(error)}"
+        ) from error
     client.stay()
     try:
         yield client
@@ -176,7 +194,9 @@ _WITHOUT_DOMAIN = 9
 
 @dataclass(frozen=True, slots=True)
 class DeliveryPlace:
-    """Where a delivered message stands: its seq in the stream, which delivery of the consumer this is, which of its own."""
+    """Where a delivered message stands: its seq in the stream, which delivery of the consumer this
+    is, which of its own.
+    """
 
     seq: int
     number: int
@@ -186,15 +206,19 @@ class DeliveryPlace:
     def of(cls, reply: str) -> DeliveryPlace:
         """Read the address for its ack, as the client does, without what nobody asks for."""
         tokens = reply.split(".")
-        first = 4 if len(tokens) == _WITHOUT_DOMAIN else 6  # newer servers name domain and account first
+        first = (
+            4 if len(tokens) == _WITHOUT_DOMAIN else 6
+        )  # newer servers name domain and account first
         return cls(int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first]))
 
 
 @dataclass(slots=True)
 class Pull:
-    """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a time.
+    """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a
+    time.
 
-    One request is open at a time. When the server goes away a request is lost: two missed beats say so.
+    One request is open at a time. When the server goes away a request is lost: two missed beats say
+    so.
     """
 
     client: LeanClient
@@ -210,8 +234,12 @@ class Pull:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, client: LeanClient, stream: str, consumer: str, expires: float = EXPIRES) -> AsyncIterator[Pull]:
-        """Listen for the consumer's messages. A request of a reader that stands still draws messages for `expires` seconds."""
+    async def open(
+        cls, client: LeanClient, stream: str, consumer: str, expires: float = EXPIRES
+    ) -> AsyncIterator[Pull]:
+        """Listen for the consumer's messages. A request of a reader that stands still draws
+        messages for `expires` seconds.
+        """
         pull = cls(client, stream, consumer, client.new_inbox(), expires)
         subscription = await client.hear(f"{pull.inbox}.*", pull.arrived.put_nowait)
         try:
@@ -236,7 +264,10 @@ class Pull:
             async with asyncio.timeout(_LOOK):
                 message = await self.arrived.get()
         except TimeoutError:
-            if self.client.stats["reconnects"] != self._reconnects or time.monotonic() - self._heard > 2.5 * BEAT:
+            if (
+                self.client.stats["reconnects"] != self._reconnects
+                or time.monotonic() - self._heard > 2.5 * BEAT
+            ):
                 self._asked = 0
             return None
         self._heard = time.monotonic()
@@ -254,7 +285,9 @@ class Pull:
         if message.reply.startswith(_DATA_REPLY):
             self._asked -= 1
             return message
-        self.arrived.put_nowait(message)  # a notice: `next` heeds it; the order of notices does not matter
+        self.arrived.put_nowait(
+            message
+        )  # a notice: `next` heeds it; the order of notices does not matter
         return None
 
     def _ask(self, batch: int) -> None:
@@ -262,7 +295,11 @@ class Pull:
         self._asked = batch
         self._heard = time.monotonic()
         self._reconnects = self.client.stats["reconnects"]
-        request = {"batch": batch, "expires": int(self.expires * 1e9), "idle_heartbeat": int(BEAT * 1e9)}
+        request = {
+            "batch": batch,
+            "expires": int(self.expires * 1e9),
+            "idle_heartbeat": int(BEAT * 1e9),
+        }
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
         self.client.put(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}")
 

@@ -50,8 +50,8 @@ class Taking:
     """Of what was glanced at, the events that are left to be handled."""
     freed: asyncio.Event = field(default_factory=asyncio.Event)
     since: tuple[int, int] = (-1, 0)
-    """A connection (by how many were lost before it), and the stream's last seq when it stood: how often what came after that
-    was delivered, the server has not forgotten by being killed.
+    """A connection (by how many were lost before it), and the stream's last seq when it stood: how
+    often what came after that was delivered, the server has not forgotten by being killed.
     """
 
     async def run(self) -> None:
@@ -73,20 +73,31 @@ class Taking:
 
     async def _pull(self) -> None:
         capacity = self.capacity.count + self.spec.prefetch
-        # Shorter than a message is waited for: what comes again must not go to a reader that stands still.
+        # Shorter than a message is waited for: what comes again must not go to a reader that stands
+        # still.
         expires = min(EXPIRES, max(self.stored.settings.ack_wait_seconds * 0.8, 2.5 * BEAT))
         while True:
             if self.capacity.users > 1:
                 await self.capacity.wait_free()
             try:
                 await setup.ensure_durable(self.stored.js, self.stored.settings, self.spec)
-                if self.spec.stream == WORK.name and (gone := await setup.forget_done(self.stored.js, self.spec)):
-                    log.warning("work that was done was still there, and is removed", durable=self.spec.name, removed=gone)
-                async with Pull.open(self.stored.client, self.spec.stream, self.spec.name, expires) as pull:
+                if self.spec.stream == WORK.name and (
+                    gone := await setup.forget_done(self.stored.js, self.spec)
+                ):
+                    log.warning(
+                        "work that was done was still there, and is removed",
+                        durable=self.spec.name,
+                        removed=gone,
+                    )
+                async with Pull.open(
+                    self.stored.client, self.spec.stream, self.spec.name, expires
+                ) as pull:
                     await self._pull_from(pull, capacity)
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 if self.stored.client.is_closed:
-                    raise BusUnavailable(f"the bus was closed while {self.spec.name} was reading") from error
+                    raise BusUnavailable(
+                        f"the bus was closed while {self.spec.name} was reading"
+                    ) from error
                 log.debug("pull begins again", durable=self.spec.name, reason=str(error))
                 await asyncio.sleep(0.2)
 
@@ -169,7 +180,9 @@ class Taking:
             future.add_done_callback(answer)
 
     async def _keep_alive(self) -> None:
-        """Tell the server that what is held is worked on; where that came too late, it belongs to others already."""
+        """Tell the server that what is held is worked on; where that came too late, it belongs to
+        others already.
+        """
         patience = self.stored.settings.ack_wait_seconds
         told = time.monotonic()
         while True:
@@ -185,7 +198,11 @@ class Taking:
 
     async def _note_connection(self) -> None:
         lost = self.stored.client.stats["reconnects"]
-        if self.spec.stream != WORK.name or self.since[0] == lost or self.stored.settings.replicas > 1:
+        if (
+            self.spec.stream != WORK.name
+            or self.since[0] == lost
+            or self.stored.settings.replicas > 1
+        ):
             return
         with suppress(BusUnavailable):
             self.since = (lost, (await self.stored.state(self.spec.stream)).last_seq)
@@ -194,11 +211,22 @@ class Taking:
         """Whether this is work that nobody can have begun."""
         lost, last_seq = self.since
         marked = message.headers is not None and message.headers.keys() >= FRESH.keys()
-        return marked and place.deliveries == 1 and place.seq > last_seq and self.stored.client.stats["reconnects"] == lost
+        return (
+            marked
+            and place.deliveries == 1
+            and place.seq > last_seq
+            and self.stored.client.stats["reconnects"] == lost
+        )
 
     def _lose(self) -> None:
-        """This process stood still, or was cut off, for so long that its messages were delivered anew."""
-        log.warning("stood still for too long; its messages go to others", durable=self.spec.name, held=len(self.held))
+        """This process stood still, or was cut off, for so long that its messages were delivered
+        anew.
+        """
+        log.warning(
+            "stood still for too long; its messages go to others",
+            durable=self.spec.name,
+            held=len(self.held),
+        )
         self.capacity.release(len(self.held))
         self.held.clear()
         self.left.clear()
@@ -253,7 +281,12 @@ class Taking:
                 case Bury():
                     await heed_cancel(message.term())
                 case Nak(delay, reason):
-                    log.info("message will come again", durable=self.spec.name, after=delay, reason=reason)
+                    log.info(
+                        "message will come again",
+                        durable=self.spec.name,
+                        after=delay,
+                        reason=reason,
+                    )
                     await heed_cancel(message.nak(delay))
 
     async def _unpack(self, message: Msg) -> list[Recorded | Permanent]:
@@ -261,22 +294,43 @@ class Taking:
         if (left := self.left.pop(message.reply, None)) is not None:
             return left
         place = DeliveryPlace.of(message.reply)
-        extra = {"about": registry.about(message.subject), "deliveries": str(place.deliveries), "place": str(place.number)}
+        extra = {
+            "about": registry.about(message.subject),
+            "deliveries": str(place.deliveries),
+            "place": str(place.number),
+        }
         if self._is_fresh(message, place):
             extra["fresh"] = "1"
         found = await self.packer.unpack_all(message.data)
         if self.spec.stream != WORK.name:  # work is sent as what was recorded elsewhere
-            found = await forwarding.forward(found, message.subject, place.seq, self.packer, self.stored.put_raw)
+            found = await forwarding.forward(
+                found, message.subject, place.seq, self.packer, self.stored.put_raw
+            )
         return batching.records_of(place.seq, found, extra)
 
     async def _bury(self, message: Msg, why: Bury) -> Bury | Nak:
         """Store the dead letter first; only then is the message given up."""
         place = message.metadata
-        log.warning("dead letter", durable=self.spec.name, subject=message.subject, code=why.code, reason=why.reason)
-        origin = dead.LetterOrigin(place.stream, self.spec.name, message.subject, place.sequence.stream, place.num_delivered)
+        log.warning(
+            "dead letter",
+            durable=self.spec.name,
+            subject=message.subject,
+            code=why.code,
+            reason=why.reason,
+        )
+        origin = dead.LetterOrigin(
+            place.stream,
+            self.spec.name,
+            message.subject,
+            place.sequence.stream,
+            place.num_delivered,
+        )
         try:
             await dead.bury(self.stored, origin, message.data, why)
         except (BusUnavailable, Permanent) as error:
-            return Nak(self.stored.settings.retry_seconds, f"its dead letter could not be stored: {error.message}")
+            return Nak(
+                self.stored.settings.retry_seconds,
+                f"its dead letter could not be stored: {error.message}",
+            )
         metrics.BUS_DEAD_LETTERS.add(self.spec.name)
         return why

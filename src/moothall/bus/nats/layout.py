@@ -1,4 +1,6 @@
-"""Where NATS keeps buckets and objects: the streams behind them, their subjects, and the headers of a write."""
+"""Where NATS keeps buckets and objects: the streams behind them, their subjects, and the headers of
+a write.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
 FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
 """A write that must be the first under its subject."""
 FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
-"""Work that nobody can have begun. Not of the event: it is gone when a dead letter is sent again."""
+"""Work that nobody can have begun. Not of the event: it is gone when a dead letter is sent again.
+"""
 
 BLOBS = "blobs"
 BLOBS_STREAM = f"OBJ_{BLOBS}"

@@ -1,8 +1,12 @@
-"""The NATS client with a shorter way for what happens thousands of times a second: one write, one message heard.
+"""The NATS client with a shorter way for what happens thousands of times a second: one write, one
+message heard.
 
-The client's own `publish` and its subscriptions cost several times what they do: a header is checked letter by letter,
-and each message passes a queue and a task of its subscription. What is built on here is private to the client, and no
-other file touches it: its version is locked, and `tests/unit/bus/nats/test_lean.py` fails where a release changes it.
+The client's own `publish` and its subscriptions cost several times what they do: a header is
+checked letter by letter,
+and each message passes a queue and a task of its subscription. What is built on here is private to
+the client, and no
+other file touches it: its version is locked, and `tests/unit/bus/nats/test_lean.py` fails where a
+release changes it.
 """
 
 from __future__ import annotations
@@ -27,8 +31,16 @@ class LeanClient(Client):
         super().__init__()
         self._hearing: dict[int, Hear] = {}
 
-    def put(self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """Send, like `publish`, but without waiting: there is nothing in it that could be cancelled.
+    def put(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send, like `publish`, but without waiting: there is nothing in it that could be
+        cancelled.
 
         Raises the client's errors: closed, or too much unsent while the connection is away.
         """
@@ -39,7 +51,9 @@ class LeanClient(Client):
         if len(data) > self._max_payload:
             raise nats.errors.MaxPayloadError
         if headers:
-            lines = "".join([f"{name}: {value.translate(_LINE_ENDS)}\r\n" for name, value in headers.items()])
+            lines = "".join(
+                [f"{name}: {value.translate(_LINE_ENDS)}\r\n" for name, value in headers.items()]
+            )
             head = f"NATS/1.0\r\n{lines}\r\n".encode()
             sizes = f"{len(head)} {len(head) + len(data)}"
             command = b"HPUB %b\r\n%b%b\r\n" % (_words(subject, reply, sizes), head, data)
@@ -53,21 +67,23 @@ class LeanClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def stay(self) -> None:
-        """From now on come back when the connection is lost. Asked for while connecting, it would try for ever also where
-        we are turned away.
+        """From now on come back when the connection is lost. Asked for while connecting, it would
+        try for ever also where we are turned away.
         """
         self.options["allow_reconnect"] = True
 
     async def leave(self) -> None:
-        """Close. What is unsent while the connection is away is dropped: the client's own `close` fails over it."""
+        """Close. What is unsent while the connection is away is dropped: the client's own `close`
+        fails over it.
+        """
         if not self.is_connected:
             self._pending = []
             self._pending_data_size = 0
         await heed_cancel(self.close())
 
     async def hear(self, subject: str, told: Hear, *, queue: str = "") -> Subscription:
-        """Subscribe; `told` is called with each message at once, in the order in which they come. It must not fail. Of those that name the
-        same `queue`, one hears a message.
+        """Subscribe; `told` is called with each message at once, in the order in which they come.
+        It must not fail. Of those that name the same `queue`, one hears a message.
         """
         subscription = await heed_cancel(self.subscribe(subject, queue))
         self._hearing[subscription._id] = told  # noqa: SLF001 - the client tells messages apart by it
@@ -81,7 +97,9 @@ class LeanClient(Client):
         if not self.is_closed:
             await heed_cancel(subscription.unsubscribe())
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
         told = self._hearing.get(sid)
         if told is None:
             await super()._process_msg(sid, subject, reply, data, headers)
@@ -89,11 +107,22 @@ class LeanClient(Client):
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         lines = await self._process_headers(headers) if headers else None
-        told(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=lines, _sid=sid))
+        told(
+            Msg(
+                _client=self,
+                subject=subject.decode(),
+                reply=reply.decode(),
+                data=data,
+                headers=lines,
+                _sid=sid,
+            )
+        )
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
-        """Not character by character, which is half of what receiving costs. Servers write them as below."""
+        """Not character by character, which is half of what receiving costs. Servers write them as
+        below.
+        """
         pairs = (line.partition(":") for line in raw.decode("utf-8", "replace").split("\r\n"))
         return {name: value.strip() for name, separator, value in pairs if separator}
 
@@ -109,11 +138,15 @@ T = TypeVar("T")
 
 
 async def heed_cancel(call: Awaitable[T]) -> T:
-    """Return what a call of the client returns; a cancellation that got lost in it is raised all the same.
+    """Return what a call of the client returns; a cancellation that got lost in it is raised all
+    the same.
 
-    Every call of the client that may wait goes through here. The client waits with `asyncio.wait_for`, which
-    on Python 3.11 returns the answer and forgets the cancellation when both come in the same turn of the
-    loop, and its writes swallow one outright. What is lost so never comes again, and a loop goes on for ever.
+    Every call of the client that may wait goes through here. The client waits with
+    `asyncio.wait_for`, which
+    on Python 3.11 returns the answer and forgets the cancellation when both come in the same turn
+    of the
+    loop, and its writes swallow one outright. What is lost so never comes again, and a loop goes on
+    for ever.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0

@@ -1,4 +1,6 @@
-"""Writes on their way to the bus: many at once, in order, and again after a restart of the server."""
+"""Writes on their way to the bus: many at once, in order, and again after a restart of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def refusal(error: APIError, what: str) -> BusUnavailable | Permanent | None:
 
 @dataclass(slots=True)
 class _Letter:
-    """One write until it is answered. `due` is when it is sent again, `until` when it is given up (monotonic seconds)."""
+    """One write until it is answered. `due` is when it is sent again, `until` when it is given up
+    (monotonic seconds).
+    """
 
     subject: str
     data: bytes
@@ -60,9 +64,11 @@ class _Letter:
 
 @dataclass(slots=True)
 class Outbox:
-    """Keeps every write until its ack is here. `limit` are on their way at a time; more wait, before they are sent.
+    """Keeps every write until its ack is here. `limit` are on their way at a time; more wait,
+    before they are sent.
 
-    All are sent in the order in which they came, and those without an answer once more in that order when the
+    All are sent in the order in which they came, and those without an answer once more in that
+    order when the
     connection is back: the server knows a repeat by its id.
     """
 
@@ -74,23 +80,37 @@ class Outbox:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _away: bool = False
 
-    async def send(self, subject: str, data: bytes, headers: Mapping[str, str], to: str = "") -> asyncio.Future[int]:
-        """Send, and return the seq's future. Cancelling the future ends the repetitions. Where `to` is given, the
+    async def send(
+        self, subject: str, data: bytes, headers: Mapping[str, str], to: str = ""
+    ) -> asyncio.Future[int]:
+        """Send, and return the seq's future. Cancelling the future ends the repetitions. Where `to`
+        is given, the
         seconds until the ack are counted under it.
 
-        The future raises `BusUnavailable` once `seconds` are over or the store is full, and `Permanent` for what
+        The future raises `BusUnavailable` once `seconds` are over or the store is full, and
+        `Permanent` for what
         the server refuses for good. Raises `InvalidRequest` for a message over the server's limit.
         """
         if len(data) > self.client.max_payload:
             raise InvalidRequest(
-                f"the bus did not take a message on {subject}: the message is over its limit of {self.client.max_payload}"
+                f"the bus did not take a message on {subject}: the message is over its limit of "
+                f"{self.client.max_payload}"
             )
         while len(self._letters) >= self.limit:
             self._room.clear()
             await self._room.wait()
         now = time.monotonic()
         answer = asyncio.get_running_loop().create_future()
-        letter = _Letter(subject, data, dict(headers) or None, answer, now, now + self.seconds, now + ATTEMPT_SECONDS, to)
+        letter = _Letter(
+            subject,
+            data,
+            dict(headers) or None,
+            answer,
+            now,
+            now + self.seconds,
+            now + ATTEMPT_SECONDS,
+            to,
+        )
         letter.inbox, token = self.acks.address(lambda message: self._take_ack(token, message))
         self._letters[token] = letter
         if not self._away:
@@ -98,7 +118,9 @@ class Outbox:
         return answer
 
     def connection_lost(self) -> None:
-        """The connection is gone: from now on writes wait, so that the order stays when it is back."""
+        """The connection is gone: from now on writes wait, so that the order stays when it is
+        back.
+        """
         self._away = True
 
     async def run(self) -> None:
@@ -112,7 +134,12 @@ class Outbox:
                     self._look()
         finally:
             for token, letter in tuple(self._letters.items()):
-                self._fail(token, BusUnavailable(f"the bus was closed before it had taken a message on {letter.subject}"))
+                self._fail(
+                    token,
+                    BusUnavailable(
+                        f"the bus was closed before it had taken a message on {letter.subject}"
+                    ),
+                )
 
     def _come_back(self) -> None:
         """Send all that has no answer, in order, and with it what comes meanwhile."""
@@ -135,7 +162,10 @@ class Outbox:
                 self._drop(token)
             elif self.client.is_closed or now > letter.until:
                 why = reason(letter.why or TimeoutError())
-                self._fail(token, BusUnavailable(f"the bus did not take a message on {letter.subject}: {why}"))
+                self._fail(
+                    token,
+                    BusUnavailable(f"the bus did not take a message on {letter.subject}: {why}"),
+                )
             elif not self._away and now > letter.due:
                 self._write(letter)
 
@@ -153,7 +183,11 @@ class Outbox:
         try:
             seq = seq_in(message)
         except nats.errors.Error as error:
-            refused = refusal(error, f"take a message on {letter.subject}") if isinstance(error, APIError) else None
+            refused = (
+                refusal(error, f"take a message on {letter.subject}")
+                if isinstance(error, APIError)
+                else None
+            )
             if refused is not None:
                 refused.__cause__ = error
                 self._fail(token, refused)

@@ -1,8 +1,10 @@
-"""Who of a house may do what on its bus: for each set of credentials what it sends, hears, takes and writes.
+"""Who of a house may do what on its bus: for each set of credentials what it sends, hears, takes
+and writes.
 
-Whoever reads one stream may read all; what is held apart is who may say what. A request for a council, and that it is to end, travel on the
-subjects of what hosts and collectors say of it: doors may send there. That nobody says what is another's to say under his own subject is
-seen by whoever reads: `registry.fits`.
+Whoever reads one stream may read all; what is held apart is who may say what. A request for a
+council, and that it is to end, travel on the subjects of what hosts and collectors say of it: doors
+may send there. That nobody says what is another's to say under his own subject is seen by whoever
+reads: `registry.fits`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _ANSWER_NANOSECONDS = 600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What one set of credentials is for. `lends`: it is asked for the house's repositories; `keeps`: it makes the streams and consumers, and prunes."""
+    """What one set of credentials is for. `lends`: it is asked for the house's repositories;
+    `keeps`: it makes the streams and consumers, and prunes.
+    """
 
     about: str
     sends: frozenset[Channel]
@@ -36,9 +40,20 @@ class User:
 
 
 _ASKED = frozenset({Channel.HOSTS, Channel.GRAPH, Channel.REPOSITORIES})
-_HEARD = frozenset({Channel.CANCEL, Channel.STEER, Channel.GROWING, Channel.TAKEN, Channel.FIGURES, Channel.REPOSITORIES})
+_HEARD = frozenset(
+    {
+        Channel.CANCEL,
+        Channel.STEER,
+        Channel.GROWING,
+        Channel.TAKEN,
+        Channel.FIGURES,
+        Channel.REPOSITORIES,
+    }
+)
 """What says nothing that the log does not say, and who has which repository."""
-_DESK = frozenset({Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.WORK, Channel.CANCEL, Channel.STEER})
+_DESK = frozenset(
+    {Channel.RESULTS, Channel.RESPONSES, Channel.WORDS, Channel.WORK, Channel.CANCEL, Channel.STEER}
+)
 """What whoever asks for a council sends."""
 _SEATS = frozenset({Channel.TOOLS, Channel.AUDIT, Channel.LINK})
 """What whoever has workspaces and tools sends."""
@@ -51,7 +66,8 @@ USERS: Mapping[str, User] = {
         writes=frozenset({"budgets", "bundles", "hidden"}),
     ),
     "collector": User(
-        "whoever decides, plans and writes the graph; it makes the streams, and operators' commands run beside it",
+        "whoever decides, plans and writes the graph; it makes the streams, and operators' "
+        "commands run beside it",
         _DESK | {Channel.STORIES, Channel.COUNCILS, Channel.AUDIT, Channel.CALLS},
         hears=frozenset({Channel.GRAPH}),
         takes=frozenset({"collector", "planning"}),
@@ -67,11 +83,13 @@ USERS: Mapping[str, User] = {
     ),
     "hosts": User(
         "hosts, which run the seats of councils",
-        _SEATS | {Channel.RESULTS, Channel.PROGRESS, Channel.GROWING, Channel.TAKEN, Channel.FIGURES},
+        _SEATS
+        | {Channel.RESULTS, Channel.PROGRESS, Channel.GROWING, Channel.TAKEN, Channel.FIGURES},
         hears=frozenset({Channel.LINK, Channel.HOSTS}),
         takes=frozenset(f"host-{role}" for role in ROLES),
         writes=_GUARD | {"budgets"},
-        lends=False,  # what another host is told of a repository says by which checks its seats are judged
+        # what another host is told of a repository says by which checks its seats are judged
+        lends=False,
     ),
 }
 """By the name of the credentials, which are those of one Deployment each."""
@@ -89,17 +107,26 @@ _READS = (
     "CONSUMER.MSG.NEXT.*.*",
     "CONSUMER.DELETE.*.*",
 )
-_OWNED = ("CONSUMER.CREATE.{}", "CONSUMER.CREATE.{}.>", "CONSUMER.MSG.NEXT.{}", "CONSUMER.DELETE.{}")
+_OWNED = (
+    "CONSUMER.CREATE.{}",
+    "CONSUMER.CREATE.{}.>",
+    "CONSUMER.MSG.NEXT.{}",
+    "CONSUMER.DELETE.{}",
+)
 """Of a durable consumer: what only whoever takes from it does, and whoever keeps the bus."""
 
 
 def inbox(name: str) -> str:
-    """Return what the addresses for answers to whoever has these credentials begin with: nobody else hears there."""
+    """Return what the addresses for answers to whoever has these credentials begin with: nobody
+    else hears there.
+    """
     return f"{INBOX}.{name}"
 
 
 def claims(name: str) -> Mapping[str, Any]:
-    """Return what a NATS token says of the permissions of `USERS[name]`. What a message asks to be answered may be answered once."""
+    """Return what a NATS token says of the permissions of `USERS[name]`. What a message asks to be
+    answered may be answered once.
+    """
     user, own = USERS[name], f"{inbox(name)}.>"
     sent = [registry.subject(channel.all) for channel in sorted(user.sends | _ASKED)]
     sent += [registry.STORIES_BARE] if Channel.STORIES in user.sends else []
@@ -109,7 +136,9 @@ def claims(name: str) -> Mapping[str, Any]:
     acks = [f"$JS.ACK.{where}{one.stream}.{one.name}.>" for one in takes for where in ("", "*.*.")]
     asks = ["$JS.API.>"] if user.keeps else [f"$JS.API.{one}" for one in _READS]
     if any(one.stream == registry.WORK.name for one in takes):
-        asks.append(f"$JS.API.STREAM.MSG.DELETE.{registry.WORK.name}")  # work that was done and is still there
+        asks.append(
+            f"$JS.API.STREAM.MSG.DELETE.{registry.WORK.name}"
+        )  # work that was done and is still there
     denied = [
         f"$JS.API.{what.format(f'{one.stream}.{one.name}')}"
         for one in registry.DURABLES.values()
@@ -120,7 +149,10 @@ def claims(name: str) -> Mapping[str, Any]:
     return {
         "pub": {"allow": [own, *sent, *kept, *stored, *acks, *asks], "deny": denied},
         "sub": {
-            "allow": [own, *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD))],
+            "allow": [
+                own,
+                *(registry.subject(channel.all) for channel in sorted(user.hears | _HEARD)),
+            ],
             "deny": [] if user.lends else [registry.literal(HOUSE)],
         },
         "resp": {"max": 1, "ttl": _ANSWER_NANOSECONDS},

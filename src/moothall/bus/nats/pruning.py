@@ -1,4 +1,6 @@
-"""Dropping the oldest events, and what the log then no longer tells of: status documents, and large values that nothing refers to."""
+"""Dropping the oldest events, and what the log then no longer tells of: status documents, and large
+values that nothing refers to.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,21 @@ from moothall.bus.blobs import references
 from moothall.bus.buckets import BUCKETS, DOCUMENTS
 from moothall.bus.codec import load_json
 from moothall.bus.nats.jetstream import JetStreamBus
-from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
+from moothall.bus.nats.layout import (
+    BLOB_CHUNKS,
+    BLOB_ENTRIES,
+    BLOBS_STREAM,
+    bucket_prefix,
+    bucket_stream,
+)
 from moothall.bus.raw import RawStore
 from moothall.bus.registry import DEAD, EVENTS, WORK
 from moothall.errors import InvalidRequest
 
 YOUNG = timedelta(hours=1)
-"""A value is stored before the event that refers to it: so young a one may still be waiting for its event."""
+"""A value is stored before the event that refers to it: so young a one may still be waiting for its
+event.
+"""
 
 _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
 
@@ -25,7 +35,8 @@ _COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
 async def prune(store: RawStore, keep: int) -> int:
     """Drop all events but the last `keep`. Returns how many went.
 
-    What projections have not taken in yet is gone for them: prune only what all have read. Raises `InvalidRequest`.
+    What projections have not taken in yet is gone for them: prune only what all have read. Raises
+    `InvalidRequest`.
     """
     if keep < 0:
         raise InvalidRequest(f"keep {keep} is not 0 or more")
@@ -39,7 +50,9 @@ async def prune(store: RawStore, keep: int) -> int:
 
 
 async def prune_documents(bus: JetStreamBus) -> int:
-    """Drop the status documents of deliberations of which the log holds nothing; return how many."""
+    """Drop the status documents of deliberations of which the log holds nothing; return how
+    many.
+    """
     told = {subject.rpartition(".")[2] for subject in await bus.subjects(EVENTS.name, "agent.*.*")}
     gone = [
         subject
@@ -52,9 +65,11 @@ async def prune_documents(bus: JetStreamBus) -> int:
 
 
 async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
-    """Drop the large values that no record refers to and that are not younger than `young`; return how many.
+    """Drop the large values that no record refers to and that are not younger than `young`; return
+    how many.
 
-    What there is is listed before the records are read, so that a value stored meanwhile is not looked at.
+    What there is is listed before the records are read, so that a value stored meanwhile is not
+    looked at.
     """
     before = datetime.now(UTC) - young
     stored = {}
@@ -67,7 +82,9 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
     used = await _find_used(bus)
     gone = {name: where for name, where in stored.items() if name not in used}
     for subject, nuid in gone.values():
-        await bus.drop(BLOBS_STREAM, subject)  # first the entry: without it nobody looks for the content
+        await bus.drop(
+            BLOBS_STREAM, subject
+        )  # first the entry: without it nobody looks for the content
         await bus.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
     return len(gone)
 
@@ -75,14 +92,21 @@ async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
 async def _find_used(bus: JetStreamBus) -> frozenset[str]:
     """Every value that a record refers to, directly or by way of another value."""
     used: set[str] = set()
-    for stream in (EVENTS.name, WORK.name, DEAD.name, *(bucket_stream(bucket) for bucket in BUCKETS.values())):
+    for stream in (
+        EVENTS.name,
+        WORK.name,
+        DEAD.name,
+        *(bucket_stream(bucket) for bucket in BUCKETS.values()),
+    ):
         async for raw in bus.raw(stream):
             if b'"$blob"' in raw.data:
                 used |= _references(raw.data)
     # A value may itself hold references: what it refers to is used as well.
     async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
         if b'"$blob"' in raw.data:
-            used |= {found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)}
+            used |= {
+                found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)
+            }
     return frozenset(used)
 
 

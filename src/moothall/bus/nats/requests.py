@@ -1,4 +1,6 @@
-"""Asking another process over plain NATS messages: one request, one answer. Nothing of it is stored."""
+"""Asking another process over plain NATS messages: one request, one answer. Nothing of it is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _LOOK = 1.0
 async def ask(
     client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> tuple[Mapping[str, Any], bytes]:
-    """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does within `seconds`."""
+    """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does
+    within `seconds`.
+    """
     try:
         async with asyncio.timeout(seconds):
             [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
@@ -38,7 +42,9 @@ async def ask(
 async def ask_all(
     client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield what each of those who answer on `subject` says, until nobody has said anything for `seconds`. Raises `BusUnavailable`."""
+    """Yield what each of those who answer on `subject` says, until nobody has said anything for
+    `seconds`. Raises `BusUnavailable`.
+    """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     inbox, token = acks.address(arrived.put_nowait)
     try:
@@ -70,8 +76,12 @@ def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
     return said, rest
 
 
-async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answerer, queue: str) -> None:
-    """Answer until cancelled; one of those that share `queue` answers a request. Each request runs in a task of its own."""
+async def answer(
+    client: LeanClient, acks: Acks, subject: str, answerer: Answerer, queue: str
+) -> None:
+    """Answer until cancelled; one of those that share `queue` answers a request. Each request runs
+    in a task of its own.
+    """
     arrived: asyncio.Queue[Msg] = asyncio.Queue()
     room = asyncio.Semaphore(_AT_ONCE)
 
@@ -84,7 +94,10 @@ async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answere
             except (MoothallError, nats.errors.Error, OSError) as error:
                 log.debug("a request was not answered", subject=subject, reason=str(error))
 
-    async with hearing(client, subject, arrived.put_nowait, acks=acks, queue=queue), asyncio.TaskGroup() as group:
+    async with (
+        hearing(client, subject, arrived.put_nowait, acks=acks, queue=queue),
+        asyncio.TaskGroup() as group,
+    ):
         while True:
             message = await arrived.get()
             if message.reply:
@@ -95,7 +108,9 @@ async def answer(client: LeanClient, acks: Acks, subject: str, answerer: Answere
 async def hearing(
     client: LeanClient, subject: str, told: Hear, *, acks: Acks | None = None, queue: str = ""
 ) -> AsyncIterator[None]:
-    """Hear a subject, as `LeanClient.hear` does; with `acks` the server knows by the time that the block begins. Raises `BusUnavailable`."""
+    """Hear a subject, as `LeanClient.hear` does; with `acks` the server knows by the time that the
+    block begins. Raises `BusUnavailable`.
+    """
     with translate_errors(f"listen on {subject}"):
         subscription = await client.hear(subject, told, queue=queue)
     try:
@@ -110,8 +125,12 @@ async def hearing(
             log.debug("unsubscribing failed", subject=subject, reason=str(error))
 
 
-async def messages(client: LeanClient, subject: str, *, acks: Acks | None = None, most: int = 0) -> AsyncGenerator[Msg, None]:
-    """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is dropped. Raises `BusUnavailable` once the bus is closed."""
+async def messages(
+    client: LeanClient, subject: str, *, acks: Acks | None = None, most: int = 0
+) -> AsyncGenerator[Msg, None]:
+    """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is
+    dropped. Raises `BusUnavailable` once the bus is closed.
+    """
     arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
 
     def take(message: Msg) -> None:
@@ -127,6 +146,8 @@ async def messages(client: LeanClient, subject: str, *, acks: Acks | None = None
                     message = await arrived.get()
             except TimeoutError:
                 if client.is_closed:
-                    raise BusUnavailable(f"the bus was closed while {subject} was listened to") from None
+                    raise BusUnavailable(
+                        f"the bus was closed while {subject} was listened to"
+                    ) from None
             else:
                 yield message

@@ -34,8 +34,10 @@ _TAIL = 800
 _LOOK_SECONDS = 1.0
 _CALM_SECONDS = 10.0  # between two starts for want of room
 
-# Runs between fork and the server: asks the kernel for SIGKILL when the parent is gone, and looks whether
-# it already is. A program of its own, because code between fork and exec in a process with threads can hang.
+# Runs between fork and the server: asks the kernel for SIGKILL when the parent is gone, and looks
+# whether
+# it already is. A program of its own, because code between fork and exec in a process with threads
+# can hang.
 _LEASH = """
 import ctypes, os, sys
 if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(1, 9, 0, 0, 0) != 0:
@@ -45,23 +47,35 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 ROOM = 16 * 1024 * 1024  # bytes that must be free: two of the largest messages
-_FAILED = (b"critical write error", b"no space left on device", b"out of space", b"disk quota exceeded")
+_FAILED = (
+    b"critical write error",
+    b"no space left on device",
+    b"out of space",
+    b"disk quota exceeded",
+)
 _READ = 1024 * 1024
 
 
 def _binary() -> str:
-    beside = (Path(sysconfig.get_path("scripts")) / "nats-server", Path(sys.executable).parent / "nats-server")
+    beside = (
+        Path(sysconfig.get_path("scripts")) / "nats-server",
+        Path(sys.executable).parent / "nats-server",
+    )
     for path in beside:
         if path.is_file() and os.access(path, os.X_OK):
             return str(path)
     found = shutil.which("nats-server")
     if found is None:
-        raise ConfigurationError("there is no nats-server: install moothall[embedded], or set bus.url to a bus of your own")
+        raise ConfigurationError(
+            "there is no nats-server: install moothall[embedded], or set bus.url to a bus of your "
+            "own"
+        )
     return found
 
 
 def _lock(directory: Path) -> int:
-    """Take the directory and return the lock's descriptor. The server inherits it, so that the directory
+    """Take the directory and return the lock's descriptor. The server inherits it, so that the
+    directory
     is taken until the last of both is gone. Blocks for up to `LOCK_SECONDS`.
     """
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -71,7 +85,8 @@ def _lock(directory: Path) -> int:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise ConfigurationError(
-                f"the bus directory {directory} is in use by another Moothall (process {holder}): stop that one, "
+                f"the bus directory {directory} is in use by another Moothall (process {holder}): "
+                "stop that one, "
                 "attach to it, or choose another data directory"
             )
         time.sleep(0.05)
@@ -179,12 +194,17 @@ class _Server:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if process.returncode is not None:
-                raise BusUnavailable(f"the embedded bus in {self.directory} did not start: {_last_words(self.directory)}")
+                raise BusUnavailable(
+                    f"the embedded bus in {self.directory} did not start: "
+                    f"{_last_words(self.directory)}"
+                )
             text = path.read_text(encoding="utf-8") if path.exists() else ""
             if text.rstrip().endswith("}"):
                 return urlsplit(json.loads(text)["nats"][0]).port or 0
             await asyncio.sleep(0.01)
-        raise BusUnavailable(f"the embedded bus in {self.directory} was not ready after {START_SECONDS:.0f} s")
+        raise BusUnavailable(
+            f"the embedded bus in {self.directory} was not ready after {START_SECONDS:.0f} s"
+        )
 
     def _process(self) -> asyncio.subprocess.Process:
         if self.process is None:
@@ -206,17 +226,25 @@ class _Server:
                 log.warning("embedded bus did not come back", reason=str(error))
 
     async def mind_the_disk(self) -> None:
-        """End it, to be started again, once there is room after its disk was full: what it refused since then it takes again."""
+        """End it, to be started again, once there is room after its disk was full: what it refused
+        since then it takes again.
+        """
         disk = Disk(self.directory)
         await asyncio.to_thread(disk.has_failed)  # what an earlier run said of it
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             if not await asyncio.to_thread(disk.has_failed):
                 continue
-            log.error("the disk of the bus is full: it takes nothing until there is room", directory=str(self.directory))
+            log.error(
+                "the disk of the bus is full: it takes nothing until there is room",
+                directory=str(self.directory),
+            )
             while not await asyncio.to_thread(disk.has_room):  # noqa: ASYNC110 - the operator's doing
                 await asyncio.sleep(_LOOK_SECONDS)
-            log.warning("the disk of the bus has room again; starting it anew", directory=str(self.directory))
+            log.warning(
+                "the disk of the bus has room again; starting it anew",
+                directory=str(self.directory),
+            )
             await asyncio.to_thread(disk.has_failed)
             await self.stop()
             await asyncio.sleep(_CALM_SECONDS)
@@ -237,7 +265,9 @@ class _Server:
 
 @asynccontextmanager
 async def _watch(server: _Server) -> AsyncIterator[None]:
-    """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by the task group."""
+    """Keep the server running meanwhile. What the body raises comes out as it is, not wrapped by
+    the task group.
+    """
     failure: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         watching = [
@@ -257,17 +287,21 @@ async def _watch(server: _Server) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterator[str]:
-    """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a token in it).
+    """Run a server with its files in `directory`, kept from run to run, and yield its URL (with a
+    token in it).
 
     It listens on a free port of loopback, and is started again should it die. It dies with
     this process, however that ends. Call it from a thread that lives as long: the kernel ties the
-    child to the thread that started it. Raises `ConfigurationError` where the directory is in use or
+    child to the thread that started it. Raises `ConfigurationError` where the directory is in use
+    or
     can't be written, `BusUnavailable` where the server doesn't start.
     """
     try:
         directory, token, lock = await asyncio.to_thread(_take, directory)
     except OSError as error:
-        raise ConfigurationError(f"the bus directory {directory} cannot be used: {error.strerror}") from error
+        raise ConfigurationError(
+            f"the bus directory {directory} cannot be used: {error.strerror}"
+        ) from error
     try:
         server = _Server(directory, _configure(settings, directory, token, -1), lock)
         try:
@@ -278,15 +312,18 @@ async def embedded_server(settings: BusSettings, directory: Path) -> AsyncIterat
         finally:
             await server.stop()
     except OSError as error:
-        raise BusUnavailable(f"the embedded bus in {directory} cannot be started: {error.strerror or error}") from error
+        raise BusUnavailable(
+            f"the embedded bus in {directory} cannot be started: {error.strerror or error}"
+        ) from error
     finally:
         os.close(lock)
 
 
 @dataclass(slots=True)
 class Disk:
-    """Notices that the disk below `directory` was full: the server gives a stream up at the first write that fails, and takes it up again
-    only when it is started anew. Methods block for a moment.
+    """Notices that the disk below `directory` was full: the server gives a stream up at the first
+    write that fails, and takes it up again only when it is started anew. Methods block for a
+    moment.
     """
 
     directory: Path
@@ -312,7 +349,9 @@ class Disk:
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                file.seek(self._read if self._read <= size else 0)  # shorter: the server has begun a new one
+                file.seek(
+                    self._read if self._read <= size else 0
+                )  # shorter: the server has begun a new one
                 said = file.read(_READ).lower()
                 self._read = file.tell()
         except FileNotFoundError:

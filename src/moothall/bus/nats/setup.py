@@ -12,7 +12,13 @@ from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from moothall.bus.buckets import BUCKETS, BucketSpec
 from moothall.bus.nats.connection import reason
-from moothall.bus.nats.layout import BLOB_CHUNKS, BLOB_ENTRIES, BLOBS_STREAM, bucket_prefix, bucket_stream
+from moothall.bus.nats.layout import (
+    BLOB_CHUNKS,
+    BLOB_ENTRIES,
+    BLOBS_STREAM,
+    bucket_prefix,
+    bucket_stream,
+)
 from moothall.bus.nats.lean import heed_cancel
 from moothall.bus.registry import (
     DUPLICATE_WINDOW,
@@ -66,7 +72,9 @@ def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
 
 
 def _is_so(found: api.Base, wanted: api.Base) -> bool:
-    """Whether what is there says all that is wanted: whoever may only use it has nothing to ask for then."""
+    """Whether what is there says all that is wanted: whoever may only use it has nothing to ask for
+    then.
+    """
     known = found.as_dict()
     return all(known.get(name) == value for name, value in wanted.as_dict().items())
 
@@ -93,7 +101,8 @@ async def ensure_durable(
         description=spec.about,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=settings.ack_wait_seconds if ack_wait is None else ack_wait,
-        max_deliver=-1,  # bounded in moothall.bus.delivery, so that the last failure leaves a dead letter
+        # bounded in moothall.bus.delivery, so that the last failure leaves a dead letter
+        max_deliver=-1,
         filter_subjects=list(spec.filters),
         max_ack_pending=10_000,
     )
@@ -104,8 +113,12 @@ async def ensure_durable(
     return await heed_cancel(js.add_consumer(spec.stream, config=config))
 
 
-async def _take_back(js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]) -> None:
-    """Have what was delivered and not acked delivered again at once. The server looks a tenth of a second after the change."""
+async def _take_back(
+    js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
+) -> None:
+    """Have what was delivered and not acked delivered again at once. The server looks a tenth of a
+    second after the change.
+    """
     for spec in held:
         await ensure_durable(js, settings, spec, _AT_ONCE)
     await asyncio.sleep(_LOOK_SECONDS)
@@ -114,15 +127,19 @@ async def _take_back(js: JetStreamContext, settings: BusSettings, held: Sequence
 
 
 async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
-    """Remove work that was acked and is still there; return how much it was. A server that is killed may keep the ack
-    and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the client's errors.
+    """Remove work that was acked and is still there; return how much it was. A server that is
+    killed may keep the ack
+    and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the
+    client's errors.
     """
     floor = (await heed_cancel(js.consumer_info(spec.stream, spec.name))).ack_floor
     gone = 0
     for subject in spec.filters if floor is not None and floor.stream_seq else ():
         while True:
             try:
-                oldest = await heed_cancel(js.get_msg(spec.stream, seq=1, subject=subject, next=True))
+                oldest = await heed_cancel(
+                    js.get_msg(spec.stream, seq=1, subject=subject, next=True)
+                )
             except NotFoundError:
                 break
             if not oldest.seq or oldest.seq > floor.stream_seq:
@@ -133,7 +150,9 @@ async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
 
 
 async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
-    """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone. Raises `ConfigurationError` where what is there can't be brought in line."""
+    """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone.
+    Raises `ConfigurationError` where what is there can't be brought in line.
+    """
     try:
         for stream in STREAMS:
             await _ensure_stream(js, _stream_config(stream, settings))
@@ -158,11 +177,15 @@ async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = F
     except APIError as error:
         if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
             raise BusUnavailable(
-                f"the bus cannot make our streams now: {error.description}; is JetStream on, are {settings.replicas} servers of it there, "
+                f"the bus cannot make our streams now: {error.description}; is JetStream on, are "
+                f"{settings.replicas} servers of it there, "
                 "is its store full?"
             ) from error
-        raise ConfigurationError(f"the bus holds something in the place of our streams: {error.description}") from error
+        raise ConfigurationError(
+            f"the bus holds something in the place of our streams: {error.description}"
+        ) from error
     except (nats.errors.Error, TimeoutError) as error:
         raise BusUnavailable(
-            f"the bus did not set up its streams: {reason(error)} Is JetStream on, and may these credentials make them?"
+            f"the bus did not set up its streams: {reason(error)} Is JetStream on, and may these "
+            "credentials make them?"
         ) from error

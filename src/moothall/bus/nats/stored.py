@@ -1,4 +1,6 @@
-"""JetStream streams as raw records: reliable writes, ordered reads that survive a restart of the server."""
+"""JetStream streams as raw records: reliable writes, ordered reads that survive a restart of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _minimal(subjects: Sequence[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Stored:
-    """Reads and writes of raw records over one connection. Implements `RawStore`, and what `blobs` asks for."""
+    """Reads and writes of raw records over one connection. Implements `RawStore`, and what `blobs`
+    asks for.
+    """
 
     client: LeanClient
     js: JetStreamContext
@@ -51,9 +55,11 @@ class Stored:
     acks: Acks
     outbox: Outbox
 
-    async def patiently(self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS) -> T:
-        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It must be repeatable;
-        `seconds` bounds one attempt.
+    async def patiently(
+        self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS
+    ) -> T:
+        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It
+        must be repeatable; `seconds` bounds one attempt.
 
         Raises `BusUnavailable` after that, `Permanent` for what the server refuses for good.
         """
@@ -67,7 +73,8 @@ class Stored:
                 raise  # means something to each caller
             except nats.errors.MaxPayloadError as error:
                 raise InvalidRequest(
-                    f"the bus did not {what}: the message is over its limit of {self.client.max_payload}"
+                    f"the bus did not {what}: the message is over its limit of "
+                    f"{self.client.max_payload}"
                 ) from error
             except (nats.errors.Error, TimeoutError, OSError) as error:
                 refused = refusal(error, what) if isinstance(error, APIError) else None
@@ -78,21 +85,35 @@ class Stored:
             await asyncio.sleep(delay)
             delay = min(delay * 2, 1.0)
 
-    async def put_raw(self, subject: str, data: bytes, headers: Mapping[str, str] = NO_HEADERS, *, message_id: str = "") -> int:
-        """Store durably and return the seq; a repeated `message_id` returns the seq of the first."""
+    async def put_raw(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
+        """Store durably and return the seq; a repeated `message_id` returns the seq of the
+        first.
+        """
         known = {MESSAGE_ID: message_id, **headers} if message_id else headers
         return await (await self.outbox.send(subject, data, known))
 
-    async def read(self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None) -> AsyncGenerator[Raw, None]:
+    async def read(
+        self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
+    ) -> AsyncGenerator[Raw, None]:
         """Yield records in order, each once; up to the seq `until`, or without end for None.
 
-        A gap, a lost consumer or a restarted server begins again behind the last record that was yielded.
+        A gap, a lost consumer or a restarted server begins again behind the last record that was
+        yielded.
         """
         last = after_seq
         lost = 0.0
         while until is None or last < until:
             try:
-                async with aclosing(self._read_once(stream, subjects, last, finite=until is not None)) as records:
+                async with aclosing(
+                    self._read_once(stream, subjects, last, finite=until is not None)
+                ) as records:
                     async for raw, left in records:
                         if until is not None and raw.seq > until:
                             return
@@ -103,8 +124,12 @@ class Stored:
             except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
                 lost = lost or time.monotonic()
                 patience = self.settings.publish_seconds
-                if self.client.is_closed or (until is not None and time.monotonic() - lost > patience):
-                    raise BusUnavailable(f"the bus did not go on with {stream}: {reason(error)}") from error
+                if self.client.is_closed or (
+                    until is not None and time.monotonic() - lost > patience
+                ):
+                    raise BusUnavailable(
+                        f"the bus did not go on with {stream}: {reason(error)}"
+                    ) from error
                 await asyncio.sleep(0.1)
             else:
                 if until is not None:
@@ -113,7 +138,9 @@ class Stored:
     async def _read_once(
         self, stream: str, subjects: Sequence[str], after_seq: int, *, finite: bool
     ) -> AsyncGenerator[tuple[Raw, int], None]:
-        """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite at the end."""
+        """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite
+        at the end.
+        """
         name = self.client.new_inbox().rpartition(".")[2]
         info = await heed_cancel(
             self.js.add_consumer(
@@ -151,37 +178,61 @@ class Stored:
                 self._forget(stream, name)
 
     async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
-        """Whether nothing more will come; what was delivered and is still on its way counts as coming."""
+        """Whether nothing more will come; what was delivered and is still on its way counts as
+        coming.
+        """
         info = await heed_cancel(self.js.consumer_info(stream, name))
-        return not info.num_pending and info.delivered is not None and info.delivered.consumer_seq < expected
+        return (
+            not info.num_pending
+            and info.delivered is not None
+            and info.delivered.consumer_seq < expected
+        )
 
-    async def read_now(self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0) -> list[Raw]:
-        """Return what is stored now under literal subjects of one length, or one pattern, in order; at most `most` where given.
+    async def read_now(
+        self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0
+    ) -> list[Raw]:
+        """Return what is stored now under literal subjects of one length, or one pattern, in order;
+        at most `most` where given.
 
-        Asked of the stream itself, with no consumer to be made and dropped: right where one deliberation is read.
+        Asked of the stream itself, with no consumer to be made and dropped: right where one
+        deliberation is read.
         """
         wanted = set(subjects)
         pattern = ".".join(
-            tokens[0] if len(set(tokens)) == 1 else "*" for tokens in zip(*(s.split(".") for s in wanted), strict=True)
+            tokens[0] if len(set(tokens)) == 1 else "*"
+            for tokens in zip(*(s.split(".") for s in wanted), strict=True)
         )
         records: list[Raw] = []
         exact = len(wanted) == 1  # the server gives nothing else
         while True:
             request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
-            answers = await self.patiently(f"look into {stream}", functools.partial(self._ask, stream, codec.dump_json(request)))
+            answers = await self.patiently(
+                f"look into {stream}",
+                functools.partial(self._ask, stream, codec.dump_json(request)),
+            )
             page = [_raw_of(message) for message in answers[:-1]]
             records += [raw for raw in page if exact or raw.subject in wanted]
             end = answers[-1].headers or {}
-            if not page or end.get("Status") != "204" or end.get("Nats-Num-Pending") == "0" or (most and len(records) >= most):
+            if (
+                not page
+                or end.get("Status") != "204"
+                or end.get("Nats-Num-Pending") == "0"
+                or (most and len(records) >= most)
+            ):
                 return records
             after_seq = page[-1].seq
 
     async def _ask(self, stream: str, request: bytes) -> list[Msg]:
         subject = f"$JS.API.DIRECT.GET.{stream}"
-        answers = await self.acks.ask(self.client, subject, request, last=lambda message: "Status" in (message.headers or {}))
+        answers = await self.acks.ask(
+            self.client, subject, request, last=lambda message: "Status" in (message.headers or {})
+        )
         status = (answers[-1].headers or {}).get("Status")
         if status not in {"204", "404"}:
-            raise nats.errors.Error(f"{stream} cannot be read: {status} {(answers[-1].headers or {}).get('Description', '')}")
+            raise nats.errors.Error(
+                f"{stream} cannot be read: {status} "
+                f"{(answers[-1].headers or {}).get('Description', '')}"
+            )
         return answers
 
     def _forget(self, stream: str, name: str) -> None:
@@ -190,18 +241,30 @@ class Stored:
 
     async def state(self, stream: str) -> StreamState:
         """Return what a stream holds."""
-        state = (await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))).state
-        return StreamState(messages=state.messages, bytes=state.bytes, first_seq=state.first_seq, last_seq=state.last_seq)
+        state = (
+            await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))
+        ).state
+        return StreamState(
+            messages=state.messages,
+            bytes=state.bytes,
+            first_seq=state.first_seq,
+            last_seq=state.last_seq,
+        )
 
     async def removed_seqs(self, stream: str) -> frozenset[int]:
-        """Return the seqs that were removed on purpose from between others: nats-server knows them, and not those that it lost."""
+        """Return the seqs that were removed on purpose from between others: nats-server knows them,
+        and not those that it lost.
+        """
         asked = b'{"deleted_details": true}'
         answer = await self.patiently(
-            f"describe {stream}", lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0)
+            f"describe {stream}",
+            lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0),
         )
         return frozenset(json.loads(answer.data)["state"].get("deleted") or ())
 
-    async def raw(self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()) -> AsyncGenerator[Raw, None]:
+    async def raw(
+        self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()
+    ) -> AsyncGenerator[Raw, None]:
         """Yield what is stored now, in order; under `subjects` alone where given."""
         until = (await self.state(stream)).last_seq
         async for record in self.read(stream, subjects, after_seq, until):
@@ -209,7 +272,9 @@ class Stored:
 
     async def subjects(self, stream: str, pattern: str) -> list[str]:
         """Return the subjects under `pattern` that have records, sorted."""
-        info = await self.patiently(f"list {stream}", lambda: self.js.stream_info(stream, subjects_filter=pattern))
+        info = await self.patiently(
+            f"list {stream}", lambda: self.js.stream_info(stream, subjects_filter=pattern)
+        )
         return sorted(info.state.subjects or ())
 
     async def drop(self, stream: str, subject: str) -> None:
@@ -250,7 +315,8 @@ class Stored:
     async def get(self, sha256: str) -> bytes:
         """Return a blob's bytes. Raises `NotFound`.
 
-        Read here and not by the client's `get`, which waits for ever when the server goes away in the middle.
+        Read here and not by the client's `get`, which waits for ever when the server goes away in
+        the middle.
         """
         store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
         for _ in range(3):  # whoever stores the same value again replaces its chunks
@@ -258,7 +324,12 @@ class Stored:
                 info = await self.patiently("find a large value", lambda: store.get_info(sha256))
             except NotFoundError as error:
                 raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
-            chunks = self.read(BLOBS_STREAM, (f"{BLOB_CHUNKS}{info.nuid}",), 0, (await self.state(BLOBS_STREAM)).last_seq)
+            chunks = self.read(
+                BLOBS_STREAM,
+                (f"{BLOB_CHUNKS}{info.nuid}",),
+                0,
+                (await self.state(BLOBS_STREAM)).last_seq,
+            )
             content = b"".join([chunk.data async for chunk in chunks])
             if len(content) == (info.size or 0):
                 return content
@@ -267,7 +338,9 @@ class Stored:
 
 def _raw(message: Msg) -> Raw:
     place = message.metadata
-    return Raw(place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp)
+    return Raw(
+        place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp
+    )
 
 
 def _raw_of(message: Msg) -> Raw:

@@ -1,4 +1,6 @@
-"""One reader for all who wait: thousands may wait for a decision each, and a consumer each would cost more than the work."""
+"""One reader for all who wait: thousands may wait for a decision each, and a consumer each would
+cost more than the work.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _KEPT = 128
 
 @dataclass(slots=True)
 class Tail:
-    """Reads what comes under `pattern` from the first time that somebody follows, and hands it to whom it concerns."""
+    """Reads what comes under `pattern` from the first time that somebody follows, and hands it to
+    whom it concerns.
+    """
 
     stored: Stored
     stream: str
@@ -37,7 +41,9 @@ class Tail:
         try:
             start = self._since = (await self.stored.state(self.stream)).last_seq
             self._placed.set()
-            async with aclosing(self.stored.read(self.stream, (self.pattern,), start, None)) as records:
+            async with aclosing(
+                self.stored.read(self.stream, (self.pattern,), start, None)
+            ) as records:
                 async for raw in records:
                     self._kept.append(raw)
                     if len(self._kept) > _KEPT:
@@ -59,7 +65,9 @@ class Tail:
         return await self.stored.read_now(self.stream, (subject,), after_seq)
 
     async def follow(self, subject: str, after_seq: int) -> AsyncGenerator[Raw, None]:
-        """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable` once closed."""
+        """Yield what is recorded under a literal subject, then what comes. Raises `BusUnavailable`
+        once closed.
+        """
         self._wanted.set()
         await self._placed.wait()
         queue: asyncio.Queue[Raw | None] = asyncio.Queue()

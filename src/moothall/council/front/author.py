@@ -1,7 +1,9 @@
-"""Writing a story better: by the model where there is one, by rules otherwise, whichever scores higher.
+"""Writing a story better: by the model where there is one, by rules otherwise, whichever scores
+higher.
 
-The model writes as a council of one seat, so that its words are recorded, budgeted and cancelled as any other's. What it wrote is text
-of a stranger: read line by line, bounded, and taken only where the coach scores it higher than what the rules make of the story.
+The model writes as a council of one seat, so that its words are recorded, budgeted and cancelled as
+any other's. What it wrote is text of a stranger: read line by line, bounded, and taken only where
+the coach scores it higher than what the rules make of the story.
 """
 
 from __future__ import annotations
@@ -19,18 +21,38 @@ from moothall.domain.identity import Principal
 from moothall.domain.ids import new_task_id
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError
-from moothall.planning.coach import TITLE, WANT, WHO, WHY, Score, StoryDraft, check, is_gherkin, score
+from moothall.planning.coach import (
+    TITLE,
+    WANT,
+    WHO,
+    WHY,
+    Score,
+    StoryDraft,
+    check,
+    is_gherkin,
+    score,
+)
 from moothall.ports import Deliberations
 
 MODEL, RULES = "model", "rules"
 _OPEN = "Given <a state>, when <something happens>, then <what can be seen>"
-_FIELD = re.compile(r"^\W*(title|description|criteria|acceptance criteria)\W*?:\s*(.*)$", re.IGNORECASE)
-_CONDITION = re.compile(r"^(?P<then>.+?)[,;]?\s+(?:when|if|once|whenever)\s+(?P<when>.+?)[.;]?$", re.IGNORECASE)
-_CONDITION_FIRST = re.compile(r"^(?:when|if|once|whenever)\s+(?P<when>[^,]+),\s*(?:then\s+)?(?P<then>.+?)[.;]?$", re.IGNORECASE)
+_FIELD = re.compile(
+    r"^\W*(title|description|criteria|acceptance criteria)\W*?:\s*(.*)$", re.IGNORECASE
+)
+_CONDITION = re.compile(
+    r"^(?P<then>.+?)[,;]?\s+(?:when|if|once|whenever)\s+(?P<when>.+?)[.;]?$", re.IGNORECASE
+)
+_CONDITION_FIRST = re.compile(
+    r"^(?:when|if|once|whenever)\s+(?P<when>[^,]+),\s*(?:then\s+)?(?P<then>.+?)[.;]?$",
+    re.IGNORECASE,
+)
 _SHAPE = (
-    'Reply with one JSON document alone: {"title": "what is possible afterwards, at most 80 characters", '
-    '"description": "As a …, I want …, so that …", "criteria": ["Given …, when …, then …", "Given …, when …, then …"]}. '
-    "Each criterion names what is seen, a value or a number. Keep what the author wrote; invent no new wishes."
+    'Reply with one JSON document alone: {"title": "what is possible afterwards, at most 80 '
+    'characters", '
+    '"description": "As a …, I want …, so that …", "criteria": ["Given …, when …, then …", "Given '
+    '…, when …, then …"]}. '
+    "Each criterion names what is seen, a value or a number. Keep what the author wrote; invent "
+    "no new wishes."
 )
 
 
@@ -44,7 +66,9 @@ class WrittenStory:
 
 
 class Author:
-    """Refines stories and suggests first drafts; stores none. `model`: whether one is there to be asked."""
+    """Refines stories and suggests first drafts; stores none. `model`: whether one is there to be
+    asked.
+    """
 
     def __init__(self, desk: Deliberations, seconds: float, *, model: bool) -> None:
         self._desk = desk
@@ -52,10 +76,17 @@ class Author:
         self._seconds = seconds
 
     async def refine(self, draft: StoryDraft, who: Principal) -> WrittenStory:
-        """Return the story as it scores highest: as it is, by the rules or by the model. Raises `InvalidRequest`."""
+        """Return the story as it scores highest: as it is, by the rules or by the model. Raises
+        `InvalidRequest`.
+        """
         draft = check(draft)
         told = "\n".join(
-            (f"Title: {draft.title}", f"Description: {draft.description}", "Criteria:", *(f"- {line}" for line in draft.ac))
+            (
+                f"Title: {draft.title}",
+                f"Description: {draft.description}",
+                "Criteria:",
+                *(f"- {line}" for line in draft.ac),
+            )
         )
         asked = f"Improve this story of a product owner.\n\n{fence('the story', told)}\n\n{_SHAPE}"
         return await self._best(refine(draft), asked, who)
@@ -65,7 +96,10 @@ class Author:
         goal = " ".join(goal.split())
         if not goal:
             raise InvalidRequest("the goal is empty: say what should be possible, and what for")
-        asked = f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n{_SHAPE}"
+        asked = (
+            f"Write a story of a product owner for this goal.\n\n{fence('the goal', goal)}\n\n"
+            f"{_SHAPE}"
+        )
         return await self._best(suggest(goal), asked, who)
 
     async def _best(self, ruled: StoryDraft, asked: str, who: Principal) -> WrittenStory:
@@ -74,7 +108,9 @@ class Author:
         with suppress(InvalidRequest):  # too long, which is as good as none
             draft = check(read(said))
             found = WrittenStory(draft, MODEL, score(draft))
-            return max(best, found, key=lambda item: item.score.total)  # the rules where both score alike: they invent nothing
+            return max(
+                best, found, key=lambda item: item.score.total
+            )  # the rules where both score alike: they invent nothing
         return best
 
     async def _ask(self, description: str, who: Principal) -> str:
@@ -95,11 +131,15 @@ class Author:
             outcome = await self._desk.wait(request.task_id, who)
         except asyncio.CancelledError:
             with suppress(MoothallError):
-                await asyncio.shield(self._desk.cancel(request.task_id, "its caller went away", who))
+                await asyncio.shield(
+                    self._desk.cancel(request.task_id, "its caller went away", who)
+                )
             raise
         except MoothallError:
             return ""
-        return next((result.content for result in outcome.results if result.seat == outcome.winner_id), "")
+        return next(
+            (result.content for result in outcome.results if result.seat == outcome.winner_id), ""
+        )
 
 
 def refine(draft: StoryDraft) -> StoryDraft:
@@ -112,7 +152,11 @@ def refine(draft: StoryDraft) -> StoryDraft:
         description = f"As a <who>, I want this: {title}.\n\n{description}".strip()
     ac = tuple(dict.fromkeys(_as_gherkin(line) for line in draft.ac)) or (_OPEN,)
     better = StoryDraft(title[:1].upper() + title[1:], description, ac)
-    return better if score(better).total >= score(draft).total else replace(draft, ac=draft.ac or (_OPEN,))
+    return (
+        better
+        if score(better).total >= score(draft).total
+        else replace(draft, ac=draft.ac or (_OPEN,))
+    )
 
 
 def suggest(goal: str) -> StoryDraft:
@@ -120,11 +164,20 @@ def suggest(goal: str) -> StoryDraft:
     wish, reason = goal.rstrip(" .!"), "<why>"
     if (why := WHY.search(goal)) is not None:
         wish, reason = goal[: why.start()].rstrip(" ,;"), goal[why.end() :].strip(" .!")
-    title = _shorten(re.sub(r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ", "", wish, flags=re.IGNORECASE))
+    title = _shorten(
+        re.sub(
+            r"^(?:as (?:an?|the) [\w ]+?,? )?I (?:want|need|would like)(?: to)? ",
+            "",
+            wish,
+            flags=re.IGNORECASE,
+        )
+    )
     who = WHO.search(wish)
     said = wish if who and WANT.search(wish) else f"As a <who>, I want this: {wish}"
     return StoryDraft(
-        title[:1].upper() + title[1:], f"{said}, so that {reason}.", (_OPEN, _OPEN.replace("something happens", "it goes wrong"))
+        title[:1].upper() + title[1:],
+        f"{said}, so that {reason}.",
+        (_OPEN, _OPEN.replace("something happens", "it goes wrong")),
     )
 
 
@@ -135,7 +188,9 @@ def read(said: str) -> StoryDraft:
     except (ValueError, RecursionError):
         document = None
     if isinstance(document, dict):
-        title, description = (" ".join(text_of(document.get(name)).split()) for name in ("title", "description"))
+        title, description = (
+            " ".join(text_of(document.get(name)).split()) for name in ("title", "description")
+        )
         criteria = (" ".join(text_of(line).split()) for line in list_of(document.get("criteria")))
         return StoryDraft(title, description, tuple(line for line in criteria if line))
     fields: dict[str, list[str]] = {"title": [], "description": [], "criteria": []}
@@ -146,7 +201,9 @@ def read(said: str) -> StoryDraft:
             line = found[2]  # noqa: PLW2901 - the rest of the line
         if into and line.strip(" *`#"):
             fields[into].append(line.strip(" *`#"))
-    return StoryDraft(" ".join(fields["title"]), "\n".join(fields["description"]), tuple(fields["criteria"]))
+    return StoryDraft(
+        " ".join(fields["title"]), "\n".join(fields["description"]), tuple(fields["criteria"])
+    )
 
 
 def _as_gherkin(criterion: str) -> str:
@@ -157,7 +214,10 @@ def _as_gherkin(criterion: str) -> str:
     if found is None:
         return criterion
     given, _, when = found["when"].rpartition(" and ")
-    state = re.sub(r"^given\s+(?:that\s+)?", "", given, flags=re.IGNORECASE) or "nothing else is changed"
+    state = (
+        re.sub(r"^given\s+(?:that\s+)?", "", given, flags=re.IGNORECASE)
+        or "nothing else is changed"
+    )
     then = re.sub(r"^then\s+", "", found["then"], flags=re.IGNORECASE)
     return f"Given {state}, when {when}, then {then[:1].lower()}{then[1:]}"
 

@@ -19,7 +19,13 @@ from moothall.council.front.hidden import check_hidden, store_hidden
 from moothall.council.front.refusals import fail_seats, refused_deliberation
 from moothall.council.front.request import Defaults, digest_of, plan
 from moothall.council.front.roster import Roster
-from moothall.council.front.thread import conversation, find_decision, find_request, go_on_from, thread_text
+from moothall.council.front.thread import (
+    conversation,
+    find_decision,
+    find_request,
+    go_on_from,
+    thread_text,
+)
 from moothall.council.prompting.text import tokens
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.causes import request_event_id
@@ -32,9 +38,22 @@ from moothall.domain.ids import check_id, digest, key_of, own_id, read_role, see
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import PROTOCOLS
-from moothall.domain.task import Deliberation, DeliberationRequest, Fork, RepositoryRef, check_deliberation
+from moothall.domain.task import (
+    Deliberation,
+    DeliberationRequest,
+    Fork,
+    RepositoryRef,
+    check_deliberation,
+)
 from moothall.domain.topic import Channel, deliberation_topics
-from moothall.errors import AlreadyExists, GraphUnavailable, InvalidRequest, MoothallError, NotFound, Permanent
+from moothall.errors import (
+    AlreadyExists,
+    GraphUnavailable,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    Permanent,
+)
 from moothall.ports import Bus, Repositories
 from moothall.telemetry.events import write, write_of
 
@@ -57,9 +76,10 @@ Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
 
 
 class Desk:
-    """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the house by their keys (`ids.key_of`): here is
-    where the one becomes the other. Remembers the last deliberations that came through it. `tell`: what councils are told of
-    their story, once: it is recorded with the request, and the graph is not asked again.
+    """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the
+    house by their keys (`ids.key_of`): here is where the one becomes the other. Remembers the last
+    deliberations that came through it. `tell`: what councils are told of their story, once: it is
+    recorded with the request, and the graph is not asked again.
     """
 
     def __init__(
@@ -85,13 +105,19 @@ class Desk:
         with telemetry.span("submit") as span:
             deliberation = await self._submit(request, who)
             span.set({"moothall.task_id": deliberation.task_id, "moothall.role": deliberation.role})
-            span.set({"moothall.protocol": deliberation.protocol, "moothall.seats": len(deliberation.seats)})
+            span.set(
+                {
+                    "moothall.protocol": deliberation.protocol,
+                    "moothall.seats": len(deliberation.seats),
+                }
+            )
             return replace(deliberation, task_id=own_id(deliberation.task_id, who.tenant))
 
     async def _submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         request_digest = digest_of(request, who)
         key = key_of(check_id(request.task_id, "task_id"), who.tenant) if request.task_id else ""
-        # Before a repository is fetched for it in vain. Without one the log itself says whether it is the first.
+        # Before a repository is fetched for it in vain. Without one the log itself says whether it
+        # is the first.
         looks = request.repository or self._defaults.repository or request.follows or request.fork
         if key and looks and (known := await find_request(self._bus, key)):
             return await self._again(known, request_digest)
@@ -103,7 +129,8 @@ class Desk:
         try:
             deliberation = self._plan(request, who)
         except MoothallError:
-            # What was right when it was asked for first stays so, whatever became of councils and limits since.
+            # What was right when it was asked for first stays so, whatever became of councils and
+            # limits since.
             if key and (known := await find_request(self._bus, key)):
                 return await self._again(known, request_digest)
             raise
@@ -119,7 +146,9 @@ class Desk:
         """Store the caller's hidden tests where no event shows them."""
         if not request.hidden_tests:
             return d
-        key = await store_hidden(self._bus.bucket(HIDDEN), check_hidden(request.hidden_tests, d), d.tenant)
+        key = await store_hidden(
+            self._bus.bucket(HIDDEN), check_hidden(request.hidden_tests, d), d.tenant
+        )
         return replace(d, hidden=key)
 
     async def check(self, request: DeliberationRequest, who: Principal) -> None:
@@ -133,8 +162,14 @@ class Desk:
         """
         deliberation = refused_deliberation(request, who, self._clock())
         refusal = {"code": reason.code, "message": reason.message}
-        data = dump(deliberation) | {"request_digest": digest_of(request, who), "num_agents": 1, _REFUSED: refusal}
-        event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat())
+        data = dump(deliberation) | {
+            "request_digest": digest_of(request, who),
+            "num_agents": 1,
+            _REFUSED: refusal,
+        }
+        event = write_of(
+            deliberation, EventType.DELIBERATION_REQUESTED, data, time=self._clock().isoformat()
+        )
         try:
             await self._bus.create(event)
         except AlreadyExists:
@@ -143,7 +178,9 @@ class Desk:
 
     def _plan(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Return the deliberation that a request asks for. Raises `NoCouncil`, `InvalidRequest`."""
-        council = self._councils.find(read_role(request.role), who.tenant) if self._councils else None
+        council = (
+            self._councils.find(read_role(request.role), who.tenant) if self._councils else None
+        )
         return plan(request, who, self._defaults, self._clock(), council)
 
     async def _pin(self, d: Deliberation) -> Deliberation:
@@ -157,10 +194,16 @@ class Desk:
     async def _check_delivery(self, d: Deliberation) -> None:
         """Raise `RepositoryError` if the winner of a deliberation could not be delivered."""
         if d.repository is not None and d.base_sha and not PROTOCOLS[d.protocol].answers:
-            await self._repositories.check_delivery(d.repository.id, d.base_sha, f"moothall/{d.task_id}")
+            await self._repositories.check_delivery(
+                d.repository.id, d.base_sha, f"moothall/{d.task_id}"
+            )
 
-    async def _fork(self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str) -> Deliberation:
-        """Record another run of a task, under an id of its own that tells which one it is a fork of."""
+    async def _fork(
+        self, request: DeliberationRequest, fork: Fork, who: Principal, request_digest: str
+    ) -> Deliberation:
+        """Record another run of a task, under an id of its own that tells which one it is a fork
+        of.
+        """
         made = await fork_of(self._bus, fork, who, self._defaults, self._clock())
         for number in count(1):
             end = f"-f{number}"
@@ -169,7 +212,9 @@ class Desk:
                 continue
             seed = seed_of(made.seed, name) if request.seed is None else request.seed
             try:
-                return await self._record(replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest)
+                return await self._record(
+                    replace(made, task_id=key_of(name, who.tenant), seed=seed), request_digest
+                )
             except AlreadyExists:
                 if request.task_id:
                     raise
@@ -178,8 +223,13 @@ class Desk:
     async def _record(self, deliberation: Deliberation, request_digest: str) -> Deliberation:
         """Record and enqueue it. Raises `RepositoryError` if its winner could not be delivered."""
         await self._check_delivery(deliberation)
-        asked = dump(deliberation) | {"request_digest": request_digest, "num_agents": len(deliberation.seats)}
-        event = write_of(deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat())
+        asked = dump(deliberation) | {
+            "request_digest": request_digest,
+            "num_agents": len(deliberation.seats),
+        }
+        event = write_of(
+            deliberation, EventType.DELIBERATION_REQUESTED, asked, time=self._clock().isoformat()
+        )
         try:
             seq = await self._bus.create(event)
         except AlreadyExists:
@@ -188,16 +238,26 @@ class Desk:
                 raise
             return await self._again(recorded, request_digest)
         self._known[deliberation.task_id] = seq
-        await self._enqueue(deliberation, event, fresh=deliberation.fork is None)  # of a fork there are words on record already
+        await self._enqueue(
+            deliberation, event, fresh=deliberation.fork is None
+        )  # of a fork there are words on record already
         telemetry.metrics.DELIBERATIONS_REQUESTED.add(deliberation.role, deliberation.protocol)
         return deliberation
 
-    async def _context_of(self, request: DeliberationRequest, deliberation: Deliberation, who: Principal) -> str:
-        """Return what the council is told beside its task: what those before it decided, and what the graph knows of the story. One that
-        brings words from elsewhere has those alone; a merge asks no model.
+    async def _context_of(
+        self, request: DeliberationRequest, deliberation: Deliberation, who: Principal
+    ) -> str:
+        """Return what the council is told beside its task: what those before it decided, and what
+        the graph knows of the story. One that brings words from elsewhere has those alone; a merge
+        asks no model.
         """
         brought = request.context
-        if self._tell is None or not request.story_id or request.merge or (brought and request.origin != "plan"):
+        if (
+            self._tell is None
+            or not request.story_id
+            or request.merge
+            or (brought and request.origin != "plan")
+        ):
             return brought
         asked = BriefingRequest(
             task_id=own_id(deliberation.task_id, who.tenant),
@@ -212,16 +272,24 @@ class Desk:
             told = await self._tell(asked, who, room)
         except GraphUnavailable as error:
             log.warning(
-                "a council is told nothing of its story: the graph does not answer", task_id=asked.task_id, reason=error.message
+                "a council is told nothing of its story: the graph does not answer",
+                task_id=asked.task_id,
+                reason=error.message,
             )
             return brought
         return "\n\n".join(part for part in (told, brought) if part)
 
     async def _again(self, known: Recorded, request_digest: str) -> Deliberation:
-        """Return what is recorded of the same request. Raises `AlreadyExists` where it is another one."""
+        """Return what is recorded of the same request. Raises `AlreadyExists` where it is another
+        one.
+        """
         if known.event.data.get("request_digest") != request_digest:
-            raise AlreadyExists(f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another deliberation")
-        # The work item may have been lost with a crash between the two publishes; a repeat of it is deduplicated.
+            raise AlreadyExists(
+                f"task_id {own_id(known.event.subject, known.event.tenant)!r} is taken by another "
+                "deliberation"
+            )
+        # The work item may have been lost with a crash between the two publishes; a repeat of it is
+        # deduplicated.
         deliberation = check_deliberation(load(Deliberation, known.event.data))
         refusal = known.event.data.get(_REFUSED)
         if isinstance(refusal, Mapping):
@@ -232,9 +300,15 @@ class Desk:
         return deliberation
 
     async def _enqueue(self, d: Deliberation, event: Event, *, fresh: bool = False) -> None:
-        """Let a host have it, after what is said to a fork: its first turn of its own hears that."""
+        """Let a host have it, after what is said to a fork: its first turn of its own hears
+        that.
+        """
         if d.fork is not None and d.fork.words:
-            await self._bus.publish(_words(d.task_id, d.fork.words, Principal(d.principal, d.tenant), _FIRST, self._clock()))
+            await self._bus.publish(
+                _words(
+                    d.task_id, d.fork.words, Principal(d.principal, d.tenant), _FIRST, self._clock()
+                )
+            )
         await self._bus.enqueue(Channel.WORK.of(d.role), event, fresh=fresh)
 
     async def result(self, task_id: str, who: Principal) -> Outcome:
@@ -263,7 +337,9 @@ class Desk:
                     return replace(load(Outcome, recorded.event.data), task_id=task_id)
         raise NotFound(f"deliberation {task_id!r} ended without a decision in the log")
 
-    async def watch(self, task_id: str, after_seq: int, who: Principal) -> AsyncGenerator[Recorded, None]:
+    async def watch(
+        self, task_id: str, after_seq: int, who: Principal
+    ) -> AsyncGenerator[Recorded, None]:
         """Yield the events after a seq or position in order, each once; end after the decision."""
         await self._visible(task_id, who)
         key = key_of(task_id, who.tenant)
@@ -286,35 +362,65 @@ class Desk:
     async def watch_text(self, task_id: str, who: Principal) -> AsyncGenerator[Writing, None]:
         """Yield what seats are writing until closed."""
         await self._visible(task_id, who)
-        async with aclosing(self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))) as signals:
+        async with aclosing(
+            self._bus.signals(Channel.GROWING.of(key_of(task_id, who.tenant)))
+        ) as signals:
             async for data in signals:
                 seat, text, answer = (data.get(name, "") for name in ("seat", "text", "answer"))
-                if isinstance(seat, str) and isinstance(text, str) and isinstance(answer, str) and seat:
+                if (
+                    isinstance(seat, str)
+                    and isinstance(text, str)
+                    and isinstance(answer, str)
+                    and seat
+                ):
                     yield Writing(seat, text, answer)
 
     async def steer(self, task_id: str, message: str, who: Principal, *, key: str) -> None:
-        """Record what the seats hear at their next turn, and tell its host that there is something."""
+        """Record what the seats hear at their next turn, and tell its host that there is
+        something.
+        """
         await self._visible(task_id, who)
         task, message = key_of(task_id, who.tenant), message.strip()
         if not message:
-            raise InvalidRequest("the message is empty; say in a sentence what the seats should know")
+            raise InvalidRequest(
+                "the message is empty; say in a sentence what the seats should know"
+            )
         if await find_decision(self._bus, task) is not None:
             raise InvalidRequest(f"deliberation {task_id!r} has ended: nobody hears this any more")
         event = _words(task, message, who, digest(who.name, key), self._clock())
-        said = {recorded.event.id: recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))}
+        said = {
+            recorded.event.id: recorded.event
+            async for recorded in self._bus.replay((Channel.WORDS.of(task),))
+        }
         most = self._defaults.limits.steer_chars
-        if sum(len(str(one.data.get("message", ""))) for one in ({**said, event.id: event}).values()) > most:
-            raise InvalidRequest(f"all that is said to a deliberation has at most {most} characters (limits.steer_chars)")
+        if (
+            sum(
+                len(str(one.data.get("message", "")))
+                for one in ({**said, event.id: event}).values()
+            )
+            > most
+        ):
+            raise InvalidRequest(
+                f"all that is said to a deliberation has at most {most} characters "
+                "(limits.steer_chars)"
+            )
         await self._bus.publish(event)
         await self._bus.signal(Channel.STEER.of(task), {"task_id": task})
 
     async def pause(self, task_id: str, who: Principal, *, paused: bool = True) -> bool:
         """Let it wait from the next turn on, or go on; return whether that changes anything."""
         await self._visible(task_id, who)
-        task, kind = key_of(task_id, who.tenant), EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED
+        task, kind = (
+            key_of(task_id, who.tenant),
+            EventType.DELIBERATION_PAUSED if paused else EventType.DELIBERATION_RESUMED,
+        )
         if await find_decision(self._bus, task) is not None:
-            raise InvalidRequest(f"deliberation {task_id!r} has ended: it can neither wait nor go on")
-        pauses = Pauses.of([recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))])
+            raise InvalidRequest(
+                f"deliberation {task_id!r} has ended: it can neither wait nor go on"
+            )
+        pauses = Pauses.of(
+            [recorded.event async for recorded in self._bus.replay((Channel.WORDS.of(task),))]
+        )
         if pauses.held is paused:
             return False
         number = len(pauses.turns)
@@ -375,7 +481,11 @@ def _as_of_tenant(who: Principal, recorded: Recorded) -> Recorded:
     event = recorded.event
     if event.subject == own_id(event.subject, who.tenant):
         return recorded
-    named: Data = {name: own_id(value, who.tenant) for name in _NAMED if isinstance(value := event.data.get(name), str)}
+    named: Data = {
+        name: own_id(value, who.tenant)
+        for name in _NAMED
+        if isinstance(value := event.data.get(name), str)
+    }
     if isinstance(fork := event.data.get("fork"), Mapping):
         named = {**named, "fork": {**fork, "task_id": own_id(str(fork.get("task_id")), who.tenant)}}
     own = replace(

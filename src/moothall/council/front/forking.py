@@ -1,5 +1,5 @@
-"""Forks: another run of a task that begins with recorded turns of one of its seats. None of their model calls is made again; what they did is done again
-in a workspace of its own, as after a crash.
+"""Forks: another run of a task that begins with recorded turns of one of its seats. None of their
+model calls is made again; what they did is done again in a workspace of its own, as after a crash.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from moothall.telemetry.events import write_of
 from moothall.tools.spec import ToolSpec
 
 
-async def fork_of(log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime) -> Deliberation:
-    """Return another run of a task, with the id of that task still: its one seat begins with recorded turns. It is of no story: what a
-    story's plan waits for is the run that it began itself.
+async def fork_of(
+    log: Log, fork: Fork, who: Principal, defaults: Defaults, now: datetime
+) -> Deliberation:
+    """Return another run of a task, with the id of that task still: its one seat begins with
+    recorded turns. It is of no story: what a story's plan waits for is the run that it began
+    itself.
 
     Raises `NotFound`, and `InvalidRequest` that says what there is.
     """
@@ -38,12 +41,17 @@ async def fork_of(log: Log, fork: Fork, who: Principal, defaults: Defaults, now:
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > defaults.limits.steer_chars:
         raise InvalidRequest(
-            f"the words have {len(fork.words)} characters; at most {defaults.limits.steer_chars} (limits.steer_chars)"
+            f"the words have {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
+            "(limits.steer_chars)"
         )
     source = load(Deliberation, asked.event.data)
     events = [recorded.event async for recorded in log.replay(deliberation_topics(key))]
     begins = _begin_from(source, events, fork, who, defaults.tools())
-    seconds = source.constraints.timeout_seconds or source.budget.seconds or defaults.limits.deliberation_seconds
+    seconds = (
+        source.constraints.timeout_seconds
+        or source.budget.seconds
+        or defaults.limits.deliberation_seconds
+    )
     return replace(
         source,
         seats=(begins.seat,),
@@ -59,20 +67,38 @@ async def fork_of(log: Log, fork: Fork, who: Principal, defaults: Defaults, now:
 
 
 def _begin_from(
-    source: Deliberation, events: Sequence[Event], fork: Fork, who: Principal, tools: Mapping[str, ToolSpec]
+    source: Deliberation,
+    events: Sequence[Event],
+    fork: Fork,
+    who: Principal,
+    tools: Mapping[str, ToolSpec],
 ) -> Beginning:
     name = own_id(source.task_id, who.tenant)
     seat = _seat(source, events, fork.seat, name)
     turns = {
-        _step(event.data): event.data for event in events if event.type is EventType.SEAT_TURN and event.data.get("seat") == seat
+        _step(event.data): event.data
+        for event in events
+        if event.type is EventType.SEAT_TURN and event.data.get("seat") == seat
     }
     if not 1 <= fork.turn <= len(turns):
         has = f"1 to {len(turns)}" if turns else "none yet"
-        raise InvalidRequest(f"{seat} of {name} has no turn {fork.turn} to fork from; its turns: {has}")
+        raise InvalidRequest(
+            f"{seat} of {name} has no turn {fork.turn} to fork from; its turns: {has}"
+        )
     steps = list(turns)[: fork.turn]
-    _check(source, {number: (step, turns[step]) for number, step in enumerate(steps, 1)}, f"{seat} of {name}", tools)
+    _check(
+        source,
+        {number: (step, turns[step]) for number, step in enumerate(steps, 1)},
+        f"{seat} of {name}",
+        tools,
+    )
     began: Data = next(
-        (event.data for event in events if event.type is EventType.SEAT_STARTED and event.data.get("seat") == seat), {}
+        (
+            event.data
+            for event in events
+            if event.type is EventType.SEAT_STARTED and event.data.get("seat") == seat
+        ),
+        {},
     )
     return Beginning(
         task_id=source.task_id,
@@ -88,7 +114,11 @@ def _begin_from(
 
 def _seat(source: Deliberation, events: Sequence[Event], named: str, name: str) -> str:
     if not named:
-        won = [str(event.data.get("winner_id")) for event in events if event.type is EventType.DELIBERATION_DECIDED]
+        won = [
+            str(event.data.get("winner_id"))
+            for event in events
+            if event.type is EventType.DELIBERATION_DECIDED
+        ]
         return next((seat for seat in won if seat in source.seats), source.seats[0])
     if (found := seat_named(named, source.seats)) is None:
         raise NotFound(f"no seat {named[:80]!r} in {name}; there are {', '.join(source.seats)}")
@@ -99,34 +129,57 @@ def _step(data: Data) -> str:
     return f"{data.get('phase')}/{data.get('round')}.{data.get('turn')}"
 
 
-def _check(source: Deliberation, turns: Mapping[int, tuple[str, Data]], whose: str, tools: Mapping[str, ToolSpec]) -> None:
-    """Raise `InvalidRequest` for turns that cannot be done again by one seat in a workspace. A tool that ran and is unknown here may be any."""
+def _check(
+    source: Deliberation,
+    turns: Mapping[int, tuple[str, Data]],
+    whose: str,
+    tools: Mapping[str, ToolSpec],
+) -> None:
+    """Raise `InvalidRequest` for turns that cannot be done again by one seat in a workspace. A tool
+    that ran and is unknown here may be any.
+    """
     alone = PROTOCOLS[source.protocol].revises_on != "reviews"
     for number, (step, data) in turns.items():
-        last = f"fork from turn {number - 1} or one before it" if number > 1 else "it cannot be forked"
+        last = (
+            f"fork from turn {number - 1} or one before it" if number > 1 else "it cannot be forked"
+        )
         if step.startswith("revise/") and not alone:
-            raise InvalidRequest(f"turn {number} of {whose} answers reviews of other seats, which a fork does not have; {last}")
+            raise InvalidRequest(
+                f"turn {number} of {whose} answers reviews of other seats, which a fork does not "
+                f"have; {last}"
+            )
         for item in data.get("operations") or ():
             spec = tools.get(str(item.get("tool")))
             if spec.outside if spec else item.get("status") != ToolStatus.INVALID:
                 acted = (
-                    f"acted outside with {spec.name}" if spec else f"acted with {item.get('tool')!s:.60}, which is unknown here"
+                    f"acted outside with {spec.name}"
+                    if spec
+                    else f"acted with {item.get('tool')!s:.60}, which is unknown here"
                 )
-                raise InvalidRequest(f"turn {number} of {whose} {acted}, which must not be done again; {last}")
+                raise InvalidRequest(
+                    f"turn {number} of {whose} {acted}, which must not be done again; {last}"
+                )
 
 
 async def take_over(bus: Bus, d: Deliberation, own: Sequence[Event]) -> Sequence[Event]:
-    """Return what is known of a fork: its own events, and what it takes over of the run that it comes from, which is recorded as its own where
-    that is not done yet. Raises `NotFound` where that run was removed before.
+    """Return what is known of a fork: its own events, and what it takes over of the run that it
+    comes from, which is recorded as its own where that is not done yet. Raises `NotFound` where
+    that run was removed before.
     """
     if (begins := d.fork) is None:
         return own
     source = [recorded.event async for recorded in bus.replay(deliberation_topics(begins.task_id))]
     known = {event.id for event in own}
-    if not source and f"{d.task_id}/{begins.seat}/{begins.step}" not in {event.data.get("call_id") for event in own}:
-        raise NotFound(f"the turns that it begins with are gone: {own_id(begins.task_id, d.tenant)} was removed")
+    if not source and f"{d.task_id}/{begins.seat}/{begins.step}" not in {
+        event.data.get("call_id") for event in own
+    }:
+        raise NotFound(
+            f"the turns that it begins with are gone: {own_id(begins.task_id, d.tenant)} was "
+            "removed"
+        )
     facts = [
-        write_of(d, kind, data, ordinal=ordinal, source="host") for kind, ordinal, data in _facts_taken_over(d, begins, source)
+        write_of(d, kind, data, ordinal=ordinal, source="host")
+        for kind, ordinal, data in _facts_taken_over(d, begins, source)
     ]
     fresh = [event for event in facts if event.id not in known]
     for event in fresh:
@@ -138,30 +191,52 @@ def _turns(begins: Beginning, events: Sequence[Event]) -> Sequence[Event]:
     """Return the recorded turns with which a fork begins, in order."""
     turns: dict[str, Event] = {}
     for event in events:
-        if event.type is EventType.SEAT_TURN and event.data.get("seat") == begins.seat and begins.step not in turns:
+        if (
+            event.type is EventType.SEAT_TURN
+            and event.data.get("seat") == begins.seat
+            and begins.step not in turns
+        ):
             turns.setdefault(_step(event.data), event)
     return list(turns.values())
 
 
-def _facts_taken_over(d: Deliberation, begins: Beginning, events: Sequence[Event]) -> Sequence[tuple[EventType, str, Data]]:
-    """Return as facts of the fork (type, ordinal, data): the words that its turns heard, then their answers, which cost nothing this time; that of the last
-    turn stands last.
+def _facts_taken_over(
+    d: Deliberation, begins: Beginning, events: Sequence[Event]
+) -> Sequence[tuple[EventType, str, Data]]:
+    """Return as facts of the fork (type, ordinal, data): the words that its turns heard, then their
+    answers, which cost nothing this time; that of the last turn stands last.
     """
     steps = {_step(event.data) for event in _turns(begins, events)}
     own = f"{begins.task_id}/{begins.seat}/"
-    calls = {str(data["call_id"]): data for event in events if _is_answer(data := event.data, event.type, own, steps)}
+    calls = {
+        str(data["call_id"]): data
+        for event in events
+        if _is_answer(data := event.data, event.type, own, steps)
+    }
     heard = {str(name) for data in calls.values() for name in data.get("told") or ()}
     facts: list[tuple[EventType, str, Data]] = [
-        (EventType.DELIBERATION_STEERED, event.id, {name: event.data.get(name) for name in ("message", "by")})
+        (
+            EventType.DELIBERATION_STEERED,
+            event.id,
+            {name: event.data.get(name) for name in ("message", "by")},
+        )
         for event in events
         if event.type is EventType.DELIBERATION_STEERED and event.id in heard
     ]
     for name, data in sorted(calls.items(), key=lambda call: call[0] == f"{own}{begins.step}"):
         call_id = f"{d.task_id}/{name.partition('/')[2]}"
-        told = {"told": [steering_event_id(d.task_id, str(one)) for one in data["told"]]} if data.get("told") else {}
+        told = (
+            {"told": [steering_event_id(d.task_id, str(one)) for one in data["told"]]}
+            if data.get("told")
+            else {}
+        )
         said = {key: value for key, value in data.items() if key != "task_id"}
         facts.append(
-            (EventType.MODEL_CALLED, call_id, {**said, **told, "call_id": call_id, "usage": dump(Usage()), "inherited": True})
+            (
+                EventType.MODEL_CALLED,
+                call_id,
+                {**said, **told, "call_id": call_id, "usage": dump(Usage()), "inherited": True},
+            )
         )
     return facts
 

@@ -1,4 +1,6 @@
-"""The hidden tests of a caller: checked, and stored apart from the events, which seats' pages and other callers may read."""
+"""The hidden tests of a caller: checked, and stored apart from the events, which seats' pages and
+other callers may read.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +19,53 @@ _MOST_FILES, _MOST_BYTES = 500, 3_000_000
 def check_hidden(tests: Mapping[str, str], d: Deliberation) -> Mapping[str, str]:
     """Return the hidden tests of a request. Raises `InvalidRequest`."""
     if d.base_sha is None:
-        raise InvalidRequest("hidden tests need a repository to run in; leave them out of a task about text")
+        raise InvalidRequest(
+            "hidden tests need a repository to run in; leave them out of a task about text"
+        )
     size = sum(len(text.encode(errors="replace")) for text in tests.values())
     if len(tests) > _MOST_FILES or size > _MOST_BYTES:
         raise InvalidRequest(
-            f"{len(tests)} hidden tests of {size} bytes; at most {_MOST_FILES} files of {_MOST_BYTES} bytes together"
+            f"{len(tests)} hidden tests of {size} bytes; at most {_MOST_FILES} files of "
+            f"{_MOST_BYTES} bytes together"
         )
     for path in tests:
         parts = path.split("/")
-        if not path.isprintable() or not {"", ".", ".."}.isdisjoint(parts) or ".git" in map(str.lower, parts):
+        if (
+            not path.isprintable()
+            or not {"", ".", ".."}.isdisjoint(parts)
+            or ".git" in map(str.lower, parts)
+        ):
             raise InvalidRequest(
-                f"{path[:200]!r} is no path of a hidden test: a relative one without '..', such as tests/test_x.py"
+                f"{path[:200]!r} is no path of a hidden test: a relative one without '..', such "
+                "as tests/test_x.py"
             )
     return tests
 
 
 async def store_hidden(bucket: Bucket, tests: Mapping[str, str], tenant: str) -> str:
-    """Store tests and return their key. The texts are packed: what is stored is scrubbed of what looks like a secret."""
-    packed = {path: base64.b64encode(zlib.compress(text.encode())).decode() for path, text in tests.items()}
+    """Store tests and return their key. The texts are packed: what is stored is scrubbed of what
+    looks like a secret.
+    """
+    packed = {
+        path: base64.b64encode(zlib.compress(text.encode())).decode()
+        for path, text in tests.items()
+    }
     key = f"{tenant}.{digest(*(part for item in sorted(tests.items()) for part in item))[:40]}"
     await bucket.put(key, {"tests": packed})
     return key
 
 
 async def fetch_hidden(bucket: Bucket, key: str) -> Mapping[str, str]:
-    """Return the tests under a key; {} for none. Raises `NotFound` if they are not stored any more."""
+    """Return the tests under a key; {} for none. Raises `NotFound` if they are not stored any
+    more.
+    """
     if not key:
         return {}
     document = await bucket.get(key)
     packed = document.get("tests") if document else None
     if not isinstance(packed, Mapping):
-        raise NotFound("the hidden tests of this deliberation are not stored any more; ask for it again with --hidden-tests")
+        raise NotFound(
+            "the hidden tests of this deliberation are not stored any more; ask for it again with "
+            "--hidden-tests"
+        )
     return {path: zlib.decompress(base64.b64decode(text)).decode() for path, text in packed.items()}

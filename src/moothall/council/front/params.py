@@ -1,4 +1,6 @@
-"""Parameters by name (`custom_params`): a closed list, each checked, so that a typing error is no silent default."""
+"""Parameters by name (`custom_params`): a closed list, each checked, so that a typing error is no
+silent default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _Apply = Callable[[DeliberationRequest, str], DeliberationRequest]
 
 def _number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):  # noqa: PLR2004 - fits an int32
-        raise InvalidRequest(f"custom_params {name} is {text[:40]!r}; it is a whole number from 0 up")
+        raise InvalidRequest(
+            f"custom_params {name} is {text[:40]!r}; it is a whole number from 0 up"
+        )
     return int(text)
 
 
@@ -35,7 +39,11 @@ def _turns(request: DeliberationRequest, text: str) -> DeliberationRequest:
 
 
 def _seconds(request: DeliberationRequest, text: str) -> DeliberationRequest:
-    number = request.constraints.timeout_seconds or request.budget.seconds or _number("timeout_seconds", text)
+    number = (
+        request.constraints.timeout_seconds
+        or request.budget.seconds
+        or _number("timeout_seconds", text)
+    )
     return replace(request, constraints=replace(request.constraints, timeout_seconds=number))
 
 
@@ -59,7 +67,12 @@ COUNCIL: Mapping[str, _Apply] = {
 }
 """What a council may set for all that it is asked."""
 
-REQUEST: Mapping[str, _Apply] = {**COUNCIL, "num_agents": _agents, "seed": _with_seed, "model_profile": _model}
+REQUEST: Mapping[str, _Apply] = {
+    **COUNCIL,
+    "num_agents": _agents,
+    "seed": _with_seed,
+    "model_profile": _model,
+}
 """What one request may set."""
 
 
@@ -74,13 +87,19 @@ def check_protocol(name: str) -> ProtocolName:
     raise InvalidRequest(f"unknown protocol {name[:40]!r}; there are {', '.join(PROTOCOLS)}{hint}")
 
 
-def fill(request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]) -> DeliberationRequest:
-    """Return the request with what `params` say in place of its zeros. Raises `InvalidRequest` naming what is wrong."""
+def fill(
+    request: DeliberationRequest, params: Mapping[str, str], known: Mapping[str, _Apply]
+) -> DeliberationRequest:
+    """Return the request with what `params` say in place of its zeros. Raises `InvalidRequest`
+    naming what is wrong.
+    """
     for name, text in sorted(params.items()):
         apply = known.get(name)
         if apply is None:
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise InvalidRequest(f"unknown custom_params {name[:40]!r}; there are {', '.join(known)}{hint}")
+            raise InvalidRequest(
+                f"unknown custom_params {name[:40]!r}; there are {', '.join(known)}{hint}"
+            )
         request = apply(request, text.strip())
     return request

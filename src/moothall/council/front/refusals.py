@@ -18,15 +18,23 @@ _DEADLINE = timedelta(hours=1)
 """Long enough for the seat's failure to be recorded, also after a restart."""
 
 
-async def fail_seats(log: Log, deliberation: Deliberation, code: str, message: str, source: str) -> None:
+async def fail_seats(
+    log: Log, deliberation: Deliberation, code: str, message: str, source: str
+) -> None:
     """Record that every seat has failed with this error. A repeat records nothing new."""
     for seat in deliberation.seats:
-        outcome = SeatOutcome(seat=seat, status=SeatStatus.FAILED, error_code=code, error_message=message)
+        outcome = SeatOutcome(
+            seat=seat, status=SeatStatus.FAILED, error_code=code, error_message=message
+        )
         data = {"task_id": deliberation.task_id, "seat": seat, "outcome": dump(outcome)}
-        await log.publish(write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source=source))
+        await log.publish(
+            write_of(deliberation, EventType.SEAT_FINISHED, data, ordinal=seat, source=source)
+        )
 
 
-def refused_deliberation(request: DeliberationRequest, who: Principal, now: datetime) -> Deliberation:
+def refused_deliberation(
+    request: DeliberationRequest, who: Principal, now: datetime
+) -> Deliberation:
     """Return the record of a request that cannot start: one seat, no rounds.
 
     Raises `InvalidRequest` for an unknown role.

@@ -61,7 +61,9 @@ class Roster:
             self._take(recorded)
 
     def find(self, role: str, tenant: str) -> Council | None:
-        """Return the council of a role, None for the default one. Raises `NoCouncil` where nobody sits."""
+        """Return the council of a role, None for the default one. Raises `NoCouncil` where nobody
+        sits.
+        """
         known = self._tenants.get(tenant, {})
         if role not in known:
             return None
@@ -69,7 +71,10 @@ class Roster:
         if council is None:
             raise NoCouncil(f"the {role} council was deleted; make one with CreateCouncil")
         if not council.agents:
-            raise NoCouncil(f"the {role} council has no agents; add one with RegisterAgent, or delete it and make another")
+            raise NoCouncil(
+                f"the {role} council has no agents; add one with RegisterAgent, or delete it and "
+                "make another"
+            )
         return council
 
     async def list(self, who: Principal, role: str = "") -> Sequence[Council]:
@@ -77,34 +82,60 @@ class Roster:
         wanted = read_role(role) if role else ""
         await self.refresh()
         known = self._tenants.get(who.tenant, {})
-        return [council for name, council in sorted(known.items()) if council is not None and wanted in {"", name}]
+        return [
+            council
+            for name, council in sorted(known.items())
+            if council is not None and wanted in {"", name}
+        ]
 
-    async def create(self, role: str, num_agents: int, config: CouncilConfig, who: Principal) -> Council:
-        """Make a council of `num_agents` (0: the default). The same again changes nothing; another one is `AlreadyExists`."""
+    async def create(
+        self, role: str, num_agents: int, config: CouncilConfig, who: Principal
+    ) -> Council:
+        """Make a council of `num_agents` (0: the default). The same again changes nothing; another
+        one is `AlreadyExists`.
+        """
         role = read_role(role)
         count = num_agents or DEFAULT_SEATS
         if not 1 <= count <= self._limits.agents:
-            raise InvalidRequest(f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents (limits.agents)")
+            raise InvalidRequest(
+                f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents "
+                "(limits.agents)"
+            )
         config = self._check(config)
-        council = Council(role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config)
-        data = {"role": role, "agents": [dump(agent) for agent in council.agents], "config": dump(config)}
+        council = Council(
+            role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config
+        )
+        data = {
+            "role": role,
+            "agents": [dump(agent) for agent in council.agents],
+            "config": dump(config),
+        }
         return await self._change(EventType.COUNCIL_CREATED, data, who)
 
     async def delete(self, role: str, who: Principal) -> Council:
-        """Close a role: its council ends, and requests are refused until another is made. Returns what it was."""
+        """Close a role: its council ends, and requests are refused until another is made. Returns
+        what it was.
+        """
         role = read_role(role)
         council = await self._present(role, who)
         await self._change(EventType.COUNCIL_DELETED, {"role": role}, who)
         return council
 
     async def register(self, role: str, agent: Agent, who: Principal) -> Council:
-        """Add an agent. The same again changes nothing; other data under its id is `AlreadyExists`."""
+        """Add an agent. The same again changes nothing; other data under its id is
+        `AlreadyExists`.
+        """
         role = read_role(role)
         self._check_agent(agent)
         council = await self._present(role, who)
         if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
-            raise InvalidRequest(f"the {role} council has {len(council.agents)} agents, and no more fit in (limits.agents)")
-        return await self._change(EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who)
+            raise InvalidRequest(
+                f"the {role} council has {len(council.agents)} agents, and no more fit in "
+                "(limits.agents)"
+            )
+        return await self._change(
+            EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who
+        )
 
     async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
         """Take an agent out. Raises `NotFound` where it doesn't sit."""
@@ -114,7 +145,9 @@ class Roster:
         if council.agent(agent_id) is None:
             sitting = ", ".join(agent.id for agent in council.agents) or "nobody"
             raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {sitting}")
-        return await self._change(EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who)
+        return await self._change(
+            EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who
+        )
 
     async def _present(self, role: str, who: Principal) -> Council:
         await self.refresh()
@@ -126,7 +159,8 @@ class Roster:
     async def _change(self, kind: EventType, data: Mapping[str, Any], who: Principal) -> Council:
         """Publish a change unless it would be none, read it back, and return the council after it.
 
-        The id depends on where the log was: the same change made twice at once is one event, made again later another.
+        The id depends on where the log was: the same change made twice at once is one event, made
+        again later another.
         """
         await self.refresh()
         known = self._tenants.get(who.tenant, {})
@@ -158,14 +192,23 @@ class Roster:
 
     def _check(self, config: CouncilConfig) -> CouncilConfig:
         if not 0 <= config.rounds <= self._limits.rounds:
-            raise InvalidRequest(f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} here")
+            raise InvalidRequest(
+                f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} "
+                "here"
+            )
         self._models.choose(config.model_profile)
         if config.agent_type.lower() not in AGENT_TYPES:
             there = ", ".join(repr(kind) for kind in AGENT_TYPES)
-            raise InvalidRequest(f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean the same here")
+            raise InvalidRequest(
+                f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean "
+                "the same here"
+            )
         tried = params.fill(DeliberationRequest("x", "dev"), config.params, params.COUNCIL)
         limits = self._limits
-        if tried.constraints.max_iterations > limits.turns or tried.constraints.timeout_seconds > limits.deliberation_seconds:
+        if (
+            tried.constraints.max_iterations > limits.turns
+            or tried.constraints.timeout_seconds > limits.deliberation_seconds
+        ):
             raise InvalidRequest(
                 f"custom_params ask for more than allowed here: max_iterations {limits.turns}, "
                 f"timeout_seconds {limits.deliberation_seconds:g}"
@@ -178,16 +221,29 @@ class Roster:
         can = agent.capabilities
         self._models.choose(can.model_profile)
         if can.max_concurrent_tasks < 0:
-            raise InvalidRequest(f"max_concurrent_tasks is {can.max_concurrent_tasks}; it is a whole number from 0 up")
-        texts = (*can.supported_tasks, *can.languages, can.model_profile, *agent.metadata, *agent.metadata.values())
+            raise InvalidRequest(
+                f"max_concurrent_tasks is {can.max_concurrent_tasks}; it is a whole number from 0 "
+                "up"
+            )
+        texts = (
+            *can.supported_tasks,
+            *can.languages,
+            can.model_profile,
+            *agent.metadata,
+            *agent.metadata.values(),
+        )
         if sum(map(len, texts)) + 8 * len(texts) > self._limits.agent_chars:
-            raise InvalidRequest(f"capabilities and metadata are over {self._limits.agent_chars} characters (limits.agent_chars)")
+            raise InvalidRequest(
+                f"capabilities and metadata are over {self._limits.agent_chars} characters "
+                "(limits.agent_chars)"
+            )
         if agent.endpoint:
             check_endpoint(agent.endpoint)
 
 
 def fold(councils: Councils, event: Event) -> Councils:
-    """Return the councils of a tenant after an event; the same object's equal where it changes nothing.
+    """Return the councils of a tenant after an event; the same object's equal where it changes
+    nothing.
 
     Raises `AlreadyExists`, `NotFound` or `InvalidRequest` for one that has no place in this past.
     """
@@ -198,7 +254,10 @@ def fold(councils: Councils, event: Event) -> Councils:
         if council is None:
             return {**councils, role: made}
         if council != made:
-            raise AlreadyExists(f"{role} has another council already; delete it first, or change it with RegisterAgent")
+            raise AlreadyExists(
+                f"{role} has another council already; delete it first, or change it with "
+                "RegisterAgent"
+            )
         return councils
     if council is None:
         raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
@@ -210,7 +269,9 @@ def fold(councils: Councils, event: Event) -> Councils:
         if known is None:
             return {**councils, role: replace(council, agents=(*council.agents, agent))}
         if known != agent:
-            raise AlreadyExists(f"{agent.id!r} sits in the {role} council with other data; unregister it first")
+            raise AlreadyExists(
+                f"{agent.id!r} sits in the {role} council with other data; unregister it first"
+            )
         return councils
     if event.type is EventType.AGENT_UNREGISTERED:
         rest = tuple(agent for agent in council.agents if agent.id != event.data.get("agent_id"))
@@ -219,9 +280,12 @@ def fold(councils: Councils, event: Event) -> Councils:
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return an agent's endpoint if it is one by its form. Nothing is looked up and nothing called."""
+    """Return an agent's endpoint if it is one by its form. Nothing is looked up and nothing
+    called.
+    """
     wanted = (
-        f"endpoint {endpoint[:80]!r} is no address of an agent: {', '.join(_SCHEMES)}://host[:port][/path], without credentials"
+        f"endpoint {endpoint[:80]!r} is no address of an agent: "
+        f"{', '.join(_SCHEMES)}://host[:port][/path], without credentials"
     )
     try:
         parts = urlsplit(endpoint)
@@ -229,8 +293,19 @@ def check_endpoint(endpoint: str) -> str:
     except ValueError as error:
         raise InvalidRequest(wanted) from error
     printable = endpoint.isascii() and endpoint.isprintable() and " " not in endpoint
-    named = parts.scheme in _SCHEMES and parts.hostname and parts.username is None and parts.password is None
-    if not (printable and named and port_is_fine and not parts.fragment and len(endpoint) <= _ENDPOINT_CHARS):
+    named = (
+        parts.scheme in _SCHEMES
+        and parts.hostname
+        and parts.username is None
+        and parts.password is None
+    )
+    if not (
+        printable
+        and named
+        and port_is_fine
+        and not parts.fragment
+        and len(endpoint) <= _ENDPOINT_CHARS
+    ):
         raise InvalidRequest(wanted)
     return endpoint
 

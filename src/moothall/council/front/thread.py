@@ -1,4 +1,6 @@
-"""A conversation: what was asked and answered before a question, and the files that it begins on."""
+"""A conversation: what was asked and answered before a question, and the files that it begins
+on.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class EndedTask:
         """Where its files are as it left them; None about text."""
         if self.d.repository is None:
             return None
-        return RepositoryRef(id=self.d.repository.id, ref=self.outcome.commit_sha or self.d.base_sha or "")
+        return RepositoryRef(
+            id=self.d.repository.id, ref=self.outcome.commit_sha or self.d.base_sha or ""
+        )
 
 
 async def find_request(log: Log, key: str) -> Recorded | None:
@@ -57,21 +61,30 @@ async def find_decision(log: Log, key: str) -> Recorded | None:
 
 
 async def conversation(log: Log, follows: str, who: Principal) -> Sequence[EndedTask]:
-    """Return what came before a question, the latest first. Raises `NotFound`, and `InvalidRequest` where the latest has not ended."""
+    """Return what came before a question, the latest first. Raises `NotFound`, and `InvalidRequest`
+    where the latest has not ended.
+    """
     found: list[EndedTask] = []
     key = key_of(check_id(follows, "follows"), who.tenant)
     while key and len(found) < _LONGEST:
         asked = await find_request(log, key)
-        end = await find_decision(log, key) if asked is not None and asked.event.tenant == who.tenant else None
+        end = (
+            await find_decision(log, key)
+            if asked is not None and asked.event.tenant == who.tenant
+            else None
+        )
         if asked is not None and end is not None:
-            found.append(EndedTask(load(Deliberation, asked.event.data), load(Outcome, end.event.data)))
+            found.append(
+                EndedTask(load(Deliberation, asked.event.data), load(Outcome, end.event.data))
+            )
         elif found:
             break  # what is older was removed
         elif asked is None or asked.event.tenant != who.tenant:
             raise NotFound(f"no deliberation {follows!r} whose conversation could go on")
         else:
             raise InvalidRequest(
-                f"deliberation {follows!r} has not ended: tell it what you have to say (steer), or wait for its answer"
+                f"deliberation {follows!r} has not ended: tell it what you have to say (steer), "
+                "or wait for its answer"
             )
         key = found[-1].d.follows
     return found
@@ -85,8 +98,13 @@ def go_on_from(request: DeliberationRequest, before: EndedTask) -> DeliberationR
 
 
 def thread_text(before: Sequence[EndedTask], budget: int) -> str:
-    """Return questions and answers, oldest first, within about `budget` tokens: the older are condensed, the oldest left out."""
-    said = [Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one)) for one in reversed(before)]
+    """Return questions and answers, oldest first, within about `budget` tokens: the older are
+    condensed, the oldest left out.
+    """
+    said = [
+        Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one))
+        for one in reversed(before)
+    ]
     return "\n\n".join(message.content for message in window((), said, budget))
 
 
@@ -95,7 +113,11 @@ def _answer(one: EndedTask) -> str:
     if not outcome.winner_id or not outcome.results:
         return f"(no answer: {outcome.error_message})"
     result = outcome.results[0]
-    return f"{result.content}\n\nwith this change, which the files have now:\n{result.diff}" if result.diff else result.content
+    return (
+        f"{result.content}\n\nwith this change, which the files have now:\n{result.diff}"
+        if result.diff
+        else result.content
+    )
 
 
 def _brief(one: EndedTask) -> str:

@@ -1,4 +1,6 @@
-"""Agents that look for evidence beside the seats: the same tools, gateway and limits as a seat, and no proposal."""
+"""Agents that look for evidence beside the seats: the same tools, gateway and limits as a seat, and
+no proposal.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ Prepare = Callable[[Workspace], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """One agent's work. `seat`: who it is in call ids; `head`: its first messages; `turns`: the numbers of its replies; `where`: as
-    <phase>/<round>; `workspace`: what its workspace is called beside; `prepare`: what is done there first; `patch`: what it begins with.
+    """One agent's work. `seat`: who it is in call ids; `head`: its first messages; `turns`: the
+    numbers of its replies; `where`: as <phase>/<round>; `workspace`: what its workspace is called
+    beside; `prepare`: what is done there first; `patch`: what it begins with.
     """
 
     seat: str
@@ -61,7 +64,9 @@ class AgentTask:
 
 
 def tools_of(setup: SeatSetup) -> SeatTools | None:
-    """Return the tools of an agent that writes tests; None for models that call none natively, or are small."""
+    """Return the tools of an agent that writes tests; None for models that call none natively, or
+    are small.
+    """
     tools = setup.tools
     if tools is None or setup.llm.context_tokens < WIDE:
         return None
@@ -69,7 +74,9 @@ def tools_of(setup: SeatSetup) -> SeatTools | None:
 
 
 def share_of_time(council: Assembly, share: float) -> datetime | None:
-    """Return until when an agent may work: a share of the time that is left; None if that is too little."""
+    """Return until when an agent may work: a share of the time that is left; None if that is too
+    little.
+    """
     left = seconds_until(council.until)
     if left < _LEAST_SECONDS:
         return None
@@ -79,7 +86,8 @@ def share_of_time(council: Assembly, share: float) -> datetime | None:
 async def run_agent(council: Assembly, task: AgentTask) -> str:
     """Let an agent work until it submits or its turns, time or budget end; return its last words.
 
-    A lost workspace is opened again, and the same replies are used. Raises what ended the agent without any change or answer.
+    A lost workspace is opened again, and the same replies are used. Raises what ended the agent
+    without any change or answer.
     """
     prepared, d = council.prepared, council.d
     if prepared is None:
@@ -110,7 +118,9 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
     restore = loop.checkpoint()
     for lost in range(1, _WORKSPACES + 1):
         try:
-            async with council.parts.workspaces.open(prepared, called, patch=task.patch) as workspace:
+            async with council.parts.workspaces.open(
+                prepared, called, patch=task.patch
+            ) as workspace:
                 if task.prepare is not None:
                     await task.prepare(workspace)
                 context = council.context_of(task.seat, workspace, task.until)
@@ -121,7 +131,9 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _WORKSPACES:
                 raise
-            log.warning("workspace lost; its turns are done again", workspace=called, reason=error.message)
+            log.warning(
+                "workspace lost; its turns are done again", workspace=called, reason=error.message
+            )
             restore()
     raise AssertionError("unreachable")
 
@@ -136,6 +148,12 @@ async def report(
     **more: str | bool,
 ) -> None:
     """Publish what an agent found, once for each `ordinal`."""
-    spent = Usage() if agent in council.d.seats else council.model.usage_of(agent)  # a seat's own work is told as its own
+    spent = (
+        Usage() if agent in council.d.seats else council.model.usage_of(agent)
+    )  # a seat's own work is told as its own
     said = Report(agent, message, cases=tuple(cases), usage=spent)
-    await council.facts.say(EventType.EVIDENCE_REPORTED, ordinal or agent, report=dump(replace(said, **more)))  # type: ignore[arg-type]
+    await council.facts.say(
+        EventType.EVIDENCE_REPORTED,
+        ordinal or agent,
+        report=dump(replace(said, **more)),  # type: ignore[arg-type]
+    )

@@ -1,7 +1,9 @@
-"""A test that must fail, at the end of a test file. A runner that does not report it as failed is not believed.
+"""A test that must fail, at the end of a test file. A runner that does not report it as failed is
+not believed.
 
-It stands in the file of a case that passed, and so in the process of the code that is judged. It fails by the usual assertion of
-its runner, so that one that was replaced shows, too. Its name is another one each time.
+It stands in the file of a case that passed, and so in the process of the code that is judged. It
+fails by the usual assertion of its runner, so that one that was replaced shows, too. Its name is
+another one each time.
 """
 
 from __future__ import annotations
@@ -15,8 +17,14 @@ from moothall.domain.evidence import RED, CheckRun
 from moothall.inside.checks import is_pytest, tells_cases
 from moothall.ranking.relevance import find_test_file
 
-_PYTHON = "\n\nclass Test{name}(__import__('unittest').TestCase):\n    def test_{name}(self):\n        self.assertEqual(1, 2)\n"
-_GO = '\n\nfunc Test{name}(t *testing.T) {{\n\tif got := 1; got != 2 {{\n\t\tt.Errorf("got %d", got)\n\t}}\n}}\n'
+_PYTHON = (
+    "\n\nclass Test{name}(__import__('unittest').TestCase):\n    def test_{name}(self):\n        "
+    "self.assertEqual(1, 2)\n"
+)
+_GO = (
+    '\n\nfunc Test{name}(t *testing.T) {{\n\tif got := 1; got != 2 {{\n\t\tt.Errorf("got %d", '
+    "got)\n\t}}\n}}\n"
+)
 _RUST = "\n#[cfg(test)]\n#[test]\nfn test_{name}() {{\n    assert_eq!(1, 2);\n}}\n"
 _NODE_TEST = "\n;require('node:test')('{name}', () => require('node:assert').strictEqual(1, 2));\n"
 _NODE_TEST_MODULE = (
@@ -45,7 +53,9 @@ class Canary:
 
     def failed_in(self, run: CheckRun | None) -> bool:
         """Whether a run reports it as failed."""
-        return run is not None and any(self.name in case and outcome in RED for case, outcome in run.cases.items())
+        return run is not None and any(
+            self.name in case and outcome in RED for case, outcome in run.cases.items()
+        )
 
 
 def file_of(case: str, files: Sequence[str]) -> str:
@@ -66,27 +76,46 @@ def make_canary(argv: Sequence[str], case: str, path: str, source: str) -> Canar
     if path.endswith(".py") and is_pytest(argv):
         return Canary(path, _PYTHON.format(name=name), name, f"{place}::Test{name}::test_{name}")
     if path.endswith(".py"):
-        return Canary(path, _PYTHON.format(name=name), name, f"Test{name}") if tells_cases(argv) else None
+        return (
+            Canary(path, _PYTHON.format(name=name), name, f"Test{name}")
+            if tells_cases(argv)
+            else None
+        )
     if path.endswith(".go"):
-        return Canary(path, _GO.format(name=name.upper()), name.upper(), f"{place}::Test{name.upper()}")
+        return Canary(
+            path, _GO.format(name=name.upper()), name.upper(), f"{place}::Test{name.upper()}"
+        )
     if path.endswith(".rs"):
         return Canary(path, _RUST.format(name=name), name, f"{place}::test_{name}")
     if _SCRIPT.search(path) and argv and argv[0].rpartition("/")[2] in _NODE:
-        return Canary(path, _script(source, path).format(name=name, **_global(source)), name, f"{place}::{name}")
+        return Canary(
+            path,
+            _script(source, path).format(name=name, **_global(source)),
+            name,
+            f"{place}::{name}",
+        )
     return None
 
 
 def _script(source: str, path: str) -> str:
-    module = path.endswith((".mjs", ".mts")) or (not path.endswith((".cjs", ".cts")) and bool(_MODULE.search(source)))
+    module = path.endswith((".mjs", ".mts")) or (
+        not path.endswith((".cjs", ".cts")) and bool(_MODULE.search(source))
+    )
     if re.search(r"['\"](?:node:)?test['\"]", source):
         return _NODE_TEST_MODULE if module else _NODE_TEST
     return _VITEST if re.search(r"['\"]vitest['\"]", source) else _GLOBAL
 
 
 def _global(source: str) -> dict[str, str]:
-    """Return how tests are declared and fail where the runner's functions are global, as in mocha and jest."""
+    """Return how tests are declared and fail where the runner's functions are global, as in mocha
+    and jest.
+    """
     call = _CALL.search(source)
-    failing = "expect(1).toBe(2);" if ".toBe(" in source or ".toEqual(" in source else 'throw new Error("1 is not 2");'
+    failing = (
+        "expect(1).toBe(2);"
+        if ".toBe(" in source or ".toEqual(" in source
+        else 'throw new Error("1 is not 2");'
+    )
     if re.search(r"require\(['\"](?:node:)?assert", source):
         failing = "require('assert').strictEqual(1, 2);"
     return {"call": call[1] if call else "it", "failing": failing}

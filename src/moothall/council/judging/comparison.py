@@ -1,7 +1,9 @@
-"""Compare many answers: a structured summary of each, small groups, and the best of each group again until one is left.
+"""Compare many answers: a structured summary of each, small groups, and the best of each group
+again until one is left.
 
-Each group is asked about twice, the second time in the opposite order, since models favour what stands first. What comes of it are
-reviews by "comparison": the order as scores from 1 (first) to 0 (last). Answers between which it does not decide have the same score.
+Each group is asked about twice, the second time in the opposite order, since models favour what
+stands first. What comes of it are reviews by "comparison": the order as scores from 1 (first) to 0
+(last). Answers between which it does not decide have the same score.
 """
 
 from __future__ import annotations
@@ -45,14 +47,18 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Entries by place, the best first; level ones share a place. `why`: the model's reason for the order."""
+    """Entries by place, the best first; level ones share a place. `why`: the model's reason for the
+    order.
+    """
 
     places: tuple[tuple[_Entry, ...], ...]
     why: str = ""
 
 
 async def compare(council: Assembly, given: Sequence[Answer]) -> list[Review]:
-    """Compare answers and publish their order as reviews; [] if the model does not answer or the budget is used up."""
+    """Compare answers and publish their order as reviews; [] if the model does not answer or the
+    budget is used up.
+    """
     if council.ledger.used_up or len(given) < 2:  # noqa: PLR2004  # one is in order already
         return []
     entries = await _summarize(council, given)
@@ -61,7 +67,9 @@ async def compare(council: Assembly, given: Sequence[Answer]) -> list[Review]:
 
 
 async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]:
-    """Return every answer with its summary; with the beginning of its text where the model gives none. [] if it gives none at all."""
+    """Return every answer with its summary; with the beginning of its text where the model gives
+    none. [] if it gives none at all.
+    """
     setup = council.setup_of("-")
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     judged = {item.proposal.candidate: item for item in council.judged}
@@ -73,7 +81,11 @@ async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]
         shown = clip(readable_diff(answer.text) if council.prepared else answer.text, room)
         messages = summary_prompt(setup.judge_system, setup.shared, shown, clip(facts, room // 3))
         reply = await council.ask(
-            f"-/verify/{round_}.summary{number}", messages, summary_schema(), review_tokens(setup.llm), temperature=0.0
+            f"-/verify/{round_}.summary{number}",
+            messages,
+            summary_schema(),
+            review_tokens(setup.llm),
+            temperature=0.0,
         )
         try:
             return read_summary(reply).text if reply is not None else ""
@@ -81,16 +93,23 @@ async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]
             return ""
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(summarize(number, answer)) for number, answer in enumerate(given, 1)]
+        tasks = [
+            group.create_task(summarize(number, answer)) for number, answer in enumerate(given, 1)
+        ]
     summaries = [task.result() for task in tasks]
     if not any(summaries):
         return []
     rest = room // (2 * GROUP)
-    return [_Entry(answer, summary or clip(answer.text, rest)) for answer, summary in zip(given, summaries, strict=True)]
+    return [
+        _Entry(answer, summary or clip(answer.text, rest))
+        for answer, summary in zip(given, summaries, strict=True)
+    ]
 
 
 async def _order(council: Assembly, entries: Sequence[_Entry]) -> _Placed | None:
-    """Return all entries by place: the best of each group are compared again, and stand before those that they left behind."""
+    """Return all entries by place: the best of each group are compared again, and stand before
+    those that they left behind.
+    """
     behind: list[tuple[_Entry, ...]] = []
     left, why, stage = list(entries), "", 0
     while len(left) > 1:
@@ -133,9 +152,13 @@ async def _compare_group(council: Assembly, members: Sequence[_Entry], name: str
     round_ = council.d.rounds + 1
 
     async def ask(order: Sequence[int], turn: int) -> tuple[Mapping[int, int], str]:
-        messages = comparison_prompt(setup.judge_system, setup.shared, [members[number].summary for number in order])
+        messages = comparison_prompt(
+            setup.judge_system, setup.shared, [members[number].summary for number in order]
+        )
         step = f"-/verify/{round_}.group{name}.{turn}"
-        reply = await council.ask(step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0)
+        reply = await council.ask(
+            step, messages, order_schema(len(order)), review_tokens(setup.llm), temperature=0.0
+        )
         try:
             places, why = read_order(reply, len(order)) if reply is not None else ((), "")
         except MalformedReplyError:
@@ -144,13 +167,22 @@ async def _compare_group(council: Assembly, members: Sequence[_Entry], name: str
 
     straight = list(range(len(members)))
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(order, turn)) for turn, order in enumerate((straight, straight[::-1]), 1)]
+        tasks = [
+            group.create_task(ask(order, turn))
+            for turn, order in enumerate((straight, straight[::-1]), 1)
+        ]
     said = [task.result() for task in tasks if task.result()[0]]
     if not said:
         return None
-    means = {number: Fraction(sum(places[number] for places, _ in said), len(said)) for number in straight}
+    means = {
+        number: Fraction(sum(places[number] for places, _ in said), len(said))
+        for number in straight
+    }
     return _Placed(
-        tuple(tuple(members[number] for number in straight if means[number] == mean) for mean in sorted(set(means.values()))),
+        tuple(
+            tuple(members[number] for number in straight if means[number] == mean)
+            for mean in sorted(set(means.values()))
+        ),
         said[0][1],
     )
 
@@ -162,8 +194,15 @@ async def _publish(council: Assembly, placed: _Placed) -> list[Review]:
     for place, entries in enumerate(placed.places):
         for proposal in (proposal for entry in entries for proposal in entry.answer.proposals):
             comment = f"place {place + 1} of {last + 1} in a comparison by summaries"
-            comment = f"{comment}: {placed.why}"[:_COMMENT_CHARS] if placed.why and not place else comment
-            review = Review(COMPARISON, proposal.candidate, round(1 - place / last, 3) if last else 1.0, comment=comment)
+            comment = (
+                f"{comment}: {placed.why}"[:_COMMENT_CHARS] if placed.why and not place else comment
+            )
+            review = Review(
+                COMPARISON,
+                proposal.candidate,
+                round(1 - place / last, 3) if last else 1.0,
+                comment=comment,
+            )
             found.append(review)
             await council.facts.say(
                 EventType.SEAT_REVIEWED,

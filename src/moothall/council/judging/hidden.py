@@ -1,7 +1,7 @@
 """Tests that no seat sees: the caller's, and those that `[hidden]` in `.moothall.toml` names.
 
-They are checks of their own beside each test check of the repository, and run on the base and on every candidate. The names of
-their cases begin with `hidden:`.
+They are checks of their own beside each test check of the repository, and run on the base and on
+every candidate. The names of their cases begin with `hidden:`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from moothall.inside.checks import tells_cases
 class HiddenTests:
     """Hidden tests of a base.
 
-    files: their texts by path. paths: by check the files that its runner is given; () for the whole check. unused: the paths that
-    no check of tests takes.
+    files: their texts by path. paths: by check the files that its runner is given; () for the whole
+    check. unused: the paths that no check of tests takes.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -30,7 +30,9 @@ class HiddenTests:
 
 
 def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
-    """Return a base with a check for its hidden tests beside each test check whose folder holds some."""
+    """Return a base with a check for its hidden tests beside each test check whose folder holds
+    some.
+    """
     if not prepared.hidden:
         return prepared, HiddenTests()
     profile = prepared.base.profile
@@ -39,7 +41,9 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
     left = dict.fromkeys(prepared.hidden)
     by_depth = sorted(profile.checks, key=lambda name: -len(profile.folders.get(name, "")))
     for check in by_depth:
-        if check in profile.advisory or not (check == "tests" or check.startswith("tests-") or tells_cases(argv[check])):
+        if check in profile.advisory or not (
+            check == "tests" or check.startswith("tests-") or tells_cases(argv[check])
+        ):
             continue
         folder = profile.folders.get(check, "")
         some = [path for path in left if not folder or path.startswith(f"{folder}/")]
@@ -47,7 +51,11 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
             continue
         for path in some:
             del left[path]
-        name = f"{HIDDEN}{check.removeprefix('tests')}" if check.startswith("tests") else f"{HIDDEN}-{check}"
+        name = (
+            f"{HIDDEN}{check.removeprefix('tests')}"
+            if check.startswith("tests")
+            else f"{HIDDEN}-{check}"
+        )
         alone = tuple(path for path in some if is_run_alone(path))
         whole = not alone or any(path.endswith(".rs") and not is_run_alone(path) for path in some)
         paths[name] = () if whole else alone
@@ -55,11 +63,15 @@ def with_hidden_checks(prepared: Prepared) -> tuple[Prepared, HiddenTests]:
         folders |= {name: folder} if folder else {}
         reports |= {name: profile.reports[check]} if check in profile.reports else {}
     extended = replace(profile, checks=argv, folders=folders, reports=reports)
-    return replace(prepared, base=replace(prepared.base, profile=extended)), HiddenTests(prepared.hidden, paths, tuple(left))
+    return replace(prepared, base=replace(prepared.base, profile=extended)), HiddenTests(
+        prepared.hidden, paths, tuple(left)
+    )
 
 
 def renamed(run: CheckRun) -> CheckRun:
-    """Return a run of hidden tests with the names that its cases have everywhere else, and without the output, which quotes them."""
+    """Return a run of hidden tests with the names that its cases have everywhere else, and without
+    the output, which quotes them.
+    """
     return replace(
         run,
         cases={f"{HIDDEN_CASE}{case}": outcome for case, outcome in run.cases.items()},

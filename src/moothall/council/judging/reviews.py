@@ -59,11 +59,15 @@ def answers(proposals: Iterable[Proposal]) -> tuple[Answer, ...]:
     return tuple(Answer(text, tuple(groups[text])) for text in sorted(groups, key=digest))
 
 
-def assign(given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEWS_A_SEAT) -> tuple[tuple[str, Answer], ...]:
+def assign(
+    given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEWS_A_SEAT
+) -> tuple[tuple[str, Answer], ...]:
     """Say who reviews what: at most `each` answers a reviewer, none that the reviewer gave itself.
 
-    The answers stand in a ring and everyone reads on from its own, so that in a council of distinct answers
-    each is read equally often. Seats of the same answer, and those without one, begin one place further each.
+    The answers stand in a ring and everyone reads on from its own, so that in a council of distinct
+    answers
+    each is read equally often. Seats of the same answer, and those without one, begin one place
+    further each.
     """
     own = {seat: index for index, answer in enumerate(given) for seat in answer.seats}
     begun: Counter[int] = Counter()
@@ -78,9 +82,15 @@ def assign(given: Sequence[Answer], reviewers: Sequence[str], each: int = REVIEW
 
 
 def review_of(read: ReadReview, reviewer: str, proposal: Proposal, wanted: Sequence[str]) -> Review:
-    """Return the review of one proposal. A criterion whose quote the answer does not hold is not met."""
+    """Return the review of one proposal. A criterion whose quote the answer does not hold is not
+    met.
+    """
     text = proposal.diff or proposal.content
-    quotes = {number: quote.strip() for number, quote in read.met if number not in read.unmet and _holds(text, quote)}
+    quotes = {
+        number: quote.strip()
+        for number, quote in read.met
+        if number not in read.unmet and _holds(text, quote)
+    }
     met = tuple(f'{wanted[number - 1]} — "{quote}"' for number, quote in sorted(quotes.items()))
     unmet = tuple(criterion for number, criterion in enumerate(wanted, 1) if number not in quotes)
     return Review(reviewer, proposal.candidate, read.score / 10, met, unmet, read.comment)
@@ -89,7 +99,10 @@ def review_of(read: ReadReview, reviewer: str, proposal: Proposal, wanted: Seque
 def _holds(text: str, quote: str) -> bool:
     """Whether a text contains a quote, spaces and the marks of a diff aside."""
     wanted = _without_marks(quote)
-    return bool(wanted) and (wanted in _without_marks(text) or " ".join(quote.split()).strip("+- ") in " ".join(text.split()))
+    return bool(wanted) and (
+        wanted in _without_marks(text)
+        or " ".join(quote.split()).strip("+- ") in " ".join(text.split())
+    )
 
 
 def _without_marks(text: str) -> str:
@@ -116,9 +129,15 @@ _TOKENS, _THINKING_TOKENS = 400, 4096
 
 
 async def hold_reviews(
-    council: Assembly, pairs: Sequence[tuple[str, Answer]], phase: str, round_: int, *, tools: bool = True
+    council: Assembly,
+    pairs: Sequence[tuple[str, Answer]],
+    phase: str,
+    round_: int,
+    *,
+    tools: bool = True,
 ) -> list[Review]:
-    """Ask for these reviews side by side, each once again if there is none. What is missing then is published, with the reason.
+    """Ask for these reviews side by side, each once again if there is none. What is missing then is
+    published, with the reason.
 
     tools: whether reviewers that can use a workspace get one.
     """
@@ -152,7 +171,9 @@ class _Wanted:
         return f"{self.reviewer}/{self.phase}/{self.round}.{self.number}"
 
 
-async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semaphore | None) -> list[Review]:
+async def _one_review(
+    council: Assembly, order: _Wanted, places: asyncio.Semaphore | None
+) -> list[Review]:
     """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
     wanted = prompts.criteria(council.d.constraints)
     why = "the budget is used up"
@@ -161,7 +182,8 @@ async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semapho
         if council.ledger.used_up:
             break
         try:
-            # Asked again it sees the change alone: what kept it from an end with tools may do so once more.
+            # Asked again it sees the change alone: what kept it from an end with tools may do so
+            # once more.
             if attempt == 1 and places is not None and reviews_with_tools(council, order.reviewer):
                 async with places:
                     read = await review_with_tools(council, _with_tools(council, order, wanted))
@@ -176,12 +198,23 @@ async def _one_review(council: Assembly, order: _Wanted, places: asyncio.Semapho
     for proposal in order.answer.proposals:
         name = proposal.candidate
         said = f"review of {name} by {order.reviewer} is missing: {plain(why, _WHY)}"
-        await report(council, order.reviewer, said, ordinal=f"{order.step}/{name}", candidate=name, missing=True)
+        await report(
+            council,
+            order.reviewer,
+            said,
+            ordinal=f"{order.step}/{name}",
+            candidate=name,
+            missing=True,
+        )
     return []
 
 
-async def _publish(council: Assembly, order: _Wanted, read: ReadReview, wanted: Sequence[str]) -> list[Review]:
-    reviews = [review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals]
+async def _publish(
+    council: Assembly, order: _Wanted, read: ReadReview, wanted: Sequence[str]
+) -> list[Review]:
+    reviews = [
+        review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals
+    ]
     for review, proposal in zip(reviews, order.answer.proposals, strict=True):
         await council.facts.say(
             EventType.SEAT_REVIEWED,
@@ -197,11 +230,15 @@ async def _publish(council: Assembly, order: _Wanted, read: ReadReview, wanted: 
 def _facts_of(council: Assembly, answer: Answer) -> str:
     """Return what checks said of an answer, and the lines of it that a person should look at."""
     prepared = council.prepared
-    item = next((item for item in council.judged if prepared and item.proposal == answer.proposals[0]), None)
+    item = next(
+        (item for item in council.judged if prepared and item.proposal == answer.proposals[0]), None
+    )
     if item is None or prepared is None:
         return ""
     look = item.seen.look
-    return "\n".join([facts_text(item, prepared.runs), *(["Lines to look at:", *look] if look else [])])
+    return "\n".join(
+        [facts_text(item, prepared.runs), *(["Lines to look at:", *look] if look else [])]
+    )
 
 
 def _with_tools(council: Assembly, order: _Wanted, wanted: Sequence[str]) -> ReviewOrder:
@@ -218,9 +255,15 @@ def _with_tools(council: Assembly, order: _Wanted, wanted: Sequence[str]) -> Rev
 
 
 async def _ask_for_review(
-    council: Assembly, order: _Wanted, wanted: Sequence[str], attempt: int, corrections: list[Message]
+    council: Assembly,
+    order: _Wanted,
+    wanted: Sequence[str],
+    attempt: int,
+    corrections: list[Message],
 ) -> ReadReview:
-    """Ask for a review by what is shown alone. Raises `MoothallError`. `corrections`: what follows the question; what is wrong is added."""
+    """Ask for a review by what is shown alone. Raises `MoothallError`. `corrections`: what follows
+    the question; what is wrong is added.
+    """
     setup = council.setup_of(order.reviewer)
     room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
     shown = readable_diff(order.answer.text) if council.prepared else order.answer.text
@@ -247,7 +290,10 @@ async def _ask_for_review(
     try:
         return read_review(reply, len(wanted))
     except MalformedReplyError as error:
-        corrections += [Message("assistant", reply.text), Message("user", f"That is no review: {error}")]
+        corrections += [
+            Message("assistant", reply.text),
+            Message("user", f"That is no review: {error}"),
+        ]
         raise ModelReplyInvalid(f"its reply is no review: {error}") from error
 
 
@@ -257,22 +303,34 @@ def review_tokens(llm: LlmSettings) -> int:
 
 
 async def find_contradictions(council: Assembly) -> frozenset[str]:
-    """Return the seats whose tests contradict the task's text, as the model says, and publish why. A reply that does not say is no verdict.
+    """Return the seats whose tests contradict the task's text, as the model says, and publish why.
+    A reply that does not say is no verdict.
 
     Small models are not asked: what they say of tests is noise.
     """
     setup = council.setup_of("-")
-    if council.bench is None or setup.function is not None or setup.llm.context_tokens < WIDE_WINDOW or council.ledger.used_up:
+    if (
+        council.bench is None
+        or setup.function is not None
+        or setup.llm.context_tokens < WIDE_WINDOW
+        or council.ledger.used_up
+    ):
         return frozenset()
     if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
         return frozenset()
-    authors = [author for author in await council.bench.test_authors(council.judged) if tests_of(author)]
+    authors = [
+        author for author in await council.bench.test_authors(council.judged) if tests_of(author)
+    ]
 
     async def read(author: Proposal) -> None:
         step = f"-/verify/{council.d.rounds + 1}.tests.{author.candidate}"
-        shown = clip(readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
+        shown = clip(
+            readable_diff(tests_of(author)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+        )
         messages = prompts.contradiction_prompt(setup.judge_system, council.task_text, shown)
-        reply = await council.ask(step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0)
+        reply = await council.ask(
+            step, messages, contradiction_schema(), review_tokens(setup.llm), temperature=0.0
+        )
         try:
             why = read_contradiction(reply) if reply is not None else ""
         except MalformedReplyError:
@@ -290,5 +348,11 @@ async def find_contradictions(council: Assembly) -> frozenset[str]:
 
 
 def tests_of(author: Proposal) -> str:
-    """Return the part of a seat's diff that is its test files; '' if its tests stand inside source files."""
-    return "\n".join(f"+++ b/{part.path}\n{part.body}" for part in file_diffs(author.diff) if part.path in author.own_tests)
+    """Return the part of a seat's diff that is its test files; '' if its tests stand inside source
+    files.
+    """
+    return "\n".join(
+        f"+++ b/{part.path}\n{part.body}"
+        for part in file_diffs(author.diff)
+        if part.path in author.own_tests
+    )

@@ -1,4 +1,6 @@
-"""Checks in fresh workspaces, on the trusted side: each run has a checkout of its own, of which nothing is left."""
+"""Checks in fresh workspaces, on the trusted side: each run has a checkout of its own, of which
+nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def workspace_name(task_id: str, *parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CheckRuns:
-    """What checks came to, by name; what did not run is not there. `refused`: the patch does not apply; `why`: what went wrong."""
+    """What checks came to, by name; what did not run is not there. `refused`: the patch does not
+    apply; `why`: what went wrong.
+    """
 
     runs: Mapping[str, CheckRun]
     refused: bool = False
@@ -75,13 +79,22 @@ class FreshRuns:
         label: str = "",
         append: Mapping[str, str] = NOTHING,
     ) -> CheckRuns:
-        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`; `paths` narrows to test files.
+        """Run checks (name: the cases to narrow it to, none for all) in a workspace called `name`;
+        `paths` narrows to test files.
 
         The rest is as `Workspaces.open` has it. `label` names the check in metrics and traces. A
         check that hit a time limit on a busy machine is run again alone, in a fresh workspace,
-        since the first run may have left files that steer the test runner. Hidden tests have a workspace of their own.
+        since the first run may have left files that steer the test runner. Hidden tests have a
+        workspace of their own.
         """
-        how: dict[str, Any] = {"diff": diff, "extra": extra, "judged": judged, "paths": paths, "label": label, "append": append}
+        how: dict[str, Any] = {
+            "diff": diff,
+            "extra": extra,
+            "judged": judged,
+            "paths": paths,
+            "label": label,
+            "append": append,
+        }
         of_hidden = {check: cases for check, cases in checks.items() if check in self.hidden.paths}
         others = {check: cases for check, cases in checks.items() if check not in of_hidden}
         found = await self._run(others, *name, **how) if others or not checks else CheckRuns({})
@@ -130,14 +143,20 @@ class FreshRuns:
 
         first = await run(checks, alone=False)
         base = self.prepared.runs
-        busy = [check for check, ran in first.runs.items() if hit_limit_under_load(ran, base.get(check))]
+        busy = [
+            check for check, ran in first.runs.items() if hit_limit_under_load(ran, base.get(check))
+        ]
         if not busy:
             return first
-        log.info("checks hit limits of time on a busy machine; they are run again alone", checks=busy)
+        log.info(
+            "checks hit limits of time on a busy machine; they are run again alone", checks=busy
+        )
         again = (await run({check: checks[check] for check in busy}, alone=True)).runs
         told = {check: again.get(check, first.runs[check]) for check in busy}
         told |= {
-            check: as_errored(ran, base.get(check)) for check, ran in told.items() if hit_limit_under_load(ran, base.get(check))
+            check: as_errored(ran, base.get(check))
+            for check, ran in told.items()
+            if hit_limit_under_load(ran, base.get(check))
         }
         return replace(first, runs={**first.runs, **told})
 

@@ -1,8 +1,10 @@
-"""Existing tests that expect what the task asks to change: a right answer fails them, and is not refused for it.
+"""Existing tests that expect what the task asks to change: a right answer fails them, and is not
+refused for it.
 
-A test is superseded if an author has changed it, the author's version passes on the author's answer, and a model finds in the
-task's text that every right answer fails the old version. The model sees the change of the tests and no change of the code.
-Each author's version is read: that one weakens a test says nothing of another's. A superseded test refuses no answer.
+A test is superseded if an author has changed it, the author's version passes on the author's
+answer, and a model finds in the task's text that every right answer fails the old version. The
+model sees the change of the tests and no change of the code. Each author's version is read: that
+one weakens a test says nothing of another's. A superseded test refuses no answer.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ _WHY = 200
 
 
 async def excuse_superseded(council: Assembly) -> list[Judged]:
-    """Return the candidates that break superseded tests, with the evidence that says so, published."""
+    """Return the candidates that break superseded tests, with the evidence that says so,
+    published.
+    """
     setup = council.setup_of("-")
     bench = council.bench
     if bench is None or not setup.native or setup.llm.context_tokens < WIDE_WINDOW:
         return []
-    refused = [item for item in council.judged if item.assessment.applies and 0 < len(item.assessment.regressions) <= _MOST]
+    refused = [
+        item
+        for item in council.judged
+        if item.assessment.applies and 0 < len(item.assessment.regressions) <= _MOST
+    ]
     for item in refused:
         lost = [case for case in item.assessment.regressions if not case.startswith(HIDDEN_CASE)]
         new = [case for case in lost if case not in council.superseded]
@@ -47,7 +55,9 @@ async def excuse_superseded(council: Assembly) -> list[Judged]:
 async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[str, str]:
     """Return the cases that the task supersedes, each with the reason."""
     setup = council.setup_of("-")
-    shown = clip(readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
+    shown = clip(
+        readable_diff(tests_of(item.proposal)), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    )
     reply = await council.ask(
         f"-/verify/{council.d.rounds + 1}.superseded.{item.proposal.candidate}",
         prompts.superseded_prompt(setup.judge_system, council.task_text, shown, cases),
@@ -70,4 +80,6 @@ async def _excuse(council: Assembly, item: Judged) -> Judged | None:
     why = council.superseded[cases[0]][:_WHY]
     evidence = Evidence(SUPERSEDED, Verdict.PASSED, passed=len(cases), shown=cases, why=why)
     await council.facts.show(item.proposal, evidence)
-    return replace(item, assessment=replace(item.assessment, evidence=(*item.assessment.evidence, evidence)))
+    return replace(
+        item, assessment=replace(item.assessment, evidence=(*item.assessment.evidence, evidence))
+    )

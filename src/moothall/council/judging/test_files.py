@@ -11,7 +11,9 @@ _RUN_ALONE = re.compile(
 
 
 def is_crate_module(path: str) -> bool:
-    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target of its own."""
+    """Whether a test file is a module of a Rust crate, such as `src/tests.rs`, and no test target
+    of its own.
+    """
     return path.endswith(".rs") and "src" in path.split("/")[:-1]
 
 

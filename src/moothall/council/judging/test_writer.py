@@ -1,8 +1,10 @@
-"""The test writer: an agent that sees the task and the base, and no answer. Its tests are run on every answer; it never is a candidate.
+"""The test writer: an agent that sees the task and the base, and no answer. Its tests are run on
+every answer; it never is a candidate.
 
-It works where no answer is proven, once a deliberation. A case counts if it fails on the base for a reason that the task gives, is
-steady, passes on at least one answer and, as a second reader of the task's text says, fits the task. Cases that fit the task and fail on
-every answer are told and count for nobody; where they are as many as those that count, an answer is not reproduced by the others.
+It works where no answer is proven, once a deliberation. A case counts if it fails on the base for a
+reason that the task gives, is steady, passes on at least one answer and, as a second reader of the
+task's text says, fits the task. Cases that fit the task and fail on every answer are told and count
+for nobody; where they are as many as those that count, an answer is not reproduced by the others.
 """
 
 from __future__ import annotations
@@ -11,11 +13,27 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from moothall.council.assembly import Assembly
-from moothall.council.judging.agents import SHARE, TURNS, AgentTask, report, run_agent, share_of_time, tools_of
+from moothall.council.judging.agents import (
+    SHARE,
+    TURNS,
+    AgentTask,
+    report,
+    run_agent,
+    share_of_time,
+    tools_of,
+)
 from moothall.council.judging.claims import is_done_already
 from moothall.council.judging.recheck import Judged
 from moothall.council.judging.reviews import review_tokens
-from moothall.council.judging.trial import FAILS_EVERYWHERE, OTHER_REASON, PASSES_ON_BASE, Trial, Verdicts, tests_in, vote
+from moothall.council.judging.trial import (
+    FAILS_EVERYWHERE,
+    OTHER_REASON,
+    PASSES_ON_BASE,
+    Trial,
+    Verdicts,
+    tests_in,
+    vote,
+)
 from moothall.council.prompting import evidence_prompt
 from moothall.council.prompting.reply import read_numbered
 from moothall.council.prompting.task_examples import examples_text, find_examples, missing_examples
@@ -39,20 +57,36 @@ TESTS_CHARS = 24_000
 def may_write_tests(council: Assembly) -> bool:
     """Whether the test writer is wanted, and can work."""
     d, prepared = council.d, council.prepared
-    if not council.parts.evidence.test_writer or council.bench is None or prepared is None or council.ledger.used_up:
+    if (
+        not council.parts.evidence.test_writer
+        or council.bench is None
+        or prepared is None
+        or council.ledger.used_up
+    ):
         return False
-    if d.merge or d.agent is not None or PROTOCOLS[d.protocol].answers or tools_of(council.setup_of(TEST_WRITER)) is None:
+    if (
+        d.merge
+        or d.agent is not None
+        or PROTOCOLS[d.protocol].answers
+        or tools_of(council.setup_of(TEST_WRITER)) is None
+    ):
         return False
     checks = prepared.base.profile.checks
     if not any(name == "tests" or name.startswith("tests-") for name in checks):
         return False
     passing = [item for item in council.judged if item.passes]
-    return bool(passing) and not any(item.candidate.proven for item in passing) and not is_done_already(council)
+    return (
+        bool(passing)
+        and not any(item.candidate.proven for item in passing)
+        and not is_done_already(council)
+    )
 
 
 @dataclass(slots=True)
 class IndependentTests:
-    """The tests of the test writer of one deliberation, once it has written. `why`: the reason if there are none."""
+    """The tests of the test writer of one deliberation, once it has written. `why`: the reason if
+    there are none.
+    """
 
     council: Assembly
     author: Proposal | None = None
@@ -62,9 +96,11 @@ class IndependentTests:
     _read: set[str] = field(default_factory=set)
 
     async def run(self, *, published: bool) -> tuple[Judged, ...]:
-        """Let the test writer write if it is wanted and has not; return the candidates with what its tests show of those that pass the gates.
+        """Let the test writer write if it is wanted and has not; return the candidates with what
+        its tests show of those that pass the gates.
 
-        Only what is `published` counts in the end: cases are judged by all answers, and more may follow.
+        Only what is `published` counts in the end: cases are judged by all answers, and more may
+        follow.
         """
         council = self.council
         judged, bench = council.judged, council.bench
@@ -80,7 +116,9 @@ class IndependentTests:
         diffs = tuple(dict.fromkeys(item.proposal.diff for item in judged if item.passes))
         verdicts = await Trial(bench.author_tests, self.author, diffs).run(self._read_once)
         if len(verdicts.of(FAILS_EVERYWHERE)) >= len(verdicts.counted):
-            verdicts = replace(verdicts, red=frozenset())  # its tests or all answers are wrong: they rank, and reproduce nothing
+            verdicts = replace(
+                verdicts, red=frozenset()
+            )  # its tests or all answers are wrong: they rank, and reproduce nothing
         found = await vote(bench.author_tests, self.author, verdicts, judged, published=published)
         if published:
             shown = council.parts.clean(self.author.diff)[:TESTS_CHARS]
@@ -92,7 +130,9 @@ class IndependentTests:
         new = [case for case in cases if case not in self._read]
         if new and self.author is not None:
             number = 2 if self._read else 1
-            self._unfit |= await reader_of(self.council, self.author, TEST_WRITER, asked=False, number=number)(new)
+            self._unfit |= await reader_of(
+                self.council, self.author, TEST_WRITER, asked=False, number=number
+            )(new)
             self._read |= {*new}
         return {case: why for case, why in self._unfit.items() if case in cases}
 
@@ -107,24 +147,38 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     turns = min(TURNS, setup.max_turns)
 
     async def prepare(_workspace: Workspace) -> None:
-        kept.clear()  # in a second workspace the same replies come again, and none of them confirms what was submitted before
+        # in a second workspace the same replies come again, and none of them confirms what was
+        # submitted before
+        kept.clear()
 
-    async def examine(call: FunctionCall, commit: Callable[[], Awaitable[Patch]]) -> tuple[str, bool]:
+    async def examine(
+        call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
+    ) -> tuple[str, bool]:
         del call
         patch = await commit()
         author = await tests_of_agent(council, patch, TEST_WRITER)
         if not author.diff:
-            return "There is no new test in a place where a test runner finds it. Write one, then submit again.", False
+            return (
+                (
+                    "There is no new test in a place where a test runner finds it. Write one, then "
+                    "submit again."
+                ),
+                False,
+            )
         again = bool(kept) and kept[-1].diff == author.diff
         kept.append(author)
         answer, good = await _try_on_base(council, author)
         if missing := missing_examples(council.d.description, author.diff):
-            answer += f"\nNone of your tests has these examples of the task:\n{examples_text(missing)}"
+            answer += (
+                f"\nNone of your tests has these examples of the task:\n{examples_text(missing)}"
+            )
         return answer, again or (good and not missing)
 
     task = AgentTask(
         seat=TEST_WRITER,
-        head=evidence_prompt.writer_prompt(setup.shared, turns, examples_text(find_examples(council.d.description))),
+        head=evidence_prompt.writer_prompt(
+            setup.shared, turns, examples_text(find_examples(council.d.description))
+        ),
         tools=tools.with_submit(evidence_prompt.SUBMIT_TESTS),
         examine=examine,
         turns=range(1, turns + 1),
@@ -162,27 +216,46 @@ async def _try_on_base(council: Assembly, author: Proposal) -> tuple[str, bool]:
             continue
         failing = [case for case in cases if tests.fails_on_base(run, case)]
         others = [case for case in cases if case not in failing]
-        lines.append(f"{check}: {len(failing)} of {len(cases)} new tests fail on the code as it is.")
+        lines.append(
+            f"{check}: {len(failing)} of {len(cases)} new tests fail on the code as it is."
+        )
         if passed := [case for case in others if run.cases.get(case) not in RED]:
             lines.append(f"These pass already, so they show nothing: {', '.join(passed)}")
         if wrong := [case for case in others if run.cases.get(case) in RED]:
-            lines.append(f"These could not be loaded, for a reason that the task does not give: {', '.join(wrong)}")
+            lines.append(
+                "These could not be loaded, for a reason that the task does not give: "
+                f"{', '.join(wrong)}"
+            )
             lines.append(clip(run.output, _OUTPUT))
         good = good or (bool(failing) and not others)
     if not lines:
-        return "No test runner of this repository takes these files. Put the tests where the existing ones are.", False
-    return "\n".join(lines) + ("" if good else "\nCorrect the tests and submit again, or submit again as it is."), good
+        return (
+            (
+                "No test runner of this repository takes these files. Put the tests where the "
+                "existing ones are."
+            ),
+            False,
+        )
+    return "\n".join(lines) + (
+        "" if good else "\nCorrect the tests and submit again, or submit again as it is."
+    ), good
 
 
 def reader_of(
     council: Assembly, author: Proposal, agent: str, *, asked: bool, number: int = 1
 ) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]:
-    """Return what asks a model which cases do not fit the task's text. Where it does not say, none of them counts."""
+    """Return what asks a model which cases do not fit the task's text. Where it does not say, none
+    of them counts.
+    """
 
     async def read(cases: Sequence[str]) -> Mapping[str, str]:
         setup = council.setup_of(agent)
-        shown = clip(readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5))
-        messages = evidence_prompt.validation_prompt(setup.judge_system, council.task_text, shown, cases, asked=asked)
+        shown = clip(
+            readable_diff(author.diff), int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+        )
+        messages = evidence_prompt.validation_prompt(
+            setup.judge_system, council.task_text, shown, cases, asked=asked
+        )
         for attempt in range(1, _TRIES + 1):
             reply = await council.ask(
                 f"{agent}/verify/{number}.{attempt}",
@@ -196,9 +269,16 @@ def reader_of(
             try:
                 dropped = read_numbered(reply, "dropped", len(cases))
             except MalformedReplyError as error:
-                messages = (*messages, Message("assistant", reply.text), Message("user", f"That is no answer: {error}"))
+                messages = (
+                    *messages,
+                    Message("assistant", reply.text),
+                    Message("user", f"That is no answer: {error}"),
+                )
                 continue
-            unread = dict.fromkeys(cases[evidence_prompt.READ_CASES :], f"only {evidence_prompt.READ_CASES} tests are read")
+            unread = dict.fromkeys(
+                cases[evidence_prompt.READ_CASES :],
+                f"only {evidence_prompt.READ_CASES} tests are read",
+            )
             return {cases[number - 1]: why for number, why in dropped.items()} | unread
         return dict.fromkeys(cases, "nobody could read it against the task")
 
@@ -214,9 +294,18 @@ def _summary(verdicts: Verdicts) -> str:
     red = total - len(verdicts.of(PASSES_ON_BASE)) - len(verdicts.of(OTHER_REASON))
     counted = len(verdicts.counted)
     count = (
-        f"test writer: {total} {'test' if total == 1 else 'tests'}, {red} of them {'fails' if red == 1 else 'fail'} on the base"
+        f"test writer: {total} {'test' if total == 1 else 'tests'}, {red} of them "
+        f"{'fails' if red == 1 else 'fail'} on the base"
     )
     count += "" if counted == red else f", {counted} {'counts' if counted == 1 else 'count'}"
-    told = f"the test writer's test fails on every answer: {name_cases(everywhere)}" if everywhere else ""
-    told += ", so that its other tests reproduce nothing" if everywhere and counted and not verdicts.red else ""
+    told = (
+        f"the test writer's test fails on every answer: {name_cases(everywhere)}"
+        if everywhere
+        else ""
+    )
+    told += (
+        ", so that its other tests reproduce nothing"
+        if everywhere and counted and not verdicts.red
+        else ""
+    )
     return "; ".join(filter(None, [count, told, verdicts.dropped()]))

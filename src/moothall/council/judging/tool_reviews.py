@@ -1,4 +1,6 @@
-"""A review by an agent with a shell, in a workspace that holds the change. What it changes there is thrown away."""
+"""A review by an agent with a shell, in a workspace that holds the change. What it changes there is
+thrown away.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ from moothall.errors import DeadlineExceeded, ModelReplyInvalid
 _TURNS = 10
 _SHARE = 0.6
 _NUMBERED = 100
-"""What the numbers of a review's turns begin with: those of a reviewer's reviews are told apart by it."""
+"""What the numbers of a review's turns begin with: those of a reviewer's reviews are told apart by
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewOrder:
-    """What is reviewed: the diff as it is shown and as it applies, what checks said, and the criteria. `number`: of the reviewer's reviews."""
+    """What is reviewed: the diff as it is shown and as it applies, what checks said, and the
+    criteria. `number`: of the reviewer's reviews.
+    """
 
     reviewer: str
     where: str
@@ -61,7 +67,9 @@ async def review_with_tools(council: Assembly, order: ReviewOrder) -> ReadReview
     turns = min(_TURNS, setup.max_turns)
     found: list[ReadReview] = []
 
-    async def examine(call: FunctionCall, commit: Callable[[], Awaitable[Patch]]) -> tuple[str, bool]:
+    async def examine(
+        call: FunctionCall, commit: Callable[[], Awaitable[Patch]]
+    ) -> tuple[str, bool]:
         del commit
         try:
             found.append(_read(json.dumps(read_arguments(call)), len(order.wanted)))
@@ -100,7 +108,9 @@ async def review_with_tools(council: Assembly, order: ReviewOrder) -> ReadReview
 
 
 def _read(text: str, criteria: int) -> ReadReview:
-    """Read a review, with what it says of the task, of what breaks and of the tests as its comment."""
+    """Read a review, with what it says of the task, of what breaks and of the tests as its
+    comment.
+    """
     read = read_review(ChatReply(text, "stop", Usage()), criteria)
     try:
         said = json.loads(text)
@@ -108,7 +118,11 @@ def _read(text: str, criteria: int) -> ReadReview:
         return read
     parts = [
         f"{label}{value.strip()}"
-        for label, name in (("", "does_the_task"), ("Breaks: ", "breaks"), ("Serves the tests: ", "serves_tests"))
+        for label, name in (
+            ("", "does_the_task"),
+            ("Breaks: ", "breaks"),
+            ("Serves the tests: ", "serves_tests"),
+        )
         if isinstance(value := said.get(name), str) and value.strip()
     ]
     return ReadReview(read.score, read.met, read.unmet, read.comment or "\n".join(parts)[:1000])

@@ -1,7 +1,10 @@
-"""Tests of an agent that has no answer of its own, run on the base and on answers: which of their cases count, and for whom.
+"""Tests of an agent that has no answer of its own, run on the base and on answers: which of their
+cases count, and for whom.
 
-The same runs and reasons as for tests of seats (`author_tests`): the agent's version of a test file takes the place of the base's
-for these runs alone, only cases that the base lacks count, or that the agent changed so that they fail on it, and each is run three times (once, if a run takes longer than a minute).
+The same runs and reasons as for tests of seats (`author_tests`): the agent's version of a test file
+takes the place of the base's for these runs alone, only cases that the base lacks count, or that
+the agent changed so that they fail on it, and each is run three times (once, if a run takes longer
+than a minute).
 """
 
 from __future__ import annotations
@@ -37,10 +40,15 @@ Read = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
 async def tests_in(runs: FreshRuns, patch: Patch, seat: str, role: str) -> Proposal:
     """Return what of an agent's change are tests, as if a seat had proposed them.
 
-    Changes of source, configuration and data of the base are left out, and so is all that is no text.
+    Changes of source, configuration and data of the base are left out, and so is all that is no
+    text.
     """
     there, tests = frozenset(runs.prepared.files), frozenset(patch.tests)
-    sources = [part.path for part in file_diffs(patch.diff) if part.path.endswith(".rs") and part.path in there - tests]
+    sources = [
+        part.path
+        for part in file_diffs(patch.diff)
+        if part.path.endswith(".rs") and part.path in there - tests
+    ]
     texts = {path: await runs.text(path) for path in sources}
 
     def wanted(part: FileDiff) -> bool:
@@ -49,13 +57,19 @@ async def tests_in(runs: FreshRuns, patch: Patch, seat: str, role: str) -> Propo
         return part.path in texts and brings_inline_tests(part, texts[part.path])
 
     diff = keep_files(patch.diff, wanted)
-    return Proposal(seat, role, "", diff, own_tests=tuple(path for path in patch.tests if f" b/{path}\n" in diff))
+    return Proposal(
+        seat,
+        role,
+        "",
+        diff,
+        own_tests=tuple(path for path in patch.tests if f" b/{path}\n" in diff),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What became of each new case, by name: the first reason why it does not count, or `COUNTS`. `passed`: by diff, the cases that count
-    and pass; `red`: those that fail on the base.
+    """What became of each new case, by name: the first reason why it does not count, or `COUNTS`.
+    `passed`: by diff, the cases that count and pass; `red`: those that fail on the base.
     """
 
     states: Mapping[str, str]
@@ -82,12 +96,16 @@ class Verdicts:
         for case, state in self.states.items():
             if state not in {COUNTS, FAILS_EVERYWHERE}:
                 by_state.setdefault(state, []).append(case)
-        return "; ".join(f"{name_cases(cases)}: {plain(state, 200)}" for state, cases in by_state.items())
+        return "; ".join(
+            f"{name_cases(cases)}: {plain(state, 200)}" for state, cases in by_state.items()
+        )
 
 
 @dataclass(slots=True)
 class Trial:
-    """The tests of `author` on the base and on the answers `diffs`. `apart`: they have to tell the answers apart, whatever the base does."""
+    """The tests of `author` on the base and on the answers `diffs`. `apart`: they have to tell the
+    answers apart, whatever the base does.
+    """
 
     tests: AuthorTests
     author: Proposal
@@ -96,14 +114,24 @@ class Trial:
     _runs: dict[tuple[str, str, int], CheckRun] = field(default_factory=dict)
 
     async def run(self, read: Read) -> Verdicts:
-        """Return what becomes of each case. `read` is asked once, about those that would count or fail on every answer."""
+        """Return what becomes of each case. `read` is asked once, about those that would count or
+        fail on every answer.
+        """
         states = dict(await self.look())
         cases = self._new_cases()
-        unfit = await read(tuple(found)) if (found := [case for case, state in states.items() if self._is_open(state)]) else {}
-        states |= {case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states}
+        unfit = (
+            await read(tuple(found))
+            if (found := [case for case, state in states.items() if self._is_open(state)])
+            else {}
+        )
+        states |= {
+            case: f"does not fit the task: {why}" for case, why in unfit.items() if case in states
+        }
         counted = [case for case, state in states.items() if state == COUNTS]
         every = await self.tests.paths(self.author)
-        checks = {check: paths for check, paths in every.items() if check in map(cases.get, counted)}
+        checks = {
+            check: paths for check, paths in every.items() if check in map(cases.get, counted)
+        }
         for number in range(2, RUNS + 1):
             if any(run.duration_ms > LONG_MS for run in self._runs.values()):
                 break
@@ -112,7 +140,10 @@ class Trial:
         counted = [case for case in counted if states[case] == COUNTS]
         return Verdicts(
             states,
-            {diff: frozenset(case for case in counted if self._passes(diff, cases[case], case)) for diff in self.diffs},
+            {
+                diff: frozenset(case for case in counted if self._passes(diff, cases[case], case))
+                for diff in self.diffs
+            },
             frozenset(case for case in counted if self._fails_on_base(cases[case], case)),
         )
 
@@ -143,9 +174,13 @@ class Trial:
             return TELLS_NOTHING
         return COUNTS if passing else FAILS_EVERYWHERE
 
-    async def _run_all(self, number: int, checks: Mapping[str, Sequence[str]], diffs: Sequence[str] | None = None) -> None:
+    async def _run_all(
+        self, number: int, checks: Mapping[str, Sequence[str]], diffs: Sequence[str] | None = None
+    ) -> None:
         async def run(diff: str, check: str, paths: Sequence[str]) -> None:
-            self._runs[diff, check, number] = await self.tests.run_tests(diff, self.author, check, paths, number)
+            self._runs[diff, check, number] = await self.tests.run_tests(
+                diff, self.author, check, paths, number
+            )
 
         async with asyncio.TaskGroup() as group:
             for diff in ("", *self.diffs) if diffs is None else diffs:
@@ -153,13 +188,19 @@ class Trial:
                     group.create_task(run(diff, check, paths))
 
     def _new_cases(self) -> dict[str, str]:
-        """Return the cases that the base lacks, or that pass with its own version of them, with their checks, in the order of the runs."""
+        """Return the cases that the base lacks, or that pass with its own version of them, with
+        their checks, in the order of the runs.
+        """
         base = self.tests.runs.prepared.runs
         found: dict[str, str] = {}
         for (_, check, _), run in self._runs.items():
             before = base[check].cases if check in base else {}
             on_base = self._runs["", check, 1].cases
-            changed = {case for case, outcome in before.items() if outcome == "passed" and on_base.get(case) == "failed"}
+            changed = {
+                case
+                for case, outcome in before.items()
+                if outcome == "passed" and on_base.get(case) == "failed"
+            }
             found |= {
                 case: check
                 for case, outcome in run.cases.items()
@@ -173,21 +214,37 @@ class Trial:
         return [run for (of, name, _), run in self._runs.items() if (of, name) == (diff, check)]
 
     def _fails_on_base(self, check: str, case: str) -> bool:
-        return all(run.status == "success" and self.tests.fails_on_base(run, case) for run in self._of("", check))
+        return all(
+            run.status == "success" and self.tests.fails_on_base(run, case)
+            for run in self._of("", check)
+        )
 
     def _passes(self, diff: str, check: str, case: str) -> bool:
         return all(run.cases.get(case) == "passed" for run in self._of(diff, check))
 
     def _is_steady(self, check: str, case: str) -> bool:
-        on_base = {run.status == "success" and self.tests.fails_on_base(run, case) for run in self._of("", check)}
-        told = [{run.cases.get(case) == "passed" for run in self._of(diff, check)} for diff in self.diffs]
+        on_base = {
+            run.status == "success" and self.tests.fails_on_base(run, case)
+            for run in self._of("", check)
+        }
+        told = [
+            {run.cases.get(case) == "passed" for run in self._of(diff, check)}
+            for diff in self.diffs
+        ]
         return len(on_base) == 1 and all(len(outcomes) == 1 for outcomes in told)
 
 
 async def vote(
-    tests: AuthorTests, author: Proposal, verdicts: Verdicts, judged: Sequence[Judged], *, published: bool = True
+    tests: AuthorTests,
+    author: Proposal,
+    verdicts: Verdicts,
+    judged: Sequence[Judged],
+    *,
+    published: bool = True,
 ) -> tuple[Judged, ...]:
-    """Return the candidates with what the counted cases say of those that were run, and publish it."""
+    """Return the candidates with what the counted cases say of those that were run, and publish
+    it.
+    """
     found = []
     for item in judged:
         passed = verdicts.passed.get(item.proposal.diff)
@@ -208,6 +265,13 @@ async def vote(
             why=f"fails {name_cases(failed)}" if failed else "",
         )
         if published:
-            await tests.facts.show(item.proposal, evidence, f"cross/{author.seat}", cross_author=author.seat)
-        found.append(replace(item, cross=(*others, CrossRun(author.seat, not failed, evidence.shown, evidence.red))))
+            await tests.facts.show(
+                item.proposal, evidence, f"cross/{author.seat}", cross_author=author.seat
+            )
+        found.append(
+            replace(
+                item,
+                cross=(*others, CrossRun(author.seat, not failed, evidence.shown, evidence.red)),
+            )
+        )
     return tuple(found)

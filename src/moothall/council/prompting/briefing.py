@@ -1,7 +1,8 @@
-"""Briefings: what the graph knows of a story and a task, packed into a budget of tokens. Seats' prompts and callers get the same.
+"""Briefings: what the graph knows of a story and a task, packed into a budget of tokens. Seats'
+prompts and callers get the same.
 
-The same content gives the same bytes and the same version. What a role may be told in a phase is said by `planning/scopes.yaml`, and the
-graph is asked for no more than that.
+The same content gives the same bytes and the same version. What a role may be told in a phase is
+said by `planning/scopes.yaml`, and the graph is asked for no more than that.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ async def estimate(text: str) -> int:
 
 
 class Briefings:
-    """What is known, from the graph. No text has more than `limits.context_tokens` tokens, as `count` counts them, and none a secret that
-    `clean` knows.
+    """What is known, from the graph. No text has more than `limits.context_tokens` tokens, as
+    `count` counts them, and none a secret that `clean` knows.
     """
 
     def __init__(
@@ -58,12 +59,18 @@ class Briefings:
         self._clean = clean
 
     async def brief(self, asked: BriefingRequest, who: Principal) -> Briefing:
-        """Return what is known; what is not known is left out. Raises `InvalidRequest`, `GraphUnavailable`."""
+        """Return what is known; what is not known is left out. Raises `InvalidRequest`,
+        `GraphUnavailable`.
+        """
         role, wanted = _check(asked, self._budget)
         lines = await self._lines(asked, role, wanted, who)
         tools = f"Tools: {', '.join(self._names_offered(role, who.tenant))}" if role else ""
         budget = asked.budget or self._budget
-        for head in ((_system(role, asked.phase), tools), (_system(role, asked.phase), ""), ("", "")):
+        for head in (
+            (_system(role, asked.phase), tools),
+            (_system(role, asked.phase), ""),
+            ("", ""),
+        ):
             lay = partial(_lay_out, head, self._clean)
             if found := await fill(lines, partial(_text, lay), self._count, budget):
                 whole = lay(found[0])
@@ -71,13 +78,21 @@ class Briefings:
         raise AssertionError  # an empty text has no tokens
 
     async def tell(self, asked: BriefingRequest, who: Principal, room: int) -> str:
-        """Return what the seats of a council are told, in at most `room` tokens: what is known, without fence, role and tools."""
+        """Return what the seats of a council are told, in at most `room` tokens: what is known,
+        without fence, role and tools.
+        """
         role, wanted = _check(asked, self._budget)
         lines = await self._lines(asked, role, wanted, who)
-        found = await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, room) if room > 0 else None
+        found = (
+            await fill(lines, lambda chosen: self._clean(lay_out(chosen)), self._count, room)
+            if room > 0
+            else None
+        )
         return self._clean(lay_out(found[0])) if found else ""
 
-    async def _lines(self, asked: BriefingRequest, role: str, wanted: Sequence[str], who: Principal) -> list[ContextLine]:
+    async def _lines(
+        self, asked: BriefingRequest, role: str, wanted: Sequence[str], who: Principal
+    ) -> list[ContextLine]:
         about = {
             "story_id": asked.story_id,
             "task_id": asked.task_id,
@@ -87,11 +102,22 @@ class Briefings:
         }
         row: Mapping[str, Any] = {}
         if told := [scope for scope in wanted if scope != "timeline"]:
-            row = next(iter(await self._ask("context", only=",".join(told), repository=asked.repository, **about)), {})
+            row = next(
+                iter(
+                    await self._ask(
+                        "context", only=",".join(told), repository=asked.repository, **about
+                    )
+                ),
+                {},
+            )
         similar: Sequence[Mapping[str, Any]] = ()
-        if "similar" in wanted and (repository := asked.repository or str(row.get("repository") or "")):
+        if "similar" in wanted and (
+            repository := asked.repository or str(row.get("repository") or "")
+        ):
             besides = asked.story_id or str(row.get("of_story") or "")
-            similar = await self._ask("similar", repository=repository, **(about | {"story_id": besides}))
+            similar = await self._ask(
+                "similar", repository=repository, **(about | {"story_id": besides})
+            )
         events: Sequence[Mapping[str, Any]] = ()
         if "timeline" in wanted:
             where = {"task_id": ""} if asked.story_id else {}
@@ -100,14 +126,21 @@ class Briefings:
 
     def _names_offered(self, role: str, tenant: str) -> list[str]:
         grant = self._rules.grants.of(role)
-        return [spec.name for spec in list_tools(grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue)]
+        return [
+            spec.name
+            for spec in list_tools(
+                grant, without=self._rules.without(tenant), catalogue=self._rules.catalogue
+            )
+        ]
 
 
 def _text(lay: Callable[[Sequence[ContextLine]], Briefing], lines: Sequence[ContextLine]) -> str:
     return lay(lines).text
 
 
-def _lay_out(head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[ContextLine]) -> Briefing:
+def _lay_out(
+    head: tuple[str, str], clean: Callable[[str], str], lines: Sequence[ContextLine]
+) -> Briefing:
     """Lay out a text, from what most calls share to what the fewest do."""
     system, tools = head
     told = clean(lay_out([line for line in lines if line.scope != "timeline"]))
@@ -128,14 +161,26 @@ def _check(asked: BriefingRequest, most: int) -> tuple[str, tuple[str, ...]]:
     role = read_role(asked.role) if asked.role.strip() else ""
     allowed = scopes().allowed_scopes(role, asked.phase)
     if not 0 <= asked.events <= _MOST_EVENTS:
-        raise InvalidRequest(f"max_events is {asked.events}; allowed are 0 (the default, {_EVENTS}) to {_MOST_EVENTS}")
+        raise InvalidRequest(
+            f"max_events is {asked.events}; allowed are 0 (the default, {_EVENTS}) to "
+            f"{_MOST_EVENTS}"
+        )
     if not 0 <= asked.budget <= most:
-        raise InvalidRequest(f"token_budget is {asked.budget}; allowed are 0 (the default) to {most} (limits.context_tokens)")
+        raise InvalidRequest(
+            f"token_budget is {asked.budget}; allowed are 0 (the default) to {most} "
+            "(limits.context_tokens)"
+        )
     named = scopes().check(asked.scopes)
     flags = {"summaries": asked.summaries, "decisions": asked.decisions, "timeline": asked.timeline}
     parts = [name for name, on in flags.items() if on]
-    chosen = {"story", "brief", *parts} if parts else {scope for scope in allowed if named or scope != "timeline"}
-    return role, tuple(scope for scope in allowed if scope in chosen and (not named or scope in named))
+    chosen = (
+        {"story", "brief", *parts}
+        if parts
+        else {scope for scope in allowed if named or scope != "timeline"}
+    )
+    return role, tuple(
+        scope for scope in allowed if scope in chosen and (not named or scope in named)
+    )
 
 
 def _system(role: str, phase: str) -> str:

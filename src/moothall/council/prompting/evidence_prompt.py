@@ -1,4 +1,5 @@
-"""What agents beside the seats read: the test writer, the tie-breaker, reviewers with tools, and who reads tests against the task.
+"""What agents beside the seats read: the test writer, the tie-breaker, reviewers with tools, and
+who reads tests against the task.
 
 The task and the repository come as seats get them; what is an agent's own comes last.
 """
@@ -17,7 +18,8 @@ _TESTS = """Put the tests into new test files where the test runner finds them, 
 Rust also inside the source files where that is the custom. Change no source code, no configuration and no existing test: only new tests \
 are taken over. Tests use no network and do not depend on time or order."""
 _TURNS = (
-    "Every reply calls at least one tool; several calls in one reply run in order. You have at most {turns} replies; use few."
+    "Every reply calls at least one tool; several calls in one reply run in order. You have at "
+    "most {turns} replies; use few."
 )
 
 _WRITER = f"""You are a test engineer. Others change the code; you never see their changes. Your tests tell a right change from a \
@@ -63,10 +65,13 @@ READ_CASES = 40
 
 SUBMIT_TESTS = FunctionTool(
     "submit",
-    "Hand in your tests. They run on the code as it is; what they show comes back. Submit again to end with them as they are.",
+    "Hand in your tests. They run on the code as it is; what they show comes back. Submit again "
+    "to end with them as they are.",
     {
         "type": "object",
-        "properties": {"summary": {"type": "string", "description": "what each test checks, in a line"}},
+        "properties": {
+            "summary": {"type": "string", "description": "what each test checks, in a line"}
+        },
         "required": ["summary"],
         "additionalProperties": False,
     },
@@ -77,8 +82,14 @@ SUBMIT_DIFFERENCE = FunctionTool(
     {
         "type": "object",
         "properties": {
-            "summary": {"type": "string", "description": "how they differ, or what was run to see that they do not"},
-            SAME: {"type": "boolean", "description": "true: they behave the same wherever the task cares"},
+            "summary": {
+                "type": "string",
+                "description": "how they differ, or what was run to see that they do not",
+            },
+            SAME: {
+                "type": "boolean",
+                "description": "true: they behave the same wherever the task cares",
+            },
         },
         "required": ["summary", SAME],
         "additionalProperties": False,
@@ -93,32 +104,61 @@ def submit_review(criteria: int) -> FunctionTool:
     fields = {
         "does_the_task": {**text, "description": "does it do what the task says, in a sentence"},
         "breaks": {**text, "description": "what it breaks or leaves undone; empty for nothing"},
-        "serves_tests": {**text, "description": "where it acts on the tests instead of the problem; empty for nowhere"},
+        "serves_tests": {
+            **text,
+            "description": "where it acts on the tests instead of the problem; empty for nowhere",
+        },
         "met": {
             "type": "array",
-            "description": "each criterion that is met, with a short literal quote of the change that shows it",
+            "description": (
+                "each criterion that is met, with a short literal quote of the change that shows it"
+            ),
             "items": closed_object(criterion=number, quote=text),
         },
-        "unmet": {"type": "array", "description": "the numbers of the other criteria", "items": number},
-        "score": {"type": "integer", "minimum": 0, "maximum": 10, "description": "0: useless, 10: nothing to improve"},
+        "unmet": {
+            "type": "array",
+            "description": "the numbers of the other criteria",
+            "items": number,
+        },
+        "score": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 10,
+            "description": "0: useless, 10: nothing to improve",
+        },
     }
-    return FunctionTool("submit", "Hand in your review. It ends your work.", closed_object(**fields))
+    return FunctionTool(
+        "submit", "Hand in your review. It ends your work.", closed_object(**fields)
+    )
 
 
 def writer_prompt(shared: str, turns: int, examples: str = "") -> tuple[Message, ...]:
-    """Return the first messages of the test writer. `examples`: those of the task's text, as a list."""
+    """Return the first messages of the test writer. `examples`: those of the task's text, as a
+    list.
+    """
     given = (
-        f"The task gives these examples. Each has to be in a test, with its values as they are:\n{examples}\n\n"
+        "The task gives these examples. Each has to be in a test, with its values as they are:\n"
+        f"{examples}\n\n"
         if examples
         else ""
     )
-    return _pair(_WRITER, shared, f"{given}Write the tests for this task now. {_TURNS.format(turns=turns)}")
+    return _pair(
+        _WRITER, shared, f"{given}Write the tests for this task now. {_TURNS.format(turns=turns)}"
+    )
 
 
-def breaker_prompt(shared: str, patches: Sequence[tuple[str, str]], places: str, turns: int) -> tuple[Message, ...]:
-    """Return the first messages of the tie-breaker. `patches`: letter and diff; `places`: where the trees with them are."""
+def breaker_prompt(
+    shared: str, patches: Sequence[tuple[str, str]], places: str, turns: int
+) -> tuple[Message, ...]:
+    """Return the first messages of the tie-breaker. `patches`: letter and diff; `places`: where the
+    trees with them are.
+    """
     shown = "\n\n".join(fence(f"change {letter}", diff) for letter, diff in patches)
-    return _pair(_BREAKER.format(places=places), f"{shared}\n\n{shown}", f"Compare the changes now. {_TURNS.format(turns=turns)}")
+    return _pair(
+        _BREAKER.format(places=places),
+        f"{shared}\n\n{shown}",
+        f"Compare the changes now. {_TURNS.format(turns=turns)}",
+    )
 
 
 def reviewer_prompt(
@@ -128,24 +168,36 @@ def reviewer_prompt(
     numbered = "\n".join(f"{number}. {text}" for number, text in enumerate(wanted, 1))
     facts = f"\n\n{fence('what its checks said', evidence)}" if evidence else ""
     last = f"{role}\nJudge this change now. {_TURNS.format(turns=turns)}".strip()
-    return _pair(_REVIEWER, f"{shared}\n\n{fence('the change', diff)}{facts}\n\n{fence('criteria', numbered)}", last)
+    return _pair(
+        _REVIEWER,
+        f"{shared}\n\n{fence('the change', diff)}{facts}\n\n{fence('criteria', numbered)}",
+        last,
+    )
 
 
-def validation_prompt(system: str, shared: str, tests: str, cases: Sequence[str], *, asked: bool) -> tuple[Message, ...]:
-    """Ask which tests do not fit the text of the task. No change of the code is shown. `asked`: only what the task asks for fits."""
+def validation_prompt(
+    system: str, shared: str, tests: str, cases: Sequence[str], *, asked: bool
+) -> tuple[Message, ...]:
+    """Ask which tests do not fit the text of the task. No change of the code is shown. `asked`:
+    only what the task asks for fits.
+    """
     numbered = "\n".join(f"{number}. {case}" for number, case in enumerate(cases[:READ_CASES], 1))
     question = (
-        "Which of them expect something that the text of the task does not ask for, or contradict it?"
+        "Which of them expect something that the text of the task does not ask for, or contradict "
+        "it?"
         if asked
-        else "Which of them contradict the text of the task, or require what it leaves open (a name, a message, one of several right "
+        else "Which of them contradict the text of the task, or require what it leaves open (a "
+        "name, a message, one of several right "
         "results), so that a change that does exactly what the task asks for could fail them?"
     )
     return _pair(
         system,
         shared,
-        f"Now read tests that a colleague wrote for this task, instead of doing the task.\n\n{fence('tests', tests)}\n\n"
+        "Now read tests that a colleague wrote for this task, instead of doing the task.\n\n"
+        f"{fence('tests', tests)}\n\n"
         f"{fence('test cases', numbered)}\n\n{question} "
-        'Reply with one JSON object {"dropped": [{"test": number, "why": "…"}, …]}, with an empty list for none, and nothing else.',
+        'Reply with one JSON object {"dropped": [{"test": number, "why": "…"}, …]}, with an empty '
+        "list for none, and nothing else.",
     )
 
 

@@ -1,4 +1,5 @@
-"""What a council is shown of a repository: what fails on the base and what it says, then the code that this names, then the rest.
+"""What a council is shown of a repository: what fails on the base and what it says, then the code
+that this names, then the rest.
 
 Measured on a small model: with the failing test in the prompt nine seats in ten were right at the
 first turn, with the file alone three in ten.
@@ -20,7 +21,9 @@ from moothall.errors import NotFound
 Read = Callable[[str], Awaitable[str]]
 Look = Callable[[SurveyOrder], Awaitable[Survey]]
 
-_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\.*[\w.]+)(?:\s+import\s+\(?([\w, ]+))?", re.MULTILINE)
+_IMPORT = re.compile(
+    r"^\s*(?:from|import)\s+(\.*[\w.]+)(?:\s+import\s+\(?([\w, ]+))?", re.MULTILINE
+)
 _REQUIRE = re.compile(r"""(?:from|require\(|import)\s*["'](\.{1,2}/[\w./-]+)["']""")
 _USE = re.compile(r"^\s*use\s+\w+::(\w+)", re.MULTILINE)
 _WORD = re.compile(r"[\w./-]*[\w-]")
@@ -43,9 +46,10 @@ _CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
 class Shown:
     """What fits of the base, each with its (possibly cut) text, in the order in which it is shown.
 
-    `failing` and `files` are by path, `cases` by the id of a red case (its text may be empty), `code` are functions by path and
-    name. `map` is files and signatures, `listing` the names of all files. `example`: a short function of the repository. `guide` is what
-    the repository itself tells agents.
+    `failing` and `files` are by path, `cases` by the id of a red case (its text may be empty),
+    `code` are functions by path and name. `map` is files and signatures, `listing` the names of all
+    files. `example`: a short function of the repository. `guide` is what the repository itself
+    tells agents.
     """
 
     failing: tuple[tuple[str, str], ...]
@@ -71,11 +75,17 @@ class _Room:
         return cut
 
 
-async def show(prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None) -> Shown:
-    """Return the excerpt of the base that fits into `budget` tokens. `read` gives a file of the base, `look` a survey of it."""
+async def show(
+    prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None
+) -> Shown:
+    """Return the excerpt of the base that fits into `budget` tokens. `read` gives a file of the
+    base, `look` a survey of it.
+    """
     profile = prepared.base.profile
     deciding = {name: run for name, run in prepared.runs.items() if name not in profile.advisory}
-    red = red_cases(deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures))
+    red = red_cases(
+        deciding, prepared.files, profile.folders, (*prepared.flaky, *profile.known_failures)
+    )
     tests = failing_files(red, prepared)
     texts = {path: await _text(read, path) for path in tests[:_CASES]}
     named = list(dict.fromkeys(named_files(description, prepared.files)))
@@ -86,11 +96,18 @@ async def show(prepared: Prepared, description: str, read: Read, budget: int, lo
         if look is not None
         else Survey()
     )
-    listing = clip("\n".join(prepared.files[:_LISTED]), int(budget * CHARS_PER_TOKEN / (10 if found.map else 5)))
+    listing = clip(
+        "\n".join(prepared.files[:_LISTED]),
+        int(budget * CHARS_PER_TOKEN / (10 if found.map else 5)),
+    )
     if len(prepared.files) > _LISTED:
         listing += f"\n… and {len(prepared.files) - _LISTED} more"
     drawn = _whole_lines(found.map, int(budget * _MAP_LEAST))
-    guide = _head(await _text(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS)) if GUIDE in prepared.files else ""
+    guide = (
+        _head(await _text(read, GUIDE), min(budget * _GUIDE_SHARE, _GUIDE_TOKENS))
+        if GUIDE in prepared.files
+        else ""
+    )
     room = _Room(budget - tokens(listing) - tokens(drawn) - (tokens(guide) if guide else 0))
     share = max(room.left * 2 // 5, 64)  # no file takes it all
     cases = _cases(red, room, budget * _CASES_SHARE)
@@ -112,15 +129,31 @@ async def _text(read: Read, path: str) -> str:
 
 
 def _order(
-    red: Sequence[Red], texts: dict[str, str], subjects: Sequence[str], prepared: Prepared, *, description: str, budget: int
+    red: Sequence[Red],
+    texts: dict[str, str],
+    subjects: Sequence[str],
+    prepared: Prepared,
+    *,
+    description: str,
+    budget: int,
 ) -> SurveyOrder:
     """Say what the survey is to lean towards."""
     frames = dict.fromkeys(frame for item in red[:_CASES] for frame in item.frames)
     names = [
-        name.strip() for text in texts.values() for _, group in _IMPORT.findall(text) for name in group.split(",") if name.strip()
+        name.strip()
+        for text in texts.values()
+        for _, group in _IMPORT.findall(text)
+        for name in group.split(",")
+        if name.strip()
     ]
     said = " ".join([description, *(f"{item.case} {item.detail[-2000:]}" for item in red[:_CASES])])
-    tests = [(path, item.names[0]) for item in red[:_CASES] if item.names for path in texts if path in _paths_of(item, prepared)]
+    tests = [
+        (path, item.names[0])
+        for item in red[:_CASES]
+        if item.names
+        for path in texts
+        if path in _paths_of(item, prepared)
+    ]
     return SurveyOrder(
         frames=tuple(frames)[: 2 * _CASES],
         tests=tuple(dict.fromkeys(tests)),
@@ -132,7 +165,9 @@ def _order(
 
 
 def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
-    """Return the red cases with what they said, each way to fail once and as far as there is room, and then just their ids."""
+    """Return the red cases with what they said, each way to fail once and as far as there is room,
+    and then just their ids.
+    """
     end = room.left - most
     shown: list[tuple[str, str]] = []
     ways = set[object]()
@@ -151,7 +186,9 @@ def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str
     return tuple(shown)
 
 
-def _failing_texts(texts: dict[str, str], spans: Sequence[Passage], room: _Room, share: int) -> tuple[tuple[str, str], ...]:
+def _failing_texts(
+    texts: dict[str, str], spans: Sequence[Passage], room: _Room, share: int
+) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests, of long ones just the tests."""
     failing = []
     for path, text in texts.items():
@@ -164,7 +201,9 @@ def _failing_texts(texts: dict[str, str], spans: Sequence[Passage], room: _Room,
     return tuple(failing)
 
 
-def _code(spans: Sequence[Passage], texts: dict[str, str], room: _Room, most: float) -> tuple[tuple[str, str], ...]:
+def _code(
+    spans: Sequence[Passage], texts: dict[str, str], room: _Room, most: float
+) -> tuple[tuple[str, str], ...]:
     """Return the functions that the failures lead through, but for the tests."""
     end = room.left - most
     code = []
@@ -175,7 +214,9 @@ def _code(spans: Sequence[Passage], texts: dict[str, str], room: _Room, most: fl
     return tuple(code)
 
 
-async def _files(paths: Sequence[str], read: Read, room: _Room, share: int) -> tuple[tuple[str, str], ...]:
+async def _files(
+    paths: Sequence[str], read: Read, room: _Room, share: int
+) -> tuple[tuple[str, str], ...]:
     files = []
     for path in paths:
         if room.left < share // 4:
@@ -215,7 +256,8 @@ def _whole_lines(text: str, most: int) -> str:
 def failing_files(red: Sequence[Red], prepared: Prepared) -> list[str]:
     """Return the files of the red cases, in the order of the repository's files.
 
-    A case is `<file>::<name>` or the file itself; else its frames say it, and where a runner gave no cases, its output.
+    A case is `<file>::<name>` or the file itself; else its frames say it, and where a runner gave
+    no cases, its output.
     """
     found = {path for item in red for path in _paths_of(item, prepared)}
     return [path for path in prepared.files if path in found]
@@ -235,11 +277,15 @@ def _paths_of(item: Red, prepared: Prepared) -> list[str]:
 
 def looks_like_test(path: str) -> bool:
     """Whether a path looks like a file of tests."""
-    return _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
+    return (
+        _TEST_AFFIX.search(stem(path)) is not None or path.startswith("tests/") or "/tests/" in path
+    )
 
 
 def named_file(name: str, files: Collection[str], folder: str) -> str:
-    """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a folder."""
+    """A runner says `tests/test_a.py` or `tests.test_a` or `tests.test_a.TestClass`, perhaps from a
+    folder.
+    """
     for said in (posixpath.join(folder, name), name):
         if said in files:
             return said
@@ -253,9 +299,16 @@ def named_file(name: str, files: Collection[str], folder: str) -> str:
 
 
 def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
-    """Files that the task names, by path, by their last part, or as a Python module or what is in it."""
+    """Files that the task names, by path, by their last part, or as a Python module or what is in
+    it.
+    """
     words = {word.strip("./") for word in _WORD.findall(description)}
-    modules = {word.rsplit(".", cut)[0] for word in words for cut in (0, 1, 2) if word.count(".") > cut and "/" not in word}
+    modules = {
+        word.rsplit(".", cut)[0]
+        for word in words
+        for cut in (0, 1, 2)
+        if word.count(".") > cut and "/" not in word
+    }
     words |= {path for module in modules for path in _module_files(module, "", files)}
     for path in files:
         if path in words or ("." in posixpath.basename(path) and posixpath.basename(path) in words):
@@ -263,7 +316,9 @@ def named_files(description: str, files: Sequence[str]) -> Iterator[str]:
 
 
 def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
-    """Files that the failing tests import, then those whose name says that they are tested there."""
+    """Files that the failing tests import, then those whose name says that they are tested
+    there.
+    """
     known = set(files)
     for path, text in failing.items():
         folder = posixpath.dirname(path)
@@ -271,13 +326,23 @@ def _subjects(failing: dict[str, str], files: Sequence[str]) -> Iterator[str]:
             yield from _module_files(module, folder, files)
         for target in _REQUIRE.findall(text):
             base = posixpath.normpath(posixpath.join(folder, target))
-            yield from (f"{base}{end}" for end in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts") if f"{base}{end}" in known)
+            yield from (
+                f"{base}{end}"
+                for end in ("", ".js", ".ts", ".mjs", "/index.js", "/index.ts")
+                if f"{base}{end}" in known
+            )
         for module in _USE.findall(text) if path.endswith(".rs") else ():
-            yield from (other for other in files if other.endswith((f"src/{module}.rs", f"src/{module}/mod.rs")))
+            yield from (
+                other
+                for other in files
+                if other.endswith((f"src/{module}.rs", f"src/{module}/mod.rs"))
+            )
     for path in failing:
         subject = _TEST_AFFIX.sub("", stem(path))
         same = [other for other in files if other != path and stem(other) == subject]
-        yield from sorted(same, key=lambda other: posixpath.dirname(other) != posixpath.dirname(path))
+        yield from sorted(
+            same, key=lambda other: posixpath.dirname(other) != posixpath.dirname(path)
+        )
 
 
 def _modules(text: str) -> Iterator[str]:

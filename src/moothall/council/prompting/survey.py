@@ -1,4 +1,6 @@
-"""A survey of the base: asked of a workspace, whose sandbox parses the code. What comes from there is hostile: bounded and typed here."""
+"""A survey of the base: asked of a workspace, whose sandbox parses the code. What comes from there
+is hostile: bounded and typed here.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _log = telemetry.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SurveyOrder:
-    """What a survey leans towards: lines (path, number) and tests (path, name) whose code is wanted, further paths and words,
-    names whose home is looked for; and how long the map may be.
+    """What a survey leans towards: lines (path, number) and tests (path, name) whose code is
+    wanted, further paths and words, names whose home is looked for; and how long the map may be.
     """
 
     frames: tuple[tuple[str, int], ...] = ()
@@ -51,7 +53,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The code round the wanted lines, files that define the wanted names, a map of files and signatures, a function to show."""
+    """The code round the wanted lines, files that define the wanted names, a map of files and
+    signatures, a function to show.
+    """
 
     spans: tuple[Passage, ...] = ()
     homes: tuple[str, ...] = ()
@@ -60,7 +64,9 @@ class Survey:
 
 
 class Surveyor:
-    """Surveys bases; the last answers are kept. A base without code of a known language is not looked at."""
+    """Surveys bases; the last answers are kept. A base without code of a known language is not
+    looked at.
+    """
 
     def __init__(self, workspaces: Workspaces, limits: LimitSettings) -> None:
         self._workspaces = workspaces
@@ -68,7 +74,9 @@ class Surveyor:
         self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)
 
     async def survey(self, prepared: Prepared, order: SurveyOrder) -> Survey:
-        """Return the survey; an empty one, and a line in the log, where it failed: a council can do without."""
+        """Return the survey; an empty one, and a line in the log, where it failed: a council can do
+        without.
+        """
         if not any(language_of(path) for path in prepared.files):
             return Survey()
         key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(order))
@@ -77,17 +85,27 @@ class Surveyor:
         try:
             found = await self._ask(prepared, order, key)
         except MoothallError as error:
-            _log.warning("no survey of the repository", repository=prepared.base.repository, reason=error.message)
+            _log.warning(
+                "no survey of the repository",
+                repository=prepared.base.repository,
+                reason=error.message,
+            )
             return Survey()
         self._kept[key] = found
         return found
 
     async def _ask(self, prepared: Prepared, order: SurveyOrder, key: str) -> Survey:
         limits = self._limits
-        wanted = asdict(order) | {"files": limits.map_files, "bytes": limits.map_bytes, "known": _code_files(prepared)}
+        wanted = asdict(order) | {
+            "files": limits.map_files,
+            "bytes": limits.map_bytes,
+            "known": _code_files(prepared),
+        }
         deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)
         async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
-            result = await workspace.call(ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline))
+            result = await workspace.call(
+                ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline)
+            )
         if result.status is not ToolStatus.SUCCESS:
             _log.warning(
                 "no survey of the repository",
@@ -99,7 +117,9 @@ class Surveyor:
 
 
 def _code_files(prepared: Prepared) -> list[str]:
-    """Return the base's files of code, so that the products of its set-up are left out; none where they are too many to be sent."""
+    """Return the base's files of code, so that the products of its set-up are left out; none where
+    they are too many to be sent.
+    """
     found = [path for path in prepared.files if language_of(path)]
     return found if sum(map(len, found)) <= _KNOWN_CHARS else []
 
@@ -109,8 +129,12 @@ def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> S
     spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
     drawn = output.get("map")
     return Survey(
-        spans=tuple(span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None),
-        homes=tuple(path for path in list_of(homes)[:_HOMES] if isinstance(path, str) and path in known),
+        spans=tuple(
+            span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None
+        ),
+        homes=tuple(
+            path for path in list_of(homes)[:_HOMES] if isinstance(path, str) and path in known
+        ),
         map=drawn[:map_chars] if isinstance(drawn, str) else "",
         example=_span(example, known),
     )
@@ -121,7 +145,11 @@ def _span(item: Any, known: set[str]) -> Passage | None:
         return None
     path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
     if not (
-        isinstance(path, str) and path in known and isinstance(name, str) and isinstance(line, int) and isinstance(text, str)
+        isinstance(path, str)
+        and path in known
+        and isinstance(name, str)
+        and isinstance(line, int)
+        and isinstance(text, str)
     ):
         return None
     return Passage(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])

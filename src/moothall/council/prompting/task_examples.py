@@ -1,6 +1,7 @@
 """Examples in a task's text: calls and what they are to give. Each is literally in the text. Pure.
 
-What a call gives at present is no example, so prose needs a word such as "should", or an arrow or comparison.
+What a call gives at present is no example, so prose needs a word such as "should", or an arrow or
+comparison.
 """
 
 from __future__ import annotations
@@ -17,25 +18,37 @@ _VALUE = (
     r"|-?\d[\w.]*\w|-?\d|(?:None|True|False|nil|null|undefined|true|false|NaN)\b|(?:Ok|Err|Some)\([^\n()]*\)|[A-Z]\w*(?:Error|Exception)\b)"
 )
 _ASKS = (
-    r"(?:should|must|shall|has to|have to|ought to|needs? to|is (?:expected|supposed) to)\s+(?:now |then |also |always )*"
+    r"(?:should|must|shall|has to|have to|ought to|needs? to|is (?:expected|supposed) "
+    r"to)\s+(?:now |then |also |always )*"
     r"(?:be|return|give|yield|equal|evaluate to|result in|raise|throw|print|output|become)"
 )
-_PROSE = re.compile(rf"`?(?P<call>{_CALL})`?\s+{_ASKS}\s+(?:an? |the )?(?:(?:string|value|list|number|error)\s+)?(?:{_VALUE})")
-_ARROW = re.compile(rf"`?(?P<call>{_CALL})`?\s*(?:==|===|=>|->|→|↦|(?:#|//)\s*(?:=>|->|→))\s*(?:{_VALUE})")
+_PROSE = re.compile(
+    rf"`?(?P<call>{_CALL})`?\s+{_ASKS}\s+(?:an? |the "
+    rf")?(?:(?:string|value|list|number|error)\s+)?(?:{_VALUE})"
+)
+_ARROW = re.compile(
+    rf"`?(?P<call>{_CALL})`?\s*(?:==|===|=>|->|→|↦|(?:#|//)\s*(?:=>|->|→))\s*(?:{_VALUE})"
+)
 _ASSERTION = re.compile(
     r"(?m)^[ \t]*(?:>>> )?(?P<line>(?:assert(?:_eq|_ne)?!\(.*\);?"
-    r"|(?:self\.)?assert\w*\(.+\)|assert\.\w+\(.+\);?|expect\(.+\)\.(?:not\.)?to\w*\(.*\);?))[ \t]*$"
+    r"|(?:self\.)?assert\w*\(.+\)|assert\.\w+\(.+\);?|expect\(.+\)\.(?:not\.)?to\w*\(.*\);?))[ "
+    r"\t]*$"
 )
 _SESSION = re.compile(
-    r"(?m)^(?P<inset>[ \t]*)>>> (?P<call>.+)\n(?P<more>(?:(?P=inset)\.\.\. ?.*\n)*)(?P<said>(?:(?!(?P=inset)>>>|[ \t]*```|[ \t]*$).*(?:\n|\Z))*)"
+    r"(?m)^(?P<inset>[ \t]*)>>> (?P<call>.+)\n(?P<more>(?:(?P=inset)\.\.\. "
+    r"?.*\n)*)(?P<said>(?:(?!(?P=inset)>>>|[ \t]*```|[ \t]*$).*(?:\n|\Z))*)"
 )
-_LITERAL = re.compile(r"\"((?:[^\"\\\n]|\\.)*)\"|'((?:[^'\\\n]|\\.)*)'|(?<![\w.])(\d[\w.]*\w|\d)(?![\w])")
+_LITERAL = re.compile(
+    r"\"((?:[^\"\\\n]|\\.)*)\"|'((?:[^'\\\n]|\\.)*)'|(?<![\w.])(\d[\w.]*\w|\d)(?![\w])"
+)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskExample:
-    """A call as the task spells it and what it is to give; of an assertion, `call` is the whole line and `result` empty."""
+    """A call as the task spells it and what it is to give; of an assertion, `call` is the whole
+    line and `result` empty.
+    """
 
     call: str
     result: str = ""
@@ -46,14 +59,21 @@ class TaskExample:
     def is_in(self, tests: str) -> bool:
         """Whether tests hold the name that is called and each literal of the example."""
         names = _NAME.findall(self.call.partition("(")[0]) if self.result else []
-        wanted = [next(filter(None, match.groups()), "") for match in _LITERAL.finditer(f"{self.call} {self.result}")]
-        return all(name in tests for name in names[-1:]) and all(literal in tests for literal in wanted)
+        wanted = [
+            next(filter(None, match.groups()), "")
+            for match in _LITERAL.finditer(f"{self.call} {self.result}")
+        ]
+        return all(name in tests for name in names[-1:]) and all(
+            literal in tests for literal in wanted
+        )
 
 
 def find_examples(task: str) -> tuple[TaskExample, ...]:
     """Return the examples of a task, in the order of its text and each once."""
     found = sorted(_all(task[:_READ]), key=lambda item: item[0])
-    examples = dict.fromkeys(example for _, example in found if len(example.call) + len(example.result) <= _LONGEST)
+    examples = dict.fromkeys(
+        example for _, example in found if len(example.call) + len(example.result) <= _LONGEST
+    )
     return tuple(examples)[:_MOST]
 
 
@@ -75,5 +95,10 @@ def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
         yield match.start(), TaskExample(match["line"])
     for match in _SESSION.finditer(task):
         said = match["said"].strip()
-        if said and "(" in match["call"] and not match["more"] and not match["call"].startswith(("assert ", "import ", "from ")):
+        if (
+            said
+            and "(" in match["call"]
+            and not match["more"]
+            and not match["call"].startswith(("assert ", "import ", "from "))
+        ):
             yield match.start(), TaskExample(match["call"].strip(), said.splitlines()[-1].strip())

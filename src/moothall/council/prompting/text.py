@@ -6,7 +6,9 @@ import re
 
 from moothall.domain.ids import digest
 
-CHARS_PER_TOKEN = 3.2  # code in a byte-pair vocabulary; low on purpose, so that windows are never overrun
+CHARS_PER_TOKEN = (
+    3.2  # code in a byte-pair vocabulary; low on purpose, so that windows are never overrun
+)
 
 
 def tokens(text: str) -> int:
@@ -14,14 +16,16 @@ def tokens(text: str) -> int:
     return int(len(text) / CHARS_PER_TOKEN) + 1
 
 
-# Letters as a word begins and goes on, then what has a token of its own mostly: a digit, a sign of another script, punctuation, space.
+# Letters as a word begins and goes on, then what has a token of its own mostly: a digit, a sign of
+# another script, punctuation, space.
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d|[^\x00-\x7f]|([^\w\s]|_)\1*|[\t\n\r\f\v]+| {2,}")
 _MARGIN = 1.1
 
 
 def most_tokens(text: str) -> int:
-    """Return how many tokens `text` takes at most, as far as that can be said without its model: ids, hashes, times and other scripts are
-    denser than words, which `tokens` goes by. Costs more than that.
+    """Return how many tokens `text` takes at most, as far as that can be said without its model:
+    ids, hashes, times and other scripts are denser than words, which `tokens` goes by. Costs more
+    than that.
     """
     return max(tokens(text), int(sum(map(_piece, _PIECE.finditer(text))) * _MARGIN) + 1)
 
@@ -38,25 +42,42 @@ def _piece(found: re.Match[str]) -> int:
 
 
 def clip(text: str, limit: int) -> str:
-    """Return at most about `limit` characters: the head and, as errors stand last, twice as much of the tail."""
+    """Return at most about `limit` characters: the head and, as errors stand last, twice as much of
+    the tail.
+    """
     if len(text) <= limit:
         return text
     head = limit // 3
-    return f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n{text[len(text) - (limit - head) :]}"
+    return (
+        f"{text[:head]}\n[… {len(text) - limit} characters left out …]\n"
+        f"{text[len(text) - (limit - head) :]}"
+    )
 
 
 def fence(label: str, text: str) -> str:
-    """Return `text` between two marked lines that `text` cannot hold, so that it cannot close its own fence.
+    """Return `text` between two marked lines that `text` cannot hold, so that it cannot close its
+    own fence.
 
     The mark depends on label and text only: the same input gives the same bytes.
     """
     plain_label = " ".join(label.split())[:200]
     whole = digest(plain_label, text)
     # The shortest beginning that is in neither: each mark costs tokens of every call.
-    mark = next((mark for end in range(4, len(whole)) if (mark := whole[:end]) not in text and mark not in plain_label), whole)
+    mark = next(
+        (
+            mark
+            for end in range(4, len(whole))
+            if (mark := whole[:end]) not in text and mark not in plain_label
+        ),
+        whole,
+    )
     return f"--- {plain_label} [{mark}] ---\n{text.rstrip()}\n--- end [{mark}] ---"
 
 
 def readable_diff(diff: str) -> str:
-    """Return a git diff without the lines that name objects: to a model they are long and mean nothing."""
-    return "\n".join(line for line in diff.splitlines() if not line.startswith(("index ", "diff --git ")))
+    """Return a git diff without the lines that name objects: to a model they are long and mean
+    nothing.
+    """
+    return "\n".join(
+        line for line in diff.splitlines() if not line.startswith(("index ", "diff --git "))
+    )

@@ -1,7 +1,7 @@
 """Find tool calls and answers in a model's text, in whatever spelling the model was trained on.
 
-One scan from left to right. JSON objects are decoded where they stand, so that nothing inside a string is taken for markup. All
-searches are linear in the size of the text: it may be hostile.
+One scan from left to right. JSON objects are decoded where they stand, so that nothing inside a
+string is taken for markup. All searches are linear in the size of the text: it may be hostile.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ _MAX_DEPTH = 64
 """Levels of objects and lists. Arguments of tools have three at most."""
 _MAX_NAME = 100
 _MENTION = 1000
-"""Characters after <tool> within which its end shows that it is a call, and not prose about calls."""
+"""Characters after <tool> within which its end shows that it is a call, and not prose about calls.
+"""
 _SCAN_SHARE, _SCAN_FLOOR = 4, 100_000
-"""Characters of broken JSON that are read before a text is given up: a multiple of its size, and a floor."""
+"""Characters of broken JSON that are read before a text is given up: a multiple of its size, and a
+floor.
+"""
 _FAILURES = 200
 """Broken objects that are read before a text is given up."""
 
@@ -52,12 +55,14 @@ _MARK = re.compile(
     r"<(?P<tag>tool|python|finish)>"
     # Reasoning that the server did not separate from the answer.
     rf"|(?P<think>{_OPENING})|(?P<thought>{_CLOSING})"
-    # Qwen3-Coder and Seed-OSS: <function=NAME><parameter=KEY>VALUE</parameter></function>. Llama: <function=NAME>JSON</function>.
-    # Claude, MiniMax and DeepSeek V3.2: <invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>.
+    # Qwen3-Coder and Seed-OSS: <function=NAME><parameter=KEY>VALUE</parameter></function>. Llama:
+    # <function=NAME>JSON</function>. Claude, MiniMax and DeepSeek V3.2: <invoke
+    # name="NAME"><parameter name="KEY">VALUE</parameter></invoke>.
     rf"|<{_DSML}(?:function=|invoke name=)[\"']?(?P<xml>{_NAME})[\"']?>"
     # GLM: <tool_call>NAME <arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>.
     rf"|<tool_call>\s*+(?P<pairs>{_NAME})\s*+(?=<arg_key>|</tool_call>)"
-    # A name, then an object of arguments: Mistral from version 11 on, Kimi, DeepSeek V3 and V3.1, gpt-oss.
+    # A name, then an object of arguments: Mistral from version 11 on, Kimi, DeepSeek V3 and V3.1,
+    # gpt-oss.
     rf"|\[TOOL_CALLS\]\s*+(?P<mistral>{_NAME})\s*+(?:\[CALL_ID\][\w-]{{0,64}})?\s*+(?:\[ARGS\])?\s*+(?=\{{)"
     rf"|<\|tool_call_begin\|>\s*+(?P<kimi>{_NAME})\s*+<\|tool_call_argument_begin\|>\s*+(?=\{{)"
     rf"|<{_BAR}tool▁call▁begin{_BAR}>\s*+(?:function<{_BAR}tool▁sep{_BAR}>)?(?P<deepseek>{_NAME})\s*+"
@@ -71,10 +76,26 @@ _MARK = re.compile(
 )
 _NAMED = frozenset({"mistral", "kimi", "deepseek", "harmony"})
 _SHELL_FENCES = frozenset({"bash", "sh", "shell", "mswea_bash_command"})
-_READ_FENCES = frozenset({"", "json", "jsonc", "json5", "xml", "text", "txt", "tool", "tool_call", "tool_calls", "tool_use"})
+_READ_FENCES = frozenset(
+    {
+        "",
+        "json",
+        "jsonc",
+        "json5",
+        "xml",
+        "text",
+        "txt",
+        "tool",
+        "tool_call",
+        "tool_calls",
+        "tool_use",
+    }
+)
 """Languages of fenced blocks in which calls are looked for. The others hold code."""
 _FENCE_END = re.compile(r"^[ \t]{0,8}```[ \t]*$", re.MULTILINE)
-_PARAMETER = re.compile(rf"\s*<{_DSML}parameter(?:=|\s{{1,4}}name=)[\"']?(?P<key>{_NAME})[\"']?(?P<rest>\s[^<>\n]{{0,80}})?>")
+_PARAMETER = re.compile(
+    rf"\s*<{_DSML}parameter(?:=|\s{{1,4}}name=)[\"']?(?P<key>{_NAME})[\"']?(?P<rest>\s[^<>\n]{{0,80}})?>"
+)
 # A value may hold such tags itself: those that end it are followed by what can come next.
 _VALUE_END = re.compile(
     rf"(?P<closed></{_DSML}parameter>)"
@@ -101,9 +122,19 @@ _NOISE = re.compile(
 _LISTS = ("actions", "tool_calls", "tool_uses", "calls")
 _SINGLE = ("action", "function_call", "tool_call")
 _TOOL_KEYS = ("tool", "name", "tool_name", "recipient_name", "function", "action")
-_ARGUMENT_KEYS = ("args", "arguments", "parameters", "input", "action_input", "tool_input", "params")
+_ARGUMENT_KEYS = (
+    "args",
+    "arguments",
+    "parameters",
+    "input",
+    "action_input",
+    "tool_input",
+    "params",
+)
 _THOUGHT_KEYS = ("thought", "thoughts", "reasoning")
-_ABOUT_A_CALL = frozenset({"id", "call_id", "tool_call_id", "type", "index", "status", *_THOUGHT_KEYS})
+_ABOUT_A_CALL = frozenset(
+    {"id", "call_id", "tool_call_id", "type", "index", "status", *_THOUGHT_KEYS}
+)
 """Fields of a call that are not arguments where these stand beside the name."""
 _LITERALS = {"True": True, "False": False, "None": None}
 
@@ -113,14 +144,18 @@ class MalformedReplyError(ValueError):
 
 
 def clean_text(text: str) -> str:
-    """Return the text with lone surrogates replaced: JSON can spell half a character, and no encoder takes it."""
+    """Return the text with lone surrogates replaced: JSON can spell half a character, and no
+    encoder takes it.
+    """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def without_thinking(text: str) -> str:
-    """Return a text without its reasoning: marked blocks, and all before a closing mark that nothing opened.
+    """Return a text without its reasoning: marked blocks, and all before a closing mark that
+    nothing opened.
 
-    A text that begins with a JSON object is returned as it is: there such marks are content, as they are in a fenced block.
+    A text that begins with a JSON object is returned as it is: there such marks are content, as
+    they are in a fenced block.
     """
     text = clean_text(text)
     if text.lstrip().startswith("{"):
@@ -171,7 +206,9 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_flo
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int]:
-    """Return the JSON value that begins at `start`, and where it ends; raises `MalformedReplyError`."""
+    """Return the JSON value that begins at `start`, and where it ends; raises
+    `MalformedReplyError`.
+    """
     try:
         value, end = _DECODER.raw_decode(text, start)
         return _clean_value(value, 0), end
@@ -199,7 +236,9 @@ def _clean_value(value: Any, depth: int) -> Any:
 
 
 class _Allowance:
-    """How much broken JSON a text may hold. The decoder's errors count its lines, so that each costs time too."""
+    """How much broken JSON a text may hold. The decoder's errors count its lines, so that each
+    costs time too.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -210,7 +249,11 @@ class _Allowance:
         """Count a failure to decode what begins at `start`; return whether reading may go on."""
         cause = error.__cause__
         known = isinstance(cause, json.JSONDecodeError) and not cause.msg.startswith("Unterminated")
-        read = cause.pos - start if known and isinstance(cause, json.JSONDecodeError) else len(self._text) - start
+        read = (
+            cause.pos - start
+            if known and isinstance(cause, json.JSONDecodeError)
+            else len(self._text) - start
+        )
         self._characters -= read
         self._failures -= 1
         return self._characters > 0 and self._failures > 0
@@ -219,7 +262,8 @@ class _Allowance:
 def find_values(text: str, opening: str = "{") -> Iterator[Any]:
     """Yield the outermost JSON objects of a text in order (with `opening` "[", its lists of texts).
 
-    What is broken is passed over; raises `MalformedReplyError` if there is too much of it, or nothing else.
+    What is broken is passed over; raises `MalformedReplyError` if there is too much of it, or
+    nothing else.
     """
     text = clean_text(text)
     begins = _OBJECT_BEGIN if opening == "{" else _LIST_BEGIN
@@ -249,7 +293,9 @@ def find_values(text: str, opening: str = "{") -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The tools that a reply may call. Without any, names are taken as they are and values of markup are texts."""
+    """The tools that a reply may call. Without any, names are taken as they are and values of
+    markup are texts.
+    """
 
     specs: Sequence[ToolSpec] = ()
 
@@ -263,7 +309,9 @@ class OfferedTools:
         return SHELL in self._names.values()
 
     def name_of(self, name: str) -> str:
-        """Return the offered tool that a model means by `functions.files_read:0`; other names as they are."""
+        """Return the offered tool that a model means by `functions.files_read:0`; other names as
+        they are.
+        """
         name = name.strip()
         short = name.removeprefix("functions.").partition(":")[0]
         for candidate in (name, short):
@@ -286,8 +334,13 @@ def _plain_name(name: str) -> str:
 
 
 def _typed(value: str, shape: Mapping[str, Any]) -> Any:
-    """Return a value of markup as its argument's schema has it; as text where it has none, or does not fit."""
-    kinds = {shape.get("type"), *(mapping_of(way).get("type") for way in list_of(shape.get("anyOf")))} - {None}
+    """Return a value of markup as its argument's schema has it; as text where it has none, or does
+    not fit.
+    """
+    kinds = {
+        shape.get("type"),
+        *(mapping_of(way).get("type") for way in list_of(shape.get("anyOf"))),
+    } - {None}
     text = value.strip()
     if not kinds or "string" in kinds or not text:
         return value
@@ -305,7 +358,9 @@ def _typed(value: str, shape: Mapping[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class Parts:
-    """What a reply holds, in order. `commands`: fenced shell blocks. `fields`: those of objects that ask for nothing."""
+    """What a reply holds, in order. `commands`: fenced shell blocks. `fields`: those of objects
+    that ask for nothing.
+    """
 
     actions: list[Action] = field(default_factory=list)
     python: list[str] = field(default_factory=list)
@@ -332,7 +387,9 @@ class Parts:
 
 
 def read_parts(text: str, tools: OfferedTools) -> Parts:
-    """Return what a text holds; raises `MalformedReplyError` for a call, an answer or a block that is broken."""
+    """Return what a text holds; raises `MalformedReplyError` for a call, an answer or a block that
+    is broken.
+    """
     return _Scan(clean_text(text), tools).run()
 
 
@@ -351,7 +408,8 @@ class _Scan:
     def run(self) -> Parts:
         """Scan the whole text.
 
-        What stands before a closing mark of reasoning that nothing opened was reasoning, unless nothing follows.
+        What stands before a closing mark of reasoning that nothing opened was reasoning, unless
+        nothing follows.
         """
         kept: Parts | None = None
         first: MalformedReplyError | None = None
@@ -372,7 +430,9 @@ class _Scan:
         return kept or self._parts
 
     def _scan(self, position: int) -> int:
-        """Collect until a closing mark of reasoning that nothing opened; return the position after it, -1 at the end."""
+        """Collect until a closing mark of reasoning that nothing opened; return the position after
+        it, -1 at the end.
+        """
         text = self._text
         while mark := _MARK.search(text, position):
             self._parts.outside.append(text[position : mark.start()])
@@ -399,7 +459,9 @@ class _Scan:
         return -1
 
     def _next_close(self) -> int:
-        """Return the position after the next closing mark of reasoning that nothing opened, -1 if there is none."""
+        """Return the position after the next closing mark of reasoning that nothing opened, -1 if
+        there is none.
+        """
         position = self._at
         while mark := _THOUGHT_MARK.search(self._text, position):
             if mark.group("open") is None:
@@ -408,7 +470,9 @@ class _Scan:
         return -1
 
     def _after_thinking(self, mark: re.Match[str]) -> int:
-        """Return the position after a block of reasoning. One that is not closed may hold the reply."""
+        """Return the position after a block of reasoning. One that is not closed may hold the
+        reply.
+        """
         opened = mark.group()
         end = -1 if opened in self._missing else _end_of_thinking(self._text, mark.end(), opened)
         if end < 0:
@@ -438,7 +502,9 @@ class _Scan:
         return closed.end() if closed else position
 
     def _read_text(self, tag: str, start: int) -> int:
-        """Read what <python> or <finish> holds. Prose may mention such a tag: one without end or content is passed over."""
+        """Read what <python> or <finish> holds. Prose may mention such a tag: one without end or
+        content is passed over.
+        """
         close = f"</{tag}>"
         end = -1 if close in self._missing else self._text.find(close, start)
         if end < 0:
@@ -470,7 +536,11 @@ class _Scan:
             while parameter := _PARAMETER.match(text, position):
                 end = self._end_of_value(parameter.end())
                 value = text[parameter.end() : end.start() if end else len(text)]
-                value = value.removeprefix("\n").removesuffix("\n") if end and end.group("closed") else value.strip()
+                value = (
+                    value.removeprefix("\n").removesuffix("\n")
+                    if end and end.group("closed")
+                    else value.strip()
+                )
                 key = parameter.group("key")
                 raw = 'string="true"' in (parameter.group("rest") or "")
                 arguments[key] = value if raw else _typed(value, mapping_of(shapes.get(key)))
@@ -480,7 +550,9 @@ class _Scan:
         return closed.end() if closed else position
 
     def _end_of_value(self, start: int) -> re.Match[str] | None:
-        """Return where a parameter's value ends: at what can only be its end, else at the first closing tag."""
+        """Return where a parameter's value ends: at what can only be its end, else at the first
+        closing tag.
+        """
         end = None if "value" in self._missing else _VALUE_END.search(self._text, start)
         if end is None:
             self._missing.add("value")
@@ -498,7 +570,9 @@ class _Scan:
             end = _PAIR_END.search(text, pair.end())
             if end is None:
                 raise MalformedReplyError("<arg_value> is not closed by </arg_value>.")
-            arguments[pair.group("key")] = _typed(text[pair.end() : end.start()], mapping_of(shapes.get(pair.group("key"))))
+            arguments[pair.group("key")] = _typed(
+                text[pair.end() : end.start()], mapping_of(shapes.get(pair.group("key")))
+            )
             position = end.end()
         self._add_call(mark.group("pairs"), arguments)
         return position
@@ -517,15 +591,21 @@ class _Scan:
         return end.end()
 
     def _read_json(self, start: int) -> int:
-        """Read an object. One that is no call and no turn is passed over, a broken one unless it begins as one."""
+        """Read an object. One that is no call and no turn is passed over, a broken one unless it
+        begins as one.
+        """
         text = self._text
-        if self._parts.broken is not None and not (_OBJECT_BEGIN.match(text, start) or _TURN_BEGIN.match(text, start)):
+        if self._parts.broken is not None and not (
+            _OBJECT_BEGIN.match(text, start) or _TURN_BEGIN.match(text, start)
+        ):
             return start + 1
         try:
             value, end = decode(text, start)
         except MalformedReplyError as error:
             call = _CALL_BEGIN.match(text, start)
-            begun = _TURN_BEGIN.match(text, start) or (call and (not self._tools.specs or self._tools.is_offered(call.group(1))))
+            begun = _TURN_BEGIN.match(text, start) or (
+                call and (not self._tools.specs or self._tools.is_offered(call.group(1)))
+            )
             if begun or not self._allowance.spend(start, error):
                 raise
             self._parts.broken = self._parts.broken or error
@@ -575,7 +655,9 @@ class _Scan:
             return True
         name = next((data[key] for key in _TOOL_KEYS if isinstance(data.get(key), str)), "")
         has_arguments = any(isinstance(data.get(key), dict | str) for key in _ARGUMENT_KEYS)
-        return bool(name) and (has_arguments or self._tools.is_offered(name) or name in _FINISH_NAMES)
+        return bool(name) and (
+            has_arguments or self._tools.is_offered(name) or name in _FINISH_NAMES
+        )
 
     def _add_call(self, name: str, arguments: Any) -> None:
         self._add_action({"tool": name, "args": arguments})
@@ -589,7 +671,9 @@ class _Scan:
         data: Mapping[str, Any] = item
         if isinstance(inner := data.get("function"), dict):
             data = inner
-        key = next((key for key in _TOOL_KEYS if isinstance(data.get(key), str) and data[key].strip()), "")
+        key = next(
+            (key for key in _TOOL_KEYS if isinstance(data.get(key), str) and data[key].strip()), ""
+        )
         if not key and len(data) == 1:  # {"finish": TEXT} or {NAME: ARGUMENTS}
             ((name, arguments),) = data.items()
             if name in _FINISH_NAMES or self._tools.is_offered(name):
@@ -601,8 +685,14 @@ class _Scan:
             self._parts.actions.append(Action(name, _arguments(data, key)))
             return
         said = next((data[field] for field in _ARGUMENT_KEYS if data.get(field)), "")
-        texts = [said] if said and isinstance(said, str) and _decoded(said) is None else _arguments(data, key).values()
-        self._parts.finish.append(next((text for text in texts if isinstance(text, str) and text.strip()), "Done."))
+        texts = (
+            [said]
+            if said and isinstance(said, str) and _decoded(said) is None
+            else _arguments(data, key).values()
+        )
+        self._parts.finish.append(
+            next((text for text in texts if isinstance(text, str) and text.strip()), "Done.")
+        )
 
 
 def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
@@ -618,8 +708,14 @@ def _arguments(data: Mapping[str, Any], name_key: str) -> Mapping[str, Any]:
             return value
         if key in {"args", "arguments"}:
             raise MalformedReplyError(f"the args of {tool} are no object.")
-    beside = {key: value for key, value in data.items() if key not in _ABOUT_A_CALL and key != name_key}
-    return {key: value for key, value in beside.items() if value is not None or key not in _ARGUMENT_KEYS}
+    beside = {
+        key: value for key, value in data.items() if key not in _ABOUT_A_CALL and key != name_key
+    }
+    return {
+        key: value
+        for key, value in beside.items()
+        if value is not None or key not in _ARGUMENT_KEYS
+    }
 
 
 def _decoded(text: str) -> Any:

@@ -16,8 +16,15 @@ _IDLE = 0.1  # share of the time; a case that wants a core for less is only wait
 _SHORTEST, _AGAIN = 0.2, 1.0
 # Kept here because tests may replace them.
 _open, _read, _close, _listdir, _getpid = os.open, os.read, os.close, os.listdir, os.getpid
-_load, _cores = os.getloadavg, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_now, _process, _thread = time.monotonic, time.process_time, getattr(time, "thread_time", time.process_time)
+_load, _cores = (
+    os.getloadavg,
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+)
+_now, _process, _thread = (
+    time.monotonic,
+    time.process_time,
+    getattr(time, "thread_time", time.process_time),
+)
 
 
 class Clock:
@@ -41,7 +48,9 @@ class Clock:
         return more
 
     def _stood_still(self) -> bool:
-        """Whether it rang late for a process that computed nothing meanwhile; the case has its time once more then."""
+        """Whether it rang late for a process that computed nothing meanwhile; the case has its time
+        once more then.
+        """
         late = _now() - self._due
         still = late > _LATE_SECONDS and _process() - self._computed[0] < self._seconds
         if still:
@@ -116,7 +125,10 @@ def _others_run() -> Iterator[bool]:
         try:
             for thread in _listdir(f"/proc/{pid}/task"):
                 if thread != mine:
-                    yield _text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0] in "RD"
+                    yield (
+                        _text(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0]
+                        in "RD"
+                    )
         except (OSError, IndexError):
             continue  # gone meanwhile
 

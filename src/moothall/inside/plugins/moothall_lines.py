@@ -1,7 +1,7 @@
 """The file that a reporter writes its lines of JSON to. Runs under Python 3.7 and on.
 
-Tests may close every descriptor of their process (what makes daemons does), and open other files under its number: it is
-looked at before each line, and opened again.
+Tests may close every descriptor of their process (what makes daemons does), and open other files
+under its number: it is looked at before each line, and opened again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ _HIGH = 200
 
 
 class Lines:
-    """A new file in `folder` for what `runner` tells; nothing is written where there is no folder."""
+    """A new file in `folder` for what `runner` tells; nothing is written where there is no
+    folder.
+    """
 
     def __init__(self, folder: str, runner: str) -> None:
-        self._path = os.path.join(folder, f"{runner}-{os.getpid()}-{time.time_ns()}.jsonl") if folder else os.devnull
+        self._path = (
+            os.path.join(folder, f"{runner}-{os.getpid()}-{time.time_ns()}.jsonl")
+            if folder
+            else os.devnull
+        )
         self._file = self._open(0 if not folder else os.O_CREAT | os.O_EXCL)
         self._known = self._identity()
 

@@ -1,8 +1,9 @@
 """Writes what a project's lock file fixes as constraints for pip: `moothall_locked.py LOCK OUT`.
 
-Runs under Python 3.7 and on, in a set-up, so it reads the few lines that it needs by their shape: uv.lock, poetry.lock, pdm.lock and
-pylock.toml are written by tools, Pipfile.lock is JSON. What comes from no index (a path, a repository), and what the lock has
-in several versions, is left to pip.
+Runs under Python 3.7 and on, in a set-up, so it reads the few lines that it needs by their shape:
+uv.lock, poetry.lock, pdm.lock and pylock.toml are written by tools, Pipfile.lock is JSON. What
+comes from no index (a path, a repository), and what the lock has in several versions, is left to
+pip.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PACKAGE = re.compile(r"^\[\[packages?\]\]\s*$", re.MULTILINE)
-_FIELD = {name: re.compile(rf'^{name}\s*=\s*"([A-Za-z0-9._+!-]+)"\s*$', re.MULTILINE) for name in ("name", "version")}
+_FIELD = {
+    name: re.compile(rf'^{name}\s*=\s*"([A-Za-z0-9._+!-]+)"\s*$', re.MULTILINE)
+    for name in ("name", "version")
+}
 _ELSEWHERE = re.compile(
     r"^source\s*=\s*\{(?!\s*registry)|^type\s*=\s*\"(?:git|url|directory|file)\"|^(?:git|path|editable|directory|vcs|archive)\s*="
     r"|(?<!\"legacy\"\n)^url\s*=",

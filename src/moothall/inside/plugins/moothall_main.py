@@ -1,8 +1,9 @@
-"""Stands in for `python -m pytest` in a sandbox: the runner is loaded before anything of the working directory can be.
+"""Stands in for `python -m pytest` in a sandbox: the runner is loaded before anything of the
+working directory can be.
 
-Runs under Python 3.7 and on. `python -m` puts the working directory first on the path, and so a `pytest.py` there would be the
-runner, and a `*.dist-info` one of its plugins. Here pytest and the list of what is installed are read without it; then it is put
-where the tests expect it.
+Runs under Python 3.7 and on. `python -m` puts the working directory first on the path, and so a
+`pytest.py` there would be the runner, and a `*.dist-info` one of its plugins. Here pytest and the
+list of what is installed are read without it; then it is put where the tests expect it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,24 @@ if TYPE_CHECKING:
 
 
 def _outside(path: list[str], here: str) -> list[str]:
-    return [entry for entry in path if os.path.abspath(entry or ".") != here and not entry.startswith(here + os.sep)]
+    return [
+        entry
+        for entry in path
+        if os.path.abspath(entry or ".") != here and not entry.startswith(here + os.sep)
+    ]
 
 
 def main() -> None:
     """Run pytest on the arguments."""
-    os.environ.pop("PYTHONSAFEPATH", None)  # of this process alone: what tests start is started as ever
+    os.environ.pop(
+        "PYTHONSAFEPATH", None
+    )  # of this process alone: what tests start is started as ever
     here = os.getcwd()
-    theirs = [entry for number, entry in enumerate(sys.path) if number or os.path.abspath(entry or ".") != here]
+    theirs = [
+        entry
+        for number, entry in enumerate(sys.path)
+        if number or os.path.abspath(entry or ".") != here
+    ]
     sys.path[:] = _outside(theirs, here)
     try:
         import pytest
@@ -49,7 +60,10 @@ def _entry_point() -> Callable[[], Any]:
     import pytest
     from _pytest import config
 
-    named = (getattr(place, name, None) for place, name in ((config, "_console_main"), (pytest, "console_main")))
+    named = (
+        getattr(place, name, None)
+        for place, name in ((config, "_console_main"), (pytest, "console_main"))
+    )
     return next(filter(None, named), pytest.main)
 
 

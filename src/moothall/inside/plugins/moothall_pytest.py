@@ -1,7 +1,9 @@
-"""A pytest plugin, loaded in a sandbox by `-p`: tells each case as a line of JSON, and stops a case at its time limit.
+"""A pytest plugin, loaded in a sandbox by `-p`: tells each case as a line of JSON, and stops a case
+at its time limit.
 
-Runs under whatever Python (3.7 on) and pytest (5 on) a project has, so it uses nothing newer. Lines: {"start": id},
-{"case": id, "result": passed|failed|errored|skipped, "ms": …, "said": …}, {"end": exit status}.
+Runs under whatever Python (3.7 on) and pytest (5 on) a project has, so it uses nothing newer.
+Lines: {"start": id}, {"case": id, "result": passed|failed|errored|skipped, "ms": …, "said": …},
+{"end": exit status}.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def _clip(text: str) -> str:
 
 
 class Limit:
-    """Ends what runs for too long, by SIGALRM. After each that did, the limit is halved: one loop is found, ten would cost."""
+    """Ends what runs for too long, by SIGALRM. After each that did, the limit is halved: one loop
+    is found, ten would cost.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -88,7 +92,9 @@ class Limits:
         self._theirs = bool(getattr(config, "_env_timeout", None))
 
     def _over(self, item: Any, factor: float = 1.0) -> Iterator[None]:
-        if self._theirs or item.get_closest_marker("timeout"):  # pytest-timeout sees to it, with the same signal
+        if self._theirs or item.get_closest_marker(
+            "timeout"
+        ):  # pytest-timeout sees to it, with the same signal
             yield
             return
         yield from self._limit.over(factor)
@@ -110,7 +116,9 @@ class Limits:
         collect = collector.collect
 
         def collect_safely() -> Any:
-            """A file that ends the process when it is imported is one red file: pytest would end with it, and collect no other."""
+            """A file that ends the process when it is imported is one red file: pytest would end
+            with it, and collect no other.
+            """
             try:
                 return list(collect())
             except SystemExit as error:
@@ -121,7 +129,9 @@ class Limits:
 
 
 class Main(unittest.TestProgram):
-    """`unittest.main()` at the end of a file, without asking whether that is what was started, is not meant for who imports it."""
+    """`unittest.main()` at the end of a file, without asking whether that is what was started, is
+    not meant for who imports it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         caller = sys._getframe(1)  # noqa: SLF001 - CPython's own way to ask who calls
@@ -130,7 +140,9 @@ class Main(unittest.TestProgram):
 
 
 def name_no_test() -> None:
-    """Say in the environment that a test runs, as pytest does, and not which: code may ask for the one, and answer by the other."""
+    """Say in the environment that a test runs, as pytest does, and not which: code may ask for the
+    one, and answer by the other.
+    """
     from _pytest import runner
 
     tell = getattr(runner, "_update_current_test_var", None)
@@ -182,28 +194,38 @@ class Reporter:
         result = report.outcome
         if report.when != "call":
             result = {"passed": "", "failed": "errored"}.get(result, result)
-        if result in _WORST and _WORST.index(result) >= _WORST.index(self._results.get(case, "skipped")):
+        if result in _WORST and _WORST.index(result) >= _WORST.index(
+            self._results.get(case, "skipped")
+        ):
             self._results[case] = result
         if result in ("failed", "errored") and case not in self._said:
             self._said[case] = _clip(_text(report))
         self._seconds[case] = self._seconds.get(case, 0.0) + getattr(report, "duration", 0.0)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        result, said, seconds = self._results.pop(nodeid, ""), self._said.pop(nodeid, ""), self._seconds.pop(nodeid, 0.0)
+        result, said, seconds = (
+            self._results.pop(nodeid, ""),
+            self._said.pop(nodeid, ""),
+            self._seconds.pop(nodeid, 0.0),
+        )
         if result:
             more = {"said": said} if said and result != "passed" else {}
             self._write(case=nodeid, result=result, ms=round(seconds * 1000), **more)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
-            self._write(case=report.nodeid or ".", result="errored", ms=0, said=_clip(_text(report)))
+            self._write(
+                case=report.nodeid or ".", result="errored", ms=0, said=_clip(_text(report))
+            )
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._write(end=int(exitstatus))
 
 
 def _text(report: Any) -> str:
-    sections = "".join(f"\n--- {name} ---\n{text[-1500:]}" for name, text in getattr(report, "sections", ()))
+    sections = "".join(
+        f"\n--- {name} ---\n{text[-1500:]}" for name, text in getattr(report, "sections", ())
+    )
     return f"{report.longrepr}{sections}"
 
 
@@ -224,7 +246,9 @@ def _earlier_cases(folder: str) -> frozenset[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """Leave coverage out: it slows all down, and makes green runs red that are only a part of all."""
+    """Leave coverage out: it slows all down, and makes green runs red that are only a part of
+    all.
+    """
     early_config.known_args_namespace.no_cov = True
 
 
@@ -235,7 +259,9 @@ def pytest_configure(config: Any) -> None:
         unittest.main = Main
         name_no_test()
     if worker is not None:
-        config.pluginmanager.register(Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits")
+        config.pluginmanager.register(
+            Limits(config, float(worker.get("moothall_seconds", 0))), "moothall-limits"
+        )
     elif FOLDER:
         config.option.maxfail = 0  # all cases are told, whatever the project's options say
         config.pluginmanager.register(Limits(config, SECONDS), "moothall-limits")

@@ -26,7 +26,15 @@ NOT_FOR_TESTS = re.compile(
 _SSH = re.compile(r"\bssh://|\bgit@[\w.-]+:")
 _SAYS_WHY = re.compile(r"\s*(?:ssh: |fatal: |(?:ERROR|error): (?!subprocess-exited-with-error))")
 _DEEPEST = 10
-_PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")
+_PIP = (
+    sys.executable,
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--no-input",
+    "--disable-pip-version-check",
+)
 
 
 def read(path: str, depth: int = 0) -> Iterator[tuple[str, bool]]:
@@ -52,7 +60,9 @@ def _install(options: Sequence[str], lines: Sequence[str]) -> str:
         file.write("\n".join((*options, *lines, "")))
         file.flush()
         command = (*_PIP, "-r", file.name)
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)  # noqa: S603 - pip
+        done = subprocess.run(  # noqa: S603 - pip
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode == 0:
         return ""
     printed = done.stdout.decode("utf-8", "replace")

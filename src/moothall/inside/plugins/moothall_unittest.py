@@ -1,4 +1,5 @@
-"""Stands in for `python -m unittest` in a sandbox: tells each case as a line of JSON, and stops a case at its time limit.
+"""Stands in for `python -m unittest` in a sandbox: tells each case as a line of JSON, and stops a
+case at its time limit.
 
 Runs under Python 3.7 and on. The lines are those of moothall_pytest.
 """
@@ -46,7 +47,11 @@ class Result(unittest.TextTestResult):
     def _tell(self, test: Any, result: str, said: str = "") -> None:
         if not self._begun:  # what was set up for a class or module, or could not be loaded
             name = test.id()
-            case = name[len(_NOT_LOADED) :] if name.startswith(_NOT_LOADED) else name.partition("(")[2].rstrip(")") or name
+            case = (
+                name[len(_NOT_LOADED) :]
+                if name.startswith(_NOT_LOADED)
+                else name.partition("(")[2].rstrip(")") or name
+            )
             self._write(case=case, result=result, ms=0, said=said[-_SAID:])
         elif _WORST.index(result) >= _WORST.index(self._result or "skipped"):
             self._result, self._said = result, said or self._said
@@ -69,7 +74,9 @@ class Result(unittest.TextTestResult):
         if signal.getsignal(signal.SIGALRM) == self._stop:
             moothall_clock.stop()
         more = {"said": self._said[-_SAID:]} if self._said else {}
-        self._write(case=_name(test), result=self._result or "passed", ms=round(took * 1000), **more)
+        self._write(
+            case=_name(test), result=self._result or "passed", ms=round(took * 1000), **more
+        )
         super().stopTest(test)
 
     def addSuccess(self, test: Any) -> None:

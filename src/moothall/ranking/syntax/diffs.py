@@ -40,7 +40,9 @@ class FileDiff:
         return tuple(line[1:] for line in body.split("\n") if line[:1] == "-")
 
     def apply(self, base: str) -> str:
-        """Return the file's text after it. `base` is the text before; where the two do not fit, the result is of no use."""
+        """Return the file's text after it. `base` is the text before; where the two do not fit, the
+        result is of no use.
+        """
         lines, found, at = base.split("\n"), list[str](), 0
         inside = False
         for line in self.body.split("\n"):
@@ -59,13 +61,19 @@ class FileDiff:
 
 
 def keep_files(diff: str, wanted: Callable[[FileDiff], bool]) -> str:
-    """Return the parts of a diff about text files that `wanted` takes. Files that are gone, renamed or binary are left out."""
+    """Return the parts of a diff about text files that `wanted` takes. Files that are gone, renamed
+    or binary are left out.
+    """
     starts = [match.start() for match in _START.finditer(diff)]
     kept = []
     for start, end in zip(starts, [*starts[1:], len(diff)], strict=False):
         part = diff[start:end]
         found = next(file_diffs(part), None)
-        if found is not None and "\nrename from " not in part.partition("\n@@ ")[0] and wanted(found):
+        if (
+            found is not None
+            and "\nrename from " not in part.partition("\n@@ ")[0]
+            and wanted(found)
+        ):
             kept.append(part)
     return "".join(kept)
 
@@ -78,4 +86,6 @@ def file_diffs(diff: str) -> Iterator[FileDiff]:
         head, mark, body = part.partition("\n@@ ")
         name = _NAME.search(head + "\n")
         if mark and name:
-            yield FileDiff(name["name"] or name["quoted"] or "", "\n--- /dev/null" in head, f"@@ {body}")
+            yield FileDiff(
+                name["name"] or name["quoted"] or "", "\n--- /dev/null" in head, f"@@ {body}"
+            )

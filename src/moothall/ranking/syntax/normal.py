@@ -1,4 +1,6 @@
-"""A change without what nothing depends on: comments, formatting, docstrings. Pure; reads text that a model wrote."""
+"""A change without what nothing depends on: comments, formatting, docstrings. Pure; reads text that
+a model wrote.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,36 @@ _START = re.compile(r"(?m)^diff --git ")
 _PYTHON = (".py", ".pyi")
 _OTHERS = (".go", ".rs", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx")
 _TOKENS = re.compile(
-    r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`|\w+|[^\w\s]", re.DOTALL
+    r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`|\w+|[^\w\s]",
+    re.DOTALL,
 )
 _WORDS = re.compile(
-    r"\b(?:comment|docs?\b|docstring|document|readme|format|reformat|lint|style|spelling|typo|licen[cs]e|rename)", re.IGNORECASE
+    r"\b(?:comment|docs?\b|docstring|document|readme|format|reformat|lint|style|spelling|typo|licen[cs]e|rename)",
+    re.IGNORECASE,
 )
 _WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def changed_code(diff: str) -> tuple[str, ...]:
     """Return the files that were there before and whose text `normal_change` needs."""
-    return tuple(part.path for part in file_diffs(diff) if part.path.endswith((*_PYTHON, *_OTHERS)) and not part.new)
+    return tuple(
+        part.path
+        for part in file_diffs(diff)
+        if part.path.endswith((*_PYTHON, *_OTHERS)) and not part.new
+    )
 
 
 def normal_change(diff: str, texts: Mapping[str, str], own_tests: Collection[str]) -> NormalChange:
-    """Return by file what its code is before and after, the author's own tests aside. `texts`: the files on the base.
+    """Return by file what its code is before and after, the author's own tests aside. `texts`: the
+    files on the base.
 
     What is no code, or cannot be read, is as it is written.
     """
-    return {part.path: _before_and_after(part, texts) for part in file_diffs(diff) if part.path not in own_tests}
+    return {
+        part.path: _before_and_after(part, texts)
+        for part in file_diffs(diff)
+        if part.path not in own_tests
+    }
 
 
 def same_change(change: NormalChange) -> str:
@@ -43,7 +56,9 @@ def same_change(change: NormalChange) -> str:
 
 
 def changes_nothing(diff: str, change: NormalChange, task: str) -> bool:
-    """Whether a diff leaves the code as it was but for words, where the task asks for more than these. `change`: its normal form."""
+    """Whether a diff leaves the code as it was but for words, where the task asks for more than
+    these. `change`: its normal form.
+    """
     if len(_START.findall(diff)) != len(list(file_diffs(diff))) or _WORDS.search(task):
         return False
     return bool(change) and all(before == after for before, after in change.values())
@@ -80,4 +95,8 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _is_words(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

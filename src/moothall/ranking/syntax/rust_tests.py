@@ -1,6 +1,8 @@
-"""The tests in a Rust file, which lie beside its code: those of the base, whatever a change made of them. Pure.
+"""The tests in a Rust file, which lie beside its code: those of the base, whatever a change made of
+them. Pure.
 
-A test is a module, function, implementation or macro for tests alone: `#[cfg(…test…)]`, `#[test]`, `#[tokio::test]` and the like.
+A test is a module, function, implementation or macro for tests alone: `#[cfg(…test…)]`, `#[test]`,
+`#[tokio::test]` and the like.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ _ITEM = re.compile(
 _TEST = re.compile(
     r"#\[(?:cfg\(\s*(?:all\(\s*(?:[^\]()\"]|\"[^\"]*\"|\bnot\([^()]*\)){0,300}?)?\btest\b\s*[,)]|(?:\w+::)*test(?:_case)?\b|rstest\b|quickcheck\b)"
 )
-_BRACES = re.compile(r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'|[{}]', re.DOTALL)
+_BRACES = re.compile(
+    r'//[^\n]*|/\*.*?\*/|r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'|[{}]', re.DOTALL
+)
 _BRACKETS = re.compile(
-    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\]]', re.DOTALL
+    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\])*"|`(?:\\.|[^`\\])*`|\'(?:\\.[^\'\n]{0,8}|[^\'\\\n])\'|[(){}\[\]]',
+    re.DOTALL,
 )
 """Braces, or all brackets, with the comments and strings in which they do not count."""
 _BODY = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
@@ -27,7 +32,9 @@ _BODY = re.compile(r"\[[^\[\]{}]{0,300}\]|[{;]")
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is for tests alone: what it is called, the how manyth of that name it is, and where it stands; `outer`: in no bracket."""
+    """What is for tests alone: what it is called, the how manyth of that name it is, and where it
+    stands; `outer`: in no bracket.
+    """
 
     key: tuple[str, int]
     start: int
@@ -36,7 +43,8 @@ class _Item:
 
 
 def with_tests_of(now: str, base: str) -> str:
-    """Return a file with its tests as they are in `base`: what is new of them is gone, what is gone is back at the end of the file.
+    """Return a file with its tests as they are in `base`: what is new of them is gone, what is gone
+    is back at the end of the file.
 
     A file without tests on the base is left as it is.
     """
@@ -55,7 +63,9 @@ def _items(text: str) -> Iterator[_Item]:
     """Yield what is for tests alone, none within another."""
     at, counts, ends = 0, dict[str, int](), _closings(text)
     while match := _ITEM.search(text, at):
-        if "//" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]:  # documentation that shows one
+        if (
+            "//" in text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        ):  # documentation that shows one
             at = text.find("\n", match.start()) + 1 or len(text)
             continue
         if not _TEST.search(match["marks"]) or not (end := _end(text, match.end(), ends)):
@@ -69,7 +79,9 @@ def _items(text: str) -> Iterator[_Item]:
 
 
 def _end(text: str, at: int, ends: Mapping[int, int]) -> int:
-    """Return where an item ends whose name ends at `at`: behind its body, or its semicolon; 0 where it does not."""
+    """Return where an item ends whose name ends at `at`: behind its body, or its semicolon; 0 where
+    it does not.
+    """
     if text[at : at + 1] == "(":
         at = _bracket_end(text, at)
         if at < 0:

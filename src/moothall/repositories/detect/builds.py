@@ -19,8 +19,32 @@ from moothall.repositories.patch_rules import matches
 NODE_HEADERS = "/env/node-gyp"
 """Where set-up stores the headers for compiling addons."""
 COMPILED = (
-    *("*.c", "*.h", "*.cc", "*.cpp", "*.cxx", "*.c++", "*.hh", "*.hpp", "*.hxx", "*.inl", "*.inc", "*.def", "*.S"),
-    *("*.m", "*.mm", "*.cu", "*.cuh", "*.f", "*.f90", "*.F90", "*.pyx", "*.pxd", "*.pxi", "*.rs", "*.tmpl", "*.in"),
+    "*.c",
+    "*.h",
+    "*.cc",
+    "*.cpp",
+    "*.cxx",
+    "*.c++",
+    "*.hh",
+    "*.hpp",
+    "*.hxx",
+    "*.inl",
+    "*.inc",
+    "*.def",
+    "*.S",
+    "*.m",
+    "*.mm",
+    "*.cu",
+    "*.cuh",
+    "*.f",
+    "*.f90",
+    "*.F90",
+    "*.pyx",
+    "*.pxd",
+    "*.pxi",
+    "*.rs",
+    "*.tmpl",
+    "*.in",
 )
 """Sources of compiled code, by their names."""
 _EXTENSIONS = re.compile(
@@ -28,7 +52,15 @@ _EXTENSIONS = re.compile(
 )
 _VERSION_OF_GIT = ("SETUPTOOLS_SCM_PRETEND_VERSION", "PBR_VERSION")
 _MARK = "/env/.builds-"
-_SCRIPTS = ("/setup.py", "meson.build", "meson.options", "meson_options.txt", "binding.gyp", "*.gypi", "CMakeLists.txt")
+_SCRIPTS = (
+    "/setup.py",
+    "meson.build",
+    "meson.options",
+    "meson_options.txt",
+    "binding.gyp",
+    "*.gypi",
+    "CMakeLists.txt",
+)
 _HEADERS = (
     f"export npm_config_devdir={NODE_HEADERS}; "
     'at="$(command -v node)"; at="${at%/bin/node}"; '
@@ -36,7 +68,9 @@ _HEADERS = (
 )
 """Leads node-gyp to its headers: those of set-up, or those that come with Node."""
 _PRODUCT = re.compile(r"(?:\./)?(?P<folder>dist|build|lib|out|es|cjs|esm|umd|compiled)(?:/|$)")
-_READS_SOURCES = re.compile(r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import")
+_READS_SOURCES = re.compile(
+    r"\b(?:vitest|jest|tsx|ts-node|ts-mocha|esbuild-register|swc-node|tap)\b|--loader|--import"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +88,9 @@ class Built:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned: str) -> Built | None:
+def python_built(
+    project: Project, pyproject: Mapping[str, Any], pip: tuple[str, ...], *, versioned: str
+) -> Built | None:
     """Return how a Python project's compiled code is built, or None if it has none that we can
     build.
 
@@ -63,15 +99,23 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
     """
     system = table(pyproject, "build-system")
     backend = str(system.get("build-backend") or "setuptools")
-    requires = tuple(word for word in strings(system.get("requires")) if not word.startswith(("-", ".")))
+    requires = tuple(
+        word for word in strings(system.get("requires")) if not word.startswith(("-", "."))
+    )
     rust = {"rust": ""} if "Cargo.toml" in project.files or backend.startswith("maturin") else {}
     folder = project.folder
     needed: tuple[tuple[str, ...], ...]
     if backend.startswith("setuptools"):
         said = project.texts.get("setup.py", "")
-        if not _EXTENSIONS.search(said) and not table(pyproject, "tool", "setuptools").get("ext-modules"):
+        if not _EXTENSIONS.search(said) and not table(pyproject, "tool", "setuptools").get(
+            "ext-modules"
+        ):
             return None
-        script = ("setup.py",) if "setup.py" in project.files else ("-c", "import setuptools; setuptools.setup()")
+        script = (
+            ("setup.py",)
+            if "setup.py" in project.files
+            else ("-c", "import setuptools; setuptools.setup()")
+        )
         command = shlex.join(("python", *script, "build_ext", "--inplace", "--force"))
         if versioned:
             told = f"import importlib.metadata as m; print(m.version({versioned!r}))"
@@ -87,7 +131,10 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
         command = (
             "maturin develop --offline --skip-install --quiet"
             if mixed
-            else f"python -m pip install --quiet --no-index --no-build-isolation --no-deps --upgrade --target {SITE} ."
+            else (
+                "python -m pip install --quiet --no-index --no-build-isolation --no-deps "
+                f"--upgrade --target {SITE} ."
+            )
         )
         needed = ((*pip, *dict.fromkeys(("maturin", *requires))),)
     elif backend == "mesonpy":
@@ -109,19 +156,33 @@ def python_built(project: Project, pyproject: Mapping[str, Any], pip: tuple[str,
     )
 
 
-def node_built(project: Project, package: Mapping[str, Any], tests: tuple[str, ...]) -> Built | None:
+def node_built(
+    project: Project, package: Mapping[str, Any], tests: tuple[str, ...]
+) -> Built | None:
     """Return how a Node project's addon, or the code transpiled for its tests, is built; None if it
     has neither.
     """
     scripts = table(package, "scripts")
     if "binding.gyp" in project.files:
-        command = f"{_HEADERS}; {shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
+        command = (
+            f"{_HEADERS}; "
+            f"{shlex.join(('npm', 'exec', '--offline', '--call', 'node-gyp configure build'))}"
+        )
         probe, build = _tried(command, project.folder, COMPILED)
-        reads = tuple(sorted(path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")))
+        reads = tuple(
+            sorted(
+                path for path in project.files if matches(COMPILED, path) or path.endswith(".gyp")
+            )
+        )
         return Built((probe,), (build,), reads, _SCRIPTS, {})
     product = next(iter(_products(project, package)), "")
     script = " ".join(str(scripts.get(name, "")) for name in ("pretest", "test"))
-    if not product or "build" not in scripts or not tests or re.search(r"\bbuild\b|\btsc\b", script):
+    if (
+        not product
+        or "build" not in scripts
+        or not tests
+        or re.search(r"\bbuild\b|\btsc\b", script)
+    ):
         return None
     if _READS_SOURCES.search(script) and f"{product}/" not in script:
         return None
@@ -134,9 +195,21 @@ def _products(project: Project, package: Mapping[str, Any]) -> list[str]:
     exports = package.get("exports")
     entries = [package.get("main"), package.get("module"), exports]
     if isinstance(exports, dict):
-        entries += [one for value in exports.values() for one in (value.values() if isinstance(value, dict) else [value])]
-    found = [match["folder"] for one in entries if isinstance(one, str) and (match := _PRODUCT.match(one))]
-    return [folder for folder in dict.fromkeys(found) if not any(path.startswith(f"{folder}/") for path in project.files)]
+        entries += [
+            one
+            for value in exports.values()
+            for one in (value.values() if isinstance(value, dict) else [value])
+        ]
+    found = [
+        match["folder"]
+        for one in entries
+        if isinstance(one, str) and (match := _PRODUCT.match(one))
+    ]
+    return [
+        folder
+        for folder in dict.fromkeys(found)
+        if not any(path.startswith(f"{folder}/") for path in project.files)
+    ]
 
 
 def tries_build(step: SetupStep) -> bool:

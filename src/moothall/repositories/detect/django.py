@@ -8,7 +8,9 @@ from moothall.repositories.detect.project import Project, table
 
 _TEST = re.compile(r"(?:django-admin(?:\.py)?|-m[ \"',]+django)[ \"',]+test\b(?P<words>[^\n\]]*)")
 """Django's test command in the files of tox and nox."""
-_SETTINGS = re.compile(r"DJANGO_SETTINGS_MODULE[\"']?\s*[=:,]\s*[\"']?(?P<module>\w+(?:\.\w+)+|\w+)")
+_SETTINGS = re.compile(
+    r"DJANGO_SETTINGS_MODULE[\"']?\s*[=:,]\s*[\"']?(?P<module>\w+(?:\.\w+)+|\w+)"
+)
 _WORD = re.compile(r"--?[\w-]+(?:=[\w./:-]+)?|[\w./-]+")
 _SESSIONS = ("tox.ini", "setup.cfg", "pyproject.toml", "tox.toml", "noxfile.py")
 _PARTS_OF_NO_PROJECT = re.compile(
@@ -32,7 +34,11 @@ def django_command(project: Project) -> tuple[str, ...]:
 
     Projects that configure pytest do not need it.
     """
-    if configures_pytest(project) or project.any("conftest.py") or not project.any("test*.py", "tests/*.py"):
+    if (
+        configures_pytest(project)
+        or project.any("conftest.py")
+        or not project.any("test*.py", "tests/*.py")
+    ):
         return ()
     return _manage(project) or _sessions(project)
 
@@ -44,7 +50,9 @@ def own_runner_files(command: tuple[str, ...]) -> tuple[str, ...]:
 
 def run_in(command: tuple[str, ...]) -> str:
     """Return the folder in which such a command runs, or '' for the project's own."""
-    return next((word.removeprefix("--chdir=") for word in command if word.startswith("--chdir=")), "")
+    return next(
+        (word.removeprefix("--chdir=") for word in command if word.startswith("--chdir=")), ""
+    )
 
 
 def _manage(project: Project) -> tuple[str, ...]:
@@ -74,7 +82,9 @@ def _sessions(project: Project) -> tuple[str, ...]:
     if re.search(r"\bpytest\b", said):
         return ()
     if found := _TEST.search(said):
-        words = [word for word in _WORD.findall(re.sub(r"\{.*?\}", "", found["words"])) if word != "--"]
+        words = [
+            word for word in _WORD.findall(re.sub(r"\{.*?\}", "", found["words"])) if word != "--"
+        ]
         return (*env, "python", "-m", "django", "test", *words)
     if "runtests.py" in project.files and "runtests.py" in said:
         return (*env, "python", "runtests.py")

@@ -1,4 +1,6 @@
-"""The packages that a Python project says its tests need, as words for pip, in groups by where it says so. Pure."""
+"""The packages that a Python project says its tests need, as words for pip, in groups by where it
+says so. Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from moothall.repositories.detect.tox import session_words
 from moothall.repositories.patch_rules import matches
 
 _FILES = (
-    *(f"/{name}" for name in ("requirements.txt", "test-requirements.txt", "test_requirements.txt")),
+    *(
+        f"/{name}"
+        for name in ("requirements.txt", "test-requirements.txt", "test_requirements.txt")
+    ),
     "/requirements*.txt",
     "/*-requirements.txt",
     "/*_requirements.txt",
@@ -42,18 +47,28 @@ def groups(project: Project, pyproject: Mapping[str, Any]) -> dict[str, tuple[st
     found: dict[str, list[str]] = {}
     for names, filtered in ((TEST_GROUPS, False), (DEV_GROUPS, True)):
         for where, words in (*_tables(project, pyproject, names), *_files(project, names)):
-            found.setdefault(where, [word for word in words if not (filtered and NOT_FOR_TESTS.match(word))])
+            found.setdefault(
+                where, [word for word in words if not (filtered and NOT_FOR_TESTS.match(word))]
+            )
     for where, words in (*_hatch(project, pyproject), *session_words(project, pyproject)):
         found.setdefault(where, words)
-    for where, words in _tables(project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)):
+    for where, words in _tables(
+        project, pyproject, _by_default(pyproject) or _with_pytest(pyproject, found)
+    ):
         found.setdefault(where, [word for word in words if not NOT_FOR_TESTS.match(word)])
     return {where: tuple(words[:_MOST]) for where, words in found.items() if words}
 
 
 def _by_default(pyproject: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the groups that the project's tool installs without being asked, but those that are for something else."""
+    """Return the groups that the project's tool installs without being asked, but those that are
+    for something else.
+    """
     tool, standard = table(pyproject, "tool"), table(pyproject, "dependency-groups")
-    found = [name for name, group in table(tool, "poetry", "group").items() if not table(group).get("optional")]
+    found = [
+        name
+        for name, group in table(tool, "poetry", "group").items()
+        if not table(group).get("optional")
+    ]
     found += table(tool, "pdm", "dev-dependencies")
     said = table(tool, "uv").get("default-groups")
     found += standard if said == "all" or (said is None and "pdm" in tool) else strings(said)
@@ -61,16 +76,23 @@ def _by_default(pyproject: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _with_pytest(pyproject: Mapping[str, Any], found: Mapping[str, list[str]]) -> tuple[str, ...]:
-    """Return the groups and extras that hold pytest, where nothing that was found does: they are for tests, whatever their names."""
+    """Return the groups and extras that hold pytest, where nothing that was found does: they are
+    for tests, whatever their names.
+    """
     if any(word.startswith("pytest") for words in found.values() for word in words):
         return ()
-    standard, optional = table(pyproject, "dependency-groups"), table(pyproject, "project", "optional-dependencies")
+    standard, optional = (
+        table(pyproject, "dependency-groups"),
+        table(pyproject, "project", "optional-dependencies"),
+    )
     held = {
         **{name: strings(words) for name, words in optional.items()},
         **{name: expand_group(standard, name, ()) for name in standard},
     }
     return tuple(
-        name for name, words in held.items() if not OTHER_PURPOSE.search(name) and any(w.startswith("pytest") for w in words)
+        name
+        for name, words in held.items()
+        if not OTHER_PURPOSE.search(name) and any(w.startswith("pytest") for w in words)
     )
 
 
@@ -78,7 +100,12 @@ def extras(project: Project, pyproject: Mapping[str, Any]) -> list[str]:
     """Return the project's own extras that tests need."""
     config = project.ini("setup.cfg").get("options.extras_require", {})
     optional = table(pyproject, "project", "optional-dependencies")
-    known = {*optional, *table(pyproject, "tool", "poetry", "extras"), *config, *setup_extras(project)}
+    known = {
+        *optional,
+        *table(pyproject, "tool", "poetry", "extras"),
+        *config,
+        *setup_extras(project),
+    }
     return [name for name in (*TEST_GROUPS, *DEV_GROUPS) if name in known]
 
 
@@ -93,7 +120,9 @@ def _requirements(data: object, where: str) -> list[str]:
     return [requirement(item, where) for item in data] if isinstance(data, list) else []
 
 
-def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+def _tables(
+    project: Project, pyproject: Mapping[str, Any], names: tuple[str, ...]
+) -> Iterator[tuple[str, list[str]]]:
     """Yield what the groups of these names say, wherever a tool keeps its own."""
     where = project.path("pyproject.toml")
     tool = table(pyproject, "tool")
@@ -101,7 +130,10 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
     optional = table(pyproject, "project", "optional-dependencies")
     for name in names:
         yield f"extra {name}", _requirements(optional.get(name), where)
-        yield f"group {name}", [requirement(item, where) for item in expand_group(standard, name, ())]
+        yield (
+            f"group {name}",
+            [requirement(item, where) for item in expand_group(standard, name, ())],
+        )
         yield f"poetry's group {name}", poetry(table(tool, "poetry", "group", name, "dependencies"))
         pdm = strings(table(tool, "pdm", "dev-dependencies").get(name))
         yield f"pdm's group {name}", [item for item in pdm if REQUIREMENT.fullmatch(item)]
@@ -115,13 +147,21 @@ def _tables(project: Project, pyproject: Mapping[str, Any], names: tuple[str, ..
 
 
 def _pip_lines(options: Mapping[str, str]) -> list[str]:
-    lines = (line.strip() for line in options.get("tests_require", "").replace(";\n", "\n").split("\n"))
+    lines = (
+        line.strip() for line in options.get("tests_require", "").replace(";\n", "\n").split("\n")
+    )
     return [line for line in lines if REQUIREMENT.fullmatch(line)]
 
 
 def _files(project: Project, names: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the requirement files whose name or folder holds one of these names; for developers only where there are none for tests."""
-    paths = [path for path in requirement_files(project) if not path.endswith(".in") or f"{path[:-3]}.txt" not in project.files]
+    """Yield the requirement files whose name or folder holds one of these names; for developers
+    only where there are none for tests.
+    """
+    paths = [
+        path
+        for path in requirement_files(project)
+        if not path.endswith(".in") or f"{path[:-3]}.txt" not in project.files
+    ]
     for_tests = [path for path in paths if _is_for(path, TEST_GROUPS)]
     if names is TEST_GROUPS or not for_tests:
         yield from ((path, ["-r", path]) for path in paths if _is_for(path, names))
@@ -132,22 +172,47 @@ def _is_for(path: str, names: tuple[str, ...]) -> bool:
 
 
 def _hatch(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the environments for tests: those with such a name, else those whose scripts run tests, else the usual one."""
-    envs = {**table(project.toml("hatch.toml"), "envs"), **table(pyproject, "tool", "hatch", "envs")}
+    """Yield the environments for tests: those with such a name, else those whose scripts run tests,
+    else the usual one.
+    """
+    envs = {
+        **table(project.toml("hatch.toml"), "envs"),
+        **table(pyproject, "tool", "hatch", "envs"),
+    }
     names = {word for name in TEST_GROUPS for word in (name, f"hatch-{name}")} & set(envs)
-    running = [name for name, env in envs.items() if RUNS_TESTS.search(json.dumps(table(env, "scripts"), default=str))]
-    for name in sorted(names) or [name for name in running if not OTHER_PURPOSE.search(name)] or ["default"]:
+    running = [
+        name
+        for name, env in envs.items()
+        if RUNS_TESTS.search(json.dumps(table(env, "scripts"), default=str))
+    ]
+    for name in (
+        sorted(names) or [name for name in running if not OTHER_PURPOSE.search(name)] or ["default"]
+    ):
         yield f"hatch's environment {name}", _hatch_words(envs, pyproject, name, ())
 
 
-def _hatch_words(envs: Mapping[str, Any], pyproject: Mapping[str, Any], name: str, above: tuple[str, ...]) -> list[str]:
+def _hatch_words(
+    envs: Mapping[str, Any], pyproject: Mapping[str, Any], name: str, above: tuple[str, ...]
+) -> list[str]:
     env = table(envs, name)
     template = env.get("template", "" if env.get("detached") else "default")
-    found = _hatch_words(envs, pyproject, template, (*above, name)) if template in envs and template not in (*above, name) else []
+    found = (
+        _hatch_words(envs, pyproject, template, (*above, name))
+        if template in envs and template not in (*above, name)
+        else []
+    )
     found += [*strings(env.get("dependencies")), *strings(env.get("extra-dependencies"))]
     standard = table(pyproject, "dependency-groups")
-    found += [word for group in strings(env.get("dependency-groups")) for word in expand_group(standard, group, ())]
-    kept = [word for word in found if REQUIREMENT.fullmatch(word) or word == "-e" or word.startswith(".[")]
+    found += [
+        word
+        for group in strings(env.get("dependency-groups"))
+        for word in expand_group(standard, group, ())
+    ]
+    kept = [
+        word
+        for word in found
+        if REQUIREMENT.fullmatch(word) or word == "-e" or word.startswith(".[")
+    ]
     return kept + own_extras(strings(env.get("features")))
 
 
@@ -157,7 +222,9 @@ def requirement_files(project: Project) -> list[str]:
 
 
 def plugins(text: str) -> list[str]:
-    """Return the plugins that pytest's configuration takes for granted: without them pytest would not start."""
+    """Return the plugins that pytest's configuration takes for granted: without them pytest would
+    not start.
+    """
     return [plugin for sign, plugin in _PLUGINS if re.search(sign, text, re.MULTILINE)]
 
 

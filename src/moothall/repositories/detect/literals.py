@@ -1,4 +1,6 @@
-"""What a project's Python files say in literals: setup.py, and what a noxfile names. They are read, never run. Pure."""
+"""What a project's Python files say in literals: setup.py, and what a noxfile names. They are read,
+never run. Pure.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,39 @@ def constants(tree: ast.Module) -> dict[str, Any]:
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             value = literal(statement.value, found)
-            found.update({target.id: value for target in targets if isinstance(target, ast.Name) and value is not None})
+            found.update(
+                {
+                    target.id: value
+                    for target in targets
+                    if isinstance(target, ast.Name) and value is not None
+                }
+            )
     return found
 
 
 def literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """Return what an expression says where it is a literal, a name of `names` or a sum of such lists; None where it is not."""
+    """Return what an expression says where it is a literal, a name of `names` or a sum of such
+    lists; None where it is not.
+    """
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*strings(literal(node.left, names)), *strings(literal(node.right, names))]
     if isinstance(node, ast.Dict):
         keys = [literal(key, names) if key else None for key in node.keys]
-        return {key: literal(value, names) for key, value in zip(keys, node.values, strict=True) if isinstance(key, str)}
+        return {
+            key: literal(value, names)
+            for key, value in zip(keys, node.values, strict=True)
+            if isinstance(key, str)
+        }
     if isinstance(node, ast.List | ast.Tuple):
         inner = (item.value if isinstance(item, ast.Starred) else item for item in node.elts)
         values = (literal(item, names) for item in inner)
-        return [word for value in values for word in (strings(value) if isinstance(value, list) else [value])]
+        return [
+            word
+            for value in values
+            for word in (strings(value) if isinstance(value, list) else [value])
+        ]
     return node.value if isinstance(node, ast.Constant) else None
 
 
@@ -50,7 +68,9 @@ def _setup(project: Project, keyword: str) -> Iterator[Any]:
     names = constants(tree)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("setup"):
-            yield from (literal(given.value, names) for given in call.keywords if given.arg == keyword)
+            yield from (
+                literal(given.value, names) for given in call.keywords if given.arg == keyword
+            )
 
 
 def tests_require(project: Project) -> list[str]:

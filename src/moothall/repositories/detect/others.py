@@ -22,20 +22,31 @@ def go(project: Project) -> FoundProject | None:
     text = project.texts.get("go.mod", "")
     asked = re.findall(r"^(?:go|toolchain)\s+(?:go)?(\d+(?:\.\d+)*)", text, re.MULTILINE)[:1]
     replaced = re.findall(r"=>\s+(\.\.?/\S*)", text)
-    steps = [] if project.any("/vendor/modules.txt") else [SetupStep(("go", "mod", "download"), project.folder)]
-    # Runs none of the repository's code, and may fail: that it does not compile is for the checks to say.
+    steps = (
+        []
+        if project.any("/vendor/modules.txt")
+        else [SetupStep(("go", "mod", "download"), project.folder)]
+    )
+    # Runs none of the repository's code, and may fail: that it does not compile is for the checks
+    # to say.
     steps.append(SetupStep(("go", "test", "-exec", "true", "./..."), project.folder, optional=True))
     return FoundProject(
         steps=tuple(steps),
         checks={"tests": ("go", "test", "./...")} if project.any("*_test.go") else {},
-        reads=tuple(name for name in ("go.mod", "go.sum", "go.work", "go.work.sum") if name in project.files),
+        reads=tuple(
+            name for name in ("go.mod", "go.sum", "go.work", "go.work.sum") if name in project.files
+        ),
         needs={"go": asked[0] if asked else ""},
-        depends=tuple(folder for path in replaced if (folder := join_inside(project.folder, path)) is not None),
+        depends=tuple(
+            folder for path in replaced if (folder := join_inside(project.folder, path)) is not None
+        ),
     )
 
 
 def cargo(project: Project, packages: Sequence[str]) -> FoundProject | None:
-    """Return what is found in a Cargo package or workspace, None where it is none. `packages` are all of the repository."""
+    """Return what is found in a Cargo package or workspace, None where it is none. `packages` are
+    all of the repository.
+    """
     if "Cargo.toml" not in project.files:
         return None
     manifest = project.toml("Cargo.toml")
@@ -44,11 +55,16 @@ def cargo(project: Project, packages: Sequence[str]) -> FoundProject | None:
     channel = table(project.toml("rust-toolchain.toml"), "toolchain").get("channel")
     plain = project.texts.get("rust-toolchain", "").strip()
     if plain.startswith("["):
-        channel = table(Project("", frozenset(), {"r": plain}).toml("r"), "toolchain").get("channel")
+        channel = table(Project("", frozenset(), {"r": plain}).toml("r"), "toolchain").get(
+            "channel"
+        )
     elif plain:
         channel = plain
     return FoundProject(
-        steps=(SetupStep(("cargo", "fetch"), project.folder), *_compile_steps(project, manifest, tests, packages)),
+        steps=(
+            SetupStep(("cargo", "fetch"), project.folder),
+            *_compile_steps(project, manifest, tests, packages),
+        ),
         checks={"tests": tests} if project.any("*.rs") else {},
         protected=("Cargo.toml",),
         reads=tuple(name for name in (*CARGO_TEXTS, "Cargo.lock") if name in project.files),
@@ -60,10 +76,16 @@ def cargo(project: Project, packages: Sequence[str]) -> FoundProject | None:
 def _compile_steps(
     project: Project, manifest: Mapping[str, Any], tests: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[SetupStep, ...]:
-    """Compile what the tests depend on, once; not the packages themselves, of which cargo tells commits apart by time alone."""
-    if not packages or not ("workspace" in manifest or any("dependencies" in key for key in manifest)):
+    """Compile what the tests depend on, once; not the packages themselves, of which cargo tells
+    commits apart by time alone.
+    """
+    if not packages or not (
+        "workspace" in manifest or any("dependencies" in key for key in manifest)
+    ):
         return ()  # a workspace's members may have them though its root has none
-    forget = shlex.join(["cargo", "clean", "--quiet", *(word for name in packages for word in ("-p", name))])
+    forget = shlex.join(
+        ["cargo", "clean", "--quiet", *(word for name in packages for word in ("-p", name))]
+    )
     line = f"{shlex.join([*tests, '--no-run', '--quiet'])}; {forget} || rm -rf target"
     return (SetupStep(("sh", "-c", line), project.folder, optional=True),)
 
@@ -80,9 +102,16 @@ def _paths(project: Project) -> tuple[str, ...]:
 
 
 def make(project: Project) -> FoundProject | None:
-    """Return what is found in a folder with a Makefile that tests something, None where there is none."""
+    """Return what is found in a folder with a Makefile that tests something, None where there is
+    none.
+    """
     name = next((name for name in MAKEFILES if name in project.files), None)
-    target = re.search(r"^(test|check|tests)\s*:(?!=)", project.texts.get(name, "") if name else "", re.MULTILINE)
+    target = re.search(
+        r"^(test|check|tests)\s*:(?!=)", project.texts.get(name, "") if name else "", re.MULTILINE
+    )
     if name is None or target is None:
         return None
-    return FoundProject(checks={"tests": ("make", target[1])}, protected=tuple(f"/{makefile}" for makefile in MAKEFILES))
+    return FoundProject(
+        checks={"tests": ("make", target[1])},
+        protected=tuple(f"/{makefile}" for makefile in MAKEFILES),
+    )

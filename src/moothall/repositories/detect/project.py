@@ -16,7 +16,9 @@ from moothall.repositories.patch_rules import matches
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The files below `folder` ('' is the root), by their path from there; `texts` are those that say something."""
+    """The files below `folder` ('' is the root), by their path from there; `texts` are those that
+    say something.
+    """
 
     folder: str
     files: frozenset[str]
@@ -41,13 +43,20 @@ class Project:
             raise RepositoryError(f"{self.path(name)} is not JSON: {error}") from error
 
     def ini(self, name: str) -> Mapping[str, Mapping[str, str]]:
-        """Return the sections of an INI file; what cannot be read is none: it is for its own tool to say."""
-        parser = configparser.RawConfigParser(strict=False, allow_no_value=True, inline_comment_prefixes=(" #",))
+        """Return the sections of an INI file; what cannot be read is none: it is for its own tool
+        to say.
+        """
+        parser = configparser.RawConfigParser(
+            strict=False, allow_no_value=True, inline_comment_prefixes=(" #",)
+        )
         try:
             parser.read_string(self.texts.get(name, ""))
         except (configparser.Error, ValueError):
             return {}
-        return {section: {key: value or "" for key, value in parser[section].items()} for section in parser.sections()}
+        return {
+            section: {key: value or "" for key, value in parser[section].items()}
+            for section in parser.sections()
+        }
 
     def path(self, name: str) -> str:
         """Return the path of one of its files from the repository's root."""
@@ -56,9 +65,11 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class FoundProject:
-    """How a project is set up and checked; `reads` are the files that set-up depends on, `checks` those by their own names.
+    """How a project is set up and checked; `reads` are the files that set-up depends on, `checks`
+    those by their own names.
 
-    `depends` are folders of other projects, from the repository's root; with `history`, building it asks git.
+    `depends` are folders of other projects, from the repository's root; with `history`, building it
+    asks git.
     """
 
     steps: tuple[SetupStep, ...] = ()

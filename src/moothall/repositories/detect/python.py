@@ -10,7 +10,12 @@ from typing import Any
 from moothall.domain.repository import SetupStep
 from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.builds import Built, python_built
-from moothall.repositories.detect.django import configures_pytest, django_command, own_runner_files, run_in
+from moothall.repositories.detect.django import (
+    configures_pytest,
+    django_command,
+    own_runner_files,
+    run_in,
+)
 from moothall.repositories.detect.groups import extras, groups, plugins, requirement_files, runtime
 from moothall.repositories.detect.literals import setup_keyword, setup_requirements
 from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
@@ -24,29 +29,57 @@ LOCKED = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_locked.py")
 LINE_BY_LINE = (ENV_PYTHON, "-I", f"{PLUGINS}/moothall_requirements.py")
 """Installs as much of a requirements file as possible, and names the rest."""
 TEXTS = (
-    *("pyproject.toml", "setup.py", "setup.cfg", "tox.ini", "tox.toml", "noxfile.py", "pytest.ini", ".pytest.ini"),
-    *("ruff.toml", ".ruff.toml", ".python-version", "hatch.toml", "Pipfile", "manage.py"),
+    "pyproject.toml",
+    "setup.py",
+    "setup.cfg",
+    "tox.ini",
+    "tox.toml",
+    "noxfile.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "ruff.toml",
+    ".ruff.toml",
+    ".python-version",
+    "hatch.toml",
+    "Pipfile",
+    "manage.py",
 )
 _LOCKS = ("uv.lock", "poetry.lock", "pdm.lock", "pylock.toml", "Pipfile.lock")
 _READ = (*(name for name in TEXTS if name != "manage.py"), *_LOCKS)
 _VERSIONS = "/env/locked.txt"
 _TESTS = ("test_*.py", "*_test.py")
-_OTHER_TESTS = ("/test.py", "/tests.py", "/tests/*.py", "/test/*.py", "/*/tests.py", "/*/tests/*.py", "/src/*/tests/*.py")
+_OTHER_TESTS = (
+    "/test.py",
+    "/tests.py",
+    "/tests/*.py",
+    "/test/*.py",
+    "/*/tests.py",
+    "/*/tests/*.py",
+    "/src/*/tests/*.py",
+)
 _WHOLE = ("/test/test.py", "/test/tests.py", "/tests/test.py", "/tests/tests.py")
 """Tests that pytest would pass over, for it finds others beside them."""
-_EXAMPLES = re.compile(r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= ][\"']?[\w.*]+")
+_EXAMPLES = re.compile(
+    r"--doctest-modules|--doctest-plus|--xdoctest(?:-modules)?|--doctest-(?:glob|extension)[= "
+    r"][\"']?[\w.*]+"
+)
 """Options of pytest that make it run examples as tests."""
 _PYTEST_LINE = re.compile(r"(?m)^.*\bpytest\b.*$")
 _DOCTEST_LINE = re.compile(r"-m doctest\b|\bwith-doctest\b")
-_NOT_TESTS = re.compile(r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$")
+_NOT_TESTS = re.compile(
+    r"(?:^|/)(?:__init__|conftest|utils?|helpers?|common|base|settings|_.*)\.py$"
+)
 _MOST_FILES = 50
 _ASKS_GIT = re.compile(
     r"hatch[-_]vcs|setuptools[-_]scm|versioningit|\bpbr\b|dunamai|dynamic[-_]versioning|setuptools[-_]git|versioneer|vcversioner|setupmeta"
-    r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ ]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
+    r"|source\s*=\s*[\"'](?:scm|vcs)|git[-_ "
+    r"]describe|[\"']git[\"']|flit[-_]scm|milksnake|incremental|miniver"
 )
 
 
-def python(project: Project, below: Sequence[str], named: Mapping[str, Project]) -> FoundProject | None:
+def python(
+    project: Project, below: Sequence[str], named: Mapping[str, Project]
+) -> FoundProject | None:
     """Return what is found in a Python project, None where it is none.
 
     `below` are folders below this one that have checks of their own; `named` are all projects of
@@ -55,9 +88,18 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     pyproject = project.toml("pyproject.toml")
     if not pyproject and not project.any("*.py"):
         return None
-    lint = "ruff" in table(pyproject, "tool") or "ruff.toml" in project.files or ".ruff.toml" in project.files
+    lint = (
+        "ruff" in table(pyproject, "tool")
+        or "ruff.toml" in project.files
+        or ".ruff.toml" in project.files
+    )
     tests = _tests(project, below)
-    if below and not tests and not any(name in project.files for name in _READ) and not requirement_files(project):
+    if (
+        below
+        and not tests
+        and not any(name in project.files for name in _READ)
+        and not requirement_files(project)
+    ):
         return None  # all that is Python here belongs to one of the folders
     local = _siblings(project, pyproject, named)
     siblings = list(dict.fromkeys(local.values()))
@@ -67,9 +109,14 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     if lint:
         checks["lint"] = ("python", "-m", "ruff", "check", ".")
     installed = "build-system" in pyproject or "setup.py" in project.files
-    history = any(_ASKS_GIT.search(project.texts.get(name, "")) for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    history = any(
+        _ASKS_GIT.search(project.texts.get(name, ""))
+        for name in ("pyproject.toml", "setup.py", "setup.cfg")
+    )
     versioned = project_name(project) if history else ""
-    built = (python_built(project, pyproject, PIP, versioned=versioned) if installed else None) or Built()
+    built = (
+        python_built(project, pyproject, PIP, versioned=versioned) if installed else None
+    ) or Built()
     return FoundProject(
         steps=(
             *_steps(project, pyproject, local, run_in(tests)),
@@ -78,7 +125,11 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
         ),
         checks=checks,
         advisory=("lint",) if lint else (),
-        protected=(*(("ruff.toml", ".ruff.toml") if lint else ()), *own_runner_files(tests), *built.protected),
+        protected=(
+            *(("ruff.toml", ".ruff.toml") if lint else ()),
+            *own_runner_files(tests),
+            *built.protected,
+        ),
         reads=(
             *(path for path in (*_READ, *requirement_files(project)) if path in project.files),
             *built.reads,
@@ -90,20 +141,27 @@ def python(project: Project, below: Sequence[str], named: Mapping[str, Project])
     )
 
 
-def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str) -> tuple[SetupStep, ...]:
-    """Return one installation of everything, so that one resolution sees all of it; piece by piece if
+def _steps(
+    project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str, str], inner: str
+) -> tuple[SetupStep, ...]:
+    """Return one installation of everything, so that one resolution sees all of it; piece by piece
+    if
     that fails.
 
     `siblings` are other projects of the repository, name → folder; `inner` is the folder of the
     tests, '' for its own.
     """
     tool = table(pyproject, "tool")
-    installable = ("build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files) and table(
-        tool, "uv"
-    ).get("package") is not False
+    installable = (
+        "build-system" in pyproject or "setup.py" in project.files or "setup.cfg" in project.files
+    ) and table(tool, "uv").get("package") is not False
     own_extras = extras(project, pyproject)
     # In place, so that tests import the candidate's code and never a copy of the base's.
-    own = ["-e", "."] if installable and tool.get("poetry", {}).get("package-mode") is not False else []
+    own = (
+        ["-e", "."]
+        if installable and tool.get("poetry", {}).get("package-mode") is not False
+        else []
+    )
     needed = [] if own else runtime(pyproject, project.path("pyproject.toml"))
     wanted = groups(project, pyproject)
     if "requirements.txt" in project.files and not own:
@@ -113,7 +171,9 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str
     if inner and f"{inner}/requirements.txt" in project.files:
         needed += ["-r", f"{inner}/requirements.txt"]
     config = "\n".join(text for name, text in project.texts.items() if name in _CONFIGURED)
-    if missing := [name for name in plugins(config) if not any(name in words for words in wanted.values())]:
+    if missing := [
+        name for name in plugins(config) if not any(name in words for words in wanted.values())
+    ]:
         wanted["pytest's options"] = tuple(missing)
     local, needed, wanted = _from_folders(project, siblings, needed, wanted)
     must = (*local, "pytest", *needed, *own)
@@ -123,7 +183,9 @@ def _steps(project: Project, pyproject: Mapping[str, Any], siblings: Mapping[str
     least = SetupStep((*PIP, *must), folder, instead=_line_by_line(must, folder))
     if not wanted:
         return _as_locked(project, least)
-    words = _each_once(word for part in wanted.values() for word in _pairs(part) if word != ("pytest",))
+    words = _each_once(
+        word for part in wanted.values() for word in _pairs(part) if word != ("pytest",)
+    )
     with_extras = own and any(part[0] == "-e" and part[1].startswith(".[") for part in words)
     whole = [word for part in words for word in part]
     pieces = tuple(_piece(part, folder) for part in wanted.values())
@@ -149,8 +211,14 @@ def _piece(words: tuple[str, ...], folder: str) -> SetupStep:
     pairs = _pairs(words)
     if len(pairs) == 1 and pairs[0][0] != "-r":
         return SetupStep((*PIP, *words), folder, optional=True)
-    each = ((*LINE_BY_LINE, "may", pair[1]) if pair[0] == "-r" else (*PIP, *pair) for pair in pairs if pair[0] != "-c")
-    return SetupStep((*PIP, *words), folder, True, tuple(SetupStep(argv, folder, optional=True) for argv in each))
+    each = (
+        (*LINE_BY_LINE, "may", pair[1]) if pair[0] == "-r" else (*PIP, *pair)
+        for pair in pairs
+        if pair[0] != "-c"
+    )
+    return SetupStep(
+        (*PIP, *words), folder, True, tuple(SetupStep(argv, folder, optional=True) for argv in each)
+    )
 
 
 def _from_folders(
@@ -170,7 +238,9 @@ def _from_folders(
         left = []
         for word in words:
             named = re.match(r"([A-Za-z0-9._-]+)\s*(?:\[([\w,. -]+)\])?", word)
-            folder = siblings.get(normal(named[1])) if named and word[:1] not in {".", "-"} else None
+            folder = (
+                siblings.get(normal(named[1])) if named and word[:1] not in {".", "-"} else None
+            )
             if named and folder is not None:
                 extras[folder] |= dict.fromkeys((named[2] or "").replace(" ", "").split(","))
             else:
@@ -188,12 +258,16 @@ def _from_folders(
 
 
 def _as_locked(project: Project, step: SetupStep) -> tuple[SetupStep, ...]:
-    """Return an installation with the versions that the project's lock file fixes; the step itself where these cannot be had."""
+    """Return an installation with the versions that the project's lock file fixes; the step itself
+    where these cannot be had.
+    """
     lock = next((name for name in _LOCKS if name in project.files), None)
     if lock is None:
         return (step,)
     read = SetupStep((*LOCKED, lock, _VERSIONS), project.folder, optional=True)
-    return read, SetupStep((*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,))
+    return read, SetupStep(
+        (*PIP, "-c", _VERSIONS, *step.argv[len(PIP) :]), project.folder, instead=(step,)
+    )
 
 
 _CONFIGURED = ("pyproject.toml", "setup.cfg", "tox.ini", "pytest.ini", ".pytest.ini")
@@ -210,7 +284,9 @@ def _pairs(words: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _each_once(parts: Any) -> list[tuple[str, ...]]:
-    """Return parts without what stands there twice; several extras of the project itself become one."""
+    """Return parts without what stands there twice; several extras of the project itself become
+    one.
+    """
     found: dict[tuple[str, ...], None] = {}
     own: dict[str, None] = {}
     for part in parts:
@@ -228,7 +304,11 @@ def _each_once(parts: Any) -> list[tuple[str, ...]]:
 def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
     """Return the command of the tests, () where there are none outside the folders of `below`."""
     inside = tuple(f"{folder.removeprefix(project.folder).strip('/')}/" for folder in below)
-    mine = Project(project.folder, frozenset(path for path in project.files if not path.startswith(inside)), project.texts)
+    mine = Project(
+        project.folder,
+        frozenset(path for path in project.files if not path.startswith(inside)),
+        project.texts,
+    )
     ignored = tuple(f"--ignore={folder.rstrip('/')}" for folder in inside)
     if own := django_command(mine):
         return own
@@ -239,7 +319,9 @@ def _tests(project: Project, below: Sequence[str]) -> tuple[str, ...]:
         return ("python", "-m", "pytest", *more, *ignored)
     if said:
         return ("python", "-m", "pytest", *ignored) if mine.any(*_OTHER_TESTS) else ()
-    others = sorted(path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path))
+    others = sorted(
+        path for path in mine.files if matches(_OTHER_TESTS, path) and not _NOT_TESTS.search(path)
+    )
     if others:
         return ("python", "-m", "pytest", *others[:_MOST_FILES])
     examples = _doctests(mine)
@@ -262,7 +344,9 @@ def _doctests(project: Project) -> tuple[str, ...]:
 
 
 def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions of Python that the project runs on, and the one that it names for those who work on it."""
+    """Return the versions of Python that the project runs on, and the one that it names for those
+    who work on it.
+    """
     poetry = table(pyproject, "tool", "poetry", "dependencies").get("python")
     said = (
         table(pyproject, "project").get("requires-python")
@@ -270,7 +354,9 @@ def _needs(project: Project, pyproject: Mapping[str, Any]) -> dict[str, str]:
         or project.ini("setup.cfg").get("options", {}).get("python_requires", "")
         or setup_keyword(project, "python_requires")
     )
-    pin = re.match(r"\s*(?:cpython-)?(\d+\.\d+(?:\.\d+)?)", project.texts.get(".python-version", ""))
+    pin = re.match(
+        r"\s*(?:cpython-)?(\d+\.\d+(?:\.\d+)?)", project.texts.get(".python-version", "")
+    )
     return {"python": str(said or ""), **({"python-pin": pin[1]} if pin else {})}
 
 
@@ -281,13 +367,20 @@ def requirements_of(project: Project) -> tuple[str, ...]:
     pyproject = project.toml("pyproject.toml")
     words = [*strings(table(pyproject, "project").get("dependencies"))]
     words += [word for part in groups(project, pyproject).values() for word in part]
-    words += [*table(pyproject, "tool", "poetry", "dependencies"), *table(pyproject, "tool", "uv", "sources")]
+    words += [
+        *table(pyproject, "tool", "poetry", "dependencies"),
+        *table(pyproject, "tool", "uv", "sources"),
+    ]
     words += [*setup_requirements(project)]
-    names = (re.match(r"[A-Za-z0-9._-]+", word) for word in words if not word.startswith((".", "-")))
+    names = (
+        re.match(r"[A-Za-z0-9._-]+", word) for word in words if not word.startswith((".", "-"))
+    )
     return tuple(dict.fromkeys(normal(name[0]) for name in names if name))
 
 
-def _siblings(project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]) -> dict[str, str]:
+def _siblings(
+    project: Project, pyproject: Mapping[str, Any], named: Mapping[str, Project]
+) -> dict[str, str]:
     """Return the other projects of the repository that this one depends on, name → folder.
 
     These are its requirements by name, their requirements in turn, and uv's path sources.
@@ -319,7 +412,9 @@ def project_name(project: Project) -> str:
         or setup_keyword(project, "name")
     )
     return (
-        normal(name or project.ini("setup.cfg").get("metadata", {}).get("name", "")) if isinstance(name, str) or not name else ""
+        normal(name or project.ini("setup.cfg").get("metadata", {}).get("name", ""))
+        if isinstance(name, str) or not name
+        else ""
     )
 
 

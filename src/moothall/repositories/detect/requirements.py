@@ -1,4 +1,6 @@
-"""What is and makes a requirement: groups of PEP 735 and poetry's constraints as words for pip. Pure."""
+"""What is and makes a requirement: groups of PEP 735 and poetry's constraints as words for pip.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def requirement(item: object, where: str) -> str:
     """Return what pip takes for a requirement. Raises `RepositoryError`."""
     if not isinstance(item, str) or not REQUIREMENT.fullmatch(item):
-        raise RepositoryError(f"{where}: {str(item)[:100]!r} is not a requirement such as 'attrs>=25'")
+        raise RepositoryError(
+            f"{where}: {str(item)[:100]!r} is not a requirement such as 'attrs>=25'"
+        )
     return item
 
 
@@ -37,7 +41,9 @@ def expand_group(standard: Mapping[str, Any], name: str, above: tuple[str, ...])
     found: list[str] = []
     for item in items:
         other = item.get("include-group") if isinstance(item, dict) else None
-        found += expand_group(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
+        found += (
+            expand_group(standard, other, (*above, name)) if isinstance(other, str) else [str(item)]
+        )
     return found
 
 
@@ -48,7 +54,9 @@ def own_extras(names: Sequence[str]) -> list[str]:
 
 
 def poetry(dependencies: Mapping[str, Any]) -> list[str]:
-    """Translate poetry's dependencies to requirements; one that is neither a version nor a URL is left out."""
+    """Translate poetry's dependencies to requirements; one that is neither a version nor a URL is
+    left out.
+    """
     found = []
     for name, said in dependencies.items():
         if name == "python" or not NAME.fullmatch(name):
@@ -60,16 +68,29 @@ def poetry(dependencies: Mapping[str, Any]) -> list[str]:
             if isinstance(spec.get("path"), str):
                 found += ["-e", f"./{spec['path']}"]
                 continue
-            named = f"{name}[{','.join(strings(spec.get('extras')))}]" if spec.get("extras") else name
+            named = (
+                f"{name}[{','.join(strings(spec.get('extras')))}]" if spec.get("extras") else name
+            )
             if isinstance(spec.get("git"), str):
-                ref = next((f"@{spec[key]}" for key in ("rev", "tag", "branch") if spec.get(key)), "")
+                ref = next(
+                    (f"@{spec[key]}" for key in ("rev", "tag", "branch") if spec.get(key)), ""
+                )
                 found.append(f"{named} @ git+{spec['git']}{ref}")
                 continue
             markers = [f"({spec['markers']})"] if spec.get("markers") else []
             python = versions(spec["python"]) if isinstance(spec.get("python"), str) else ""
-            markers += [f"python_full_version {_operator(part)}" for part in python.split(",") if part]
-            found.append(f"{named}{versions(str(spec.get('version', '*')))}" + (f" ; {' and '.join(markers)}" if markers else ""))
-    return [item for item in found if item == "-e" or item.startswith("./") or REQUIREMENT.fullmatch(item)]
+            markers += [
+                f"python_full_version {_operator(part)}" for part in python.split(",") if part
+            ]
+            found.append(
+                f"{named}{versions(str(spec.get('version', '*')))}"
+                + (f" ; {' and '.join(markers)}" if markers else "")
+            )
+    return [
+        item
+        for item in found
+        if item == "-e" or item.startswith("./") or REQUIREMENT.fullmatch(item)
+    ]
 
 
 def _operator(part: str) -> str:
@@ -78,8 +99,14 @@ def _operator(part: str) -> str:
 
 
 def versions(text: str) -> str:
-    """Return poetry's version constraint as a specifier of PEP 440 ('^1.2' is '>=1.2,<2.0'); of alternatives the last one."""
-    parts = [part.strip() for part in re.split(r"\|\|?", text)[-1].replace(" ", ",").split(",") if part.strip()]
+    """Return poetry's version constraint as a specifier of PEP 440 ('^1.2' is '>=1.2,<2.0'); of
+    alternatives the last one.
+    """
+    parts = [
+        part.strip()
+        for part in re.split(r"\|\|?", text)[-1].replace(" ", ",").split(",")
+        if part.strip()
+    ]
     found = []
     for part in parts:
         numbers = [int(number) for number in re.findall(r"\d+", part.partition("-")[0])[:3]]

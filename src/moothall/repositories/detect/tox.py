@@ -31,7 +31,9 @@ _ANY_PYTHON = re.compile(r"(?:py|pypy|jython|graalpy)\d*(?:\.\d+)?|\d\.\d+")
 _UNFIT = tuple(
     re.compile(words)
     for words in (
-        OTHER_PURPOSE.pattern.replace(r"|min(?:imal)?\b", "|flake|black|isort|ruff|check|package|pypi|clean|manifest"),
+        OTHER_PURPOSE.pattern.replace(
+            r"|min(?:imal)?\b", "|flake|black|isort|ruff|check|package|pypi|clean|manifest"
+        ),
         r"^dev|(?:main|master|dev|head|tip|pre|nightly|latest|edge|git|a\d|b\d|rc\d)$",
         r"^(?:postg|psql|pg|mysql|maria|oracle|mssql|redis|mongo)",
         r"(?:min|minimum|minimal|oldest|lowest)$",
@@ -41,10 +43,14 @@ _UNFIT = tuple(
 unreleased versions, servers, oldest versions."""
 
 
-def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def session_words(
+    project: Project, pyproject: Mapping[str, Any]
+) -> Iterator[tuple[str, list[str]]]:
     """Yield what tox and nox install for tests."""
     tox = project.ini("tox.ini") or {
-        key.removeprefix("tox:"): value for key, value in project.ini("setup.cfg").items() if key.startswith("tox:")
+        key.removeprefix("tox:"): value
+        for key, value in project.ini("setup.cfg").items()
+        if key.startswith("tox:")
     }
     legacy = table(pyproject, "tool", "tox").get("legacy_tox_ini")
     if isinstance(legacy, str):
@@ -53,21 +59,36 @@ def session_words(project: Project, pyproject: Mapping[str, Any]) -> Iterator[tu
     listed = tox.get("tox", {})
     names = [*_names_listed(listed.get("envlist", "") or listed.get("env_list", ""))]
     envs = {
-        section.removeprefix("testenv").lstrip(":"): {key: _resolve(tox, env.get(key, "")) for key in keys}
+        section.removeprefix("testenv").lstrip(":"): {
+            key: _resolve(tox, env.get(key, "")) for key in keys
+        }
         for section, env in tox.items()
         if section.partition(":")[0] == "testenv"
     }
     for data in (project.toml("tox.toml"), table(pyproject, "tool", "tox")):
-        said = {"": table(data, "env_run_base"), **{name: table(env) for name, env in table(data, "env").items()}}
-        envs |= {name: {key: _texts(env.get(key)) for key in keys} for name, env in said.items() if env}
+        said = {
+            "": table(data, "env_run_base"),
+            **{name: table(env) for name, env in table(data, "env").items()},
+        }
+        envs |= {
+            name: {key: _texts(env.get(key)) for key in keys} for name, env in said.items() if env
+        }
         names += strings(data.get("env_list"))
     factors = _factors(names)
     running = [
-        name for name, env in envs.items() if RUNS_TESTS.search(" ".join(env["commands"])) and not OTHER_PURPOSE.search(name)
+        name
+        for name, env in envs.items()
+        if RUNS_TESTS.search(" ".join(env["commands"])) and not OTHER_PURPOSE.search(name)
     ]
-    # The first that install something: others may be of the same tests with more, or with another version of something.
+    # The first that install something: others may be of the same tests with more, or with another
+    # version of something.
     for names in ([""], [name for name in envs if _is_for_tests(name)], running):
-        found = [part for name in names if name in envs for part in _environment(project, pyproject, name, envs[name], factors)]
+        found = [
+            part
+            for name in names
+            if name in envs
+            for part in _environment(project, pyproject, name, envs[name], factors)
+        ]
         if any(words for _, words in found):
             yield from found
             break
@@ -90,7 +111,10 @@ def _environment(
     yield f"{where}: extras", own_extras(_names(env["extras"], factors))
     standard = table(pyproject, "dependency-groups")
     for group in _names(env["dependency_groups"], factors):
-        yield f"group {group}", [requirement(item, "pyproject.toml") for item in expand_group(standard, group, ())]
+        yield (
+            f"group {group}",
+            [requirement(item, "pyproject.toml") for item in expand_group(standard, group, ())],
+        )
 
 
 def _names(lines: list[str], factors: frozenset[str]) -> list[str]:
@@ -120,7 +144,9 @@ def _factors(names: Sequence[str]) -> frozenset[str]:
             continue
         rest = factors - pythons
         unfit = [any(pattern.search(factor) for factor in rest) for pattern in _UNFIT]
-        python = 2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
+        python = (
+            2 if pythons & {_OWN_PYTHON, _OWN_PYTHON.replace("py3", "3.")} else 1 if pythons else 0
+        )
         score = (*(not one for one in unfit), python)
         if score >= best[0]:
             best = (score, factors)
@@ -144,11 +170,17 @@ def _resolve(tox: Mapping[str, Mapping[str, str]], text: str, deep: int = 0) -> 
     found: list[str] = []
     for line in text.split("\n"):
         other = re.search(r"\{\[([^\]]+)\](\w+)\}", line)
-        found += _resolve(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1) if other and deep < _DEEPEST else [line]
+        found += (
+            _resolve(tox, tox.get(other[1], {}).get(other[2], ""), deep + 1)
+            if other and deep < _DEEPEST
+            else [line]
+        )
     return found
 
 
-def _pip_words(project: Project, lines: list[str], factors: frozenset[str] = frozenset()) -> list[str]:
+def _pip_words(
+    project: Project, lines: list[str], factors: frozenset[str] = frozenset()
+) -> list[str]:
     """Return the lines of tox's deps that can be read without running it, as words for pip."""
     found: list[str] = []
     for raw in lines:
@@ -193,37 +225,60 @@ def _holds(condition: str, factors: frozenset[str]) -> bool:
             return True
         return bool(_PYTHON.fullmatch(factor)) and (not pinned or factor in {"py", "py3"})
 
-    return all(not given(factor[1:]) if factor[:1] == "!" else given(factor) for factor in condition.split("-"))
+    return all(
+        not given(factor[1:]) if factor[:1] == "!" else given(factor)
+        for factor in condition.split("-")
+    )
 
 
 def _nox(text: str, pyproject: Mapping[str, Any]) -> list[str]:
-    """Return the words that the test sessions of a noxfile install, as far as they are literals. It is read, never run."""
+    """Return the words that the test sessions of a noxfile install, as far as they are literals. It
+    is read, never run.
+    """
     tree = parse(text)
     names = constants(tree)
-    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.args.args]
+    functions = [
+        one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.args.args
+    ]
     named = [one for one in functions if _is_named_for_tests(one)]
     found: list[str] = []
     for function in named or [
-        one for one in functions if not OTHER_PURPOSE.search(one.name) and RUNS_TESTS.search(ast.unparse(one))
+        one
+        for one in functions
+        if not OTHER_PURPOSE.search(one.name) and RUNS_TESTS.search(ast.unparse(one))
     ]:
         session = function.args.args[0].arg
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[0] == session:
                 words = [word for arg in call.args for word in _argument(arg, names)]
-                found += _install_lines(_words_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject)
+                found += _install_lines(
+                    _words_installed(ast.unparse(call.func).rpartition(".")[2], words), pyproject
+                )
     return found
 
 
 def _is_named_for_tests(function: ast.FunctionDef) -> bool:
-    calls = [call for one in function.decorator_list for call in ast.walk(one) if isinstance(call, ast.Call)]
-    names = [str(literal(given.value, {})) for call in calls for given in call.keywords if given.arg == "name"]
-    return not {part for name in (function.name, *names) for part in re.split(r"[-_\d.]+", name)}.isdisjoint(
-        {*TEST_GROUPS, "pytest"}
-    )
+    calls = [
+        call
+        for one in function.decorator_list
+        for call in ast.walk(one)
+        if isinstance(call, ast.Call)
+    ]
+    names = [
+        str(literal(given.value, {}))
+        for call in calls
+        for given in call.keywords
+        if given.arg == "name"
+    ]
+    return not {
+        part for name in (function.name, *names) for part in re.split(r"[-_\d.]+", name)
+    }.isdisjoint({*TEST_GROUPS, "pytest"})
 
 
 def _words_installed(method: str, words: list[str]) -> list[str]:
-    """Return what a session installs by a call of one of its methods: itself, or by uv, poetry, pdm or pip."""
+    """Return what a session installs by a call of one of its methods: itself, or by uv, poetry, pdm
+    or pip.
+    """
     if method == "install":
         return words
     if (
@@ -237,20 +292,32 @@ def _words_installed(method: str, words: list[str]) -> list[str]:
 
 
 def _argument(arg: ast.expr, names: Mapping[str, Any]) -> list[str]:
-    """Return the words of an argument: a literal, a list of them, or the groups that nox reads from pyproject.toml."""
+    """Return the words of an argument: a literal, a list of them, or the groups that nox reads from
+    pyproject.toml.
+    """
     if isinstance(arg, ast.Starred):
-        if isinstance(arg.value, ast.Call) and ast.unparse(arg.value.func).endswith("dependency_groups"):
+        if isinstance(arg.value, ast.Call) and ast.unparse(arg.value.func).endswith(
+            "dependency_groups"
+        ):
             groups = [literal(one, names) for one in arg.value.args[1:]]
-            return [word for group in groups for word in ("--group", group) if isinstance(word, str)]
+            return [
+                word for group in groups for word in ("--group", group) if isinstance(word, str)
+            ]
         return strings(literal(arg.value, names))
     said = literal(arg, names)
     return [said] if isinstance(said, str) else []
 
 
 def _install_lines(words: Sequence[str], pyproject: Mapping[str, Any]) -> list[str]:
-    """Join options with their values, as a line of requirements has them; groups become what they hold."""
+    """Join options with their values, as a line of requirements has them; groups become what they
+    hold.
+    """
     lines, waiting = list[str](), ""
-    for word in (part for whole in words for part in (whole.split("=", 1) if whole.startswith("--") else [whole])):
+    for word in (
+        part
+        for whole in words
+        for part in (whole.split("=", 1) if whole.startswith("--") else [whole])
+    ):
         if word in _WITH_VALUE:
             waiting = word
         elif word.startswith("-"):
@@ -263,8 +330,24 @@ def _install_lines(words: Sequence[str], pyproject: Mapping[str, Any]) -> list[s
 
 _WITH_VALUE = frozenset(
     {
-        *("-r", "--requirement", "-c", "--constraint", "-e", "--group", "--with", "--only", "--extra", "--extras", "-E"),
-        *("--python", "-p", "-i", "--index-url", "--extra-index-url", "-f", "--find-links"),
+        "-r",
+        "--requirement",
+        "-c",
+        "--constraint",
+        "-e",
+        "--group",
+        "--with",
+        "--only",
+        "--extra",
+        "--extras",
+        "-E",
+        "--python",
+        "-p",
+        "-i",
+        "--index-url",
+        "--extra-index-url",
+        "-f",
+        "--find-links",
     }
 )
 
@@ -276,7 +359,10 @@ def _value(option: str, word: str, pyproject: Mapping[str, Any]) -> list[str]:
             return [word]
         case "--group" | "--with" | "--only":
             name = word.rpartition(":")[2]  # pip's may name the file before it
-            of_poetry = (poetry(table(pyproject, "tool", "poetry", "group", one, "dependencies")) for one in word.split(","))
+            of_poetry = (
+                poetry(table(pyproject, "tool", "poetry", "group", one, "dependencies"))
+                for one in word.split(",")
+            )
             return [
                 *expand_group(table(pyproject, "dependency-groups"), name, ()),
                 *(line for lines in of_poetry for line in lines),

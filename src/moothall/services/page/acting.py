@@ -1,4 +1,6 @@
-"""What people do about a council from its page: cancel it, let it wait, tell its seats something, say something of a line of a diff."""
+"""What people do about a council from its page: cancel it, let it wait, tell its seats something,
+say something of a line of a diff.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         given, task_id = await read_session_form(request, session), request.path_params["id"]
         saying.check_role(session.who)
         await doors.desk.cancel(
-            check_id(task_id, "task_id"), given.get("reason", "").strip() or "cancelled on the page", session.who
+            check_id(task_id, "task_id"),
+            given.get("reason", "").strip() or "cancelled on the page",
+            session.who,
         )
         return redirect(f"/councils/{task_id}")
 
     async def steer(request: Request, session: Session) -> Response:
         given, task_id = await read_session_form(request, session), request.path_params["id"]
-        await saying.steer(doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", ""))
+        await saying.steer(
+            doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", "")
+        )
         return redirect(f"/councils/{task_id}")
 
     async def pause(request: Request, session: Session) -> Response:
@@ -45,16 +51,29 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
-        """Say something of a line of a candidate's diff; which it is follows from the diff alone."""
-        given, task_id = await read_session_form(request, session), check_id(request.path_params["id"], "task_id")
+        """Say something of a line of a candidate's diff; which it is follows from the diff
+        alone.
+        """
+        given, task_id = (
+            await read_session_form(request, session),
+            check_id(request.path_params["id"], "task_id"),
+        )
         outcome = await doors.desk.result(task_id, session.who)
         place = _place(given.get("on", ""))
         line = _line(outcome, *place) if place else None
         if line is None or not outcome.story_id:
             raise InvalidRequest(
-                "there is no such line in a diff of this task; go back and choose one of its lines by its number"
+                "there is no such line in a diff of this task; go back and choose one of its "
+                "lines by its number"
             )
-        await saying.remark_on(doors.board, outcome, line, given.get("comment", ""), session.who, key=given.get("key", ""))
+        await saying.remark_on(
+            doors.board,
+            outcome,
+            line,
+            given.get("comment", ""),
+            session.who,
+            key=given.get("key", ""),
+        )
         return redirect(f"/councils/{task_id}#line-{given['on']}")
 
     return [
@@ -65,7 +84,9 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-async def remarks_on(doors: Doors, outcome: Outcome, who: Principal) -> Mapping[tuple[str, int, str], Sequence[Remark]]:
+async def remarks_on(
+    doors: Doors, outcome: Outcome, who: Principal
+) -> Mapping[tuple[str, int, str], Sequence[Remark]]:
     """Return what was said of lines of this task's diffs, by path, number and text."""
     found: dict[tuple[str, int, str], list[Remark]] = {}
     if outcome.story_id and await doors.board.find(outcome.story_id, who):

@@ -1,4 +1,6 @@
-"""Asking one agent from the page: a question, its answer on the page of its council, and the next one from there."""
+"""Asking one agent from the page: a question, its answer on the page of its council, and the next
+one from there.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def asking_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
 
 def _request(given: Mapping[str, str]) -> DeliberationRequest:
-    """Return what a form asks. What goes on from a task is about what that was about; `key` makes a form that is sent twice one question."""
+    """Return what a form asks. What goes on from a task is about what that was about; `key` makes a
+    form that is sent twice one question.
+    """
     repository, follows = given.get("repository", "").strip(), given.get("follows", "")
     return DeliberationRequest(
         description=given.get("question", ""),
@@ -71,7 +75,9 @@ def _request(given: Mapping[str, str]) -> DeliberationRequest:
     )
 
 
-async def earlier_tasks(tasks: Overview, asked: Deliberation | None, who: Principal) -> Sequence[TaskView]:
+async def earlier_tasks(
+    tasks: Overview, asked: Deliberation | None, who: Principal
+) -> Sequence[TaskView]:
     """Return what was asked before in a conversation, the first first, as far as it is known."""
     if asked is None or not asked.follows:
         return ()

@@ -40,7 +40,9 @@ _TITLE = 120
 _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
 _LOAD_SECONDS = 0.003
-"""For each that listens: what loading a page anew takes, and as much again for the rest of the house."""
+"""For each that listens: what loading a page anew takes, and as much again for the rest of the
+house.
+"""
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
@@ -52,9 +54,14 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         try:
             outcome = await doors.desk.result(task_id, session.who)
         except NotFound as error:
-            raise NotFound(f"no council has begun task {task_id!r}; a story's tasks begin when its design is accepted") from error
+            raise NotFound(
+                f"no council has begun task {task_id!r}; a story's tasks begin when its design is "
+                "accepted"
+            ) from error
         progress = await doors.tasks.progress(task_id, session.who)
-        asked = progress.state.requested.value if progress.state and progress.state.requested else None
+        asked = (
+            progress.state.requested.value if progress.state and progress.state.requested else None
+        )
         told: dict[str, Any] = {
             "outcome": outcome,
             "progress": progress,
@@ -63,7 +70,9 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
             "before": await earlier_tasks(doors.tasks, asked, session.who),
-            "forked": own_id(asked.fork.task_id, session.who.tenant) if asked and asked.fork else "",
+            "forked": own_id(asked.fork.task_id, session.who.tenant)
+            if asked and asked.fork
+            else "",
             "used": outcome.usage if outcome.status.ended else _usage(progress),
             "elapsed": _elapsed_seconds(progress, outcome),
             "words": _words(progress),
@@ -72,7 +81,9 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
             "key": new_task_id(),
-            "metrics": {name: progress.metrics.get(name, 0) for name in _FIGURES} if progress.metrics else {},
+            "metrics": {name: progress.metrics.get(name, 0) for name in _FIGURES}
+            if progress.metrics
+            else {},
             "agent": _agent(progress),
             "paused": bool(progress.state and progress.state.pauses.held),
             "refresh": 0 if outcome.status.ended else REFRESH_SECONDS,
@@ -81,14 +92,22 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         told["growing"] = "" if outcome.status.ended else f"/councils/{task_id}/text"
         return page("deliberation.html", session=session, **told)
 
-    return [Route("/councils/{id}", require_session(council, sessions)), _changes(doors, sessions), _text(doors, sessions)]
+    return [
+        Route("/councils/{id}", require_session(council, sessions)),
+        _changes(doors, sessions),
+        _text(doors, sessions),
+    ]
 
 
 def _changes(doors: Doors, sessions: Sessions) -> Route:
-    shared: WeakValueDictionary[str, Fan[int]] = WeakValueDictionary()  # however many look, it is read once
+    shared: WeakValueDictionary[str, Fan[int]] = (
+        WeakValueDictionary()
+    )  # however many look, it is read once
 
     async def changes(request: Request, session: Session) -> Response:
-        """Say that something happened in the council, as server-sent events, from now on; after its end, on the board."""
+        """Say that something happened in the council, as server-sent events, from now on; after its
+        end, on the board.
+        """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
         seen = (await doors.tasks.progress(task_id, who)).seq
 
@@ -119,10 +138,14 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
     shared: WeakValueDictionary[str, Fan[Writing]] = WeakValueDictionary()
 
     async def text(request: Request, session: Session) -> Response:
-        """Tell what seats are writing, as server-sent events of JSON; at once empty where the council is over."""
+        """Tell what seats are writing, as server-sent events of JSON; at once empty where the
+        council is over.
+        """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
         over = (await doors.desk.result(task_id, who)).status.ended
-        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(lambda: doors.desk.watch_text(task_id, who)))
+        fan = shared.setdefault(
+            key_of(task_id, who.tenant), Fan(lambda: doors.desk.watch_text(task_id, who))
+        )
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": what seats write\n"
@@ -130,7 +153,9 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
                 return
             async with aclosing(fan.listen()) as moments:
                 async for said in moments:
-                    for seat, words in {one.seat: one.text for one in said}.items():  # of each seat the latest
+                    for seat, words in {
+                        one.seat: one.text for one in said
+                    }.items():  # of each seat the latest
                         yield f"data: {json.dumps({'seat': seat, 'text': make_visible(words)})}\n"
 
         return ServerSentEvents(stream())
@@ -139,7 +164,9 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
 
 
 async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None]:
-    """Yield a line for whatever happens on a tenant's board from now on; what happens at once is one."""
+    """Yield a line for whatever happens on a tenant's board from now on; what happens at once is
+    one.
+    """
     async with aclosing(doors.board.watch(None, who)) as told:
         async for moments in told:
             if moments:
@@ -150,7 +177,9 @@ async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None
 
 
 def turn(listening: int) -> float:
-    """Return after how many seconds one of so many is told: who hears of a change loads the page anew, and not all at the same moment."""
+    """Return after how many seconds one of so many is told: who hears of a change loads the page
+    anew, and not all at the same moment.
+    """
     return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
 
 
@@ -172,7 +201,11 @@ def _seat_view(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str,
 
 def _about(asked: Deliberation | None) -> str:
     """Return in a line what a council is about."""
-    first = next((line.strip() for line in asked.description.splitlines() if line.strip()), "") if asked else ""
+    first = (
+        next((line.strip() for line in asked.description.splitlines() if line.strip()), "")
+        if asked
+        else ""
+    )
     return first if len(first) <= _TITLE else f"{first[: _TITLE - 1]}…"
 
 
@@ -213,9 +246,13 @@ def _at(time: str) -> datetime | None:
 
 
 def question(outcome: Outcome) -> list[tuple[str, list[str]]]:
-    """Return the answers between which only a hash decides, each with its summary and seats. It is for a person to decide."""
+    """Return the answers between which only a hash decides, each with its summary and seats. It is
+    for a person to decide.
+    """
     ways: dict[str, tuple[str, list[str]]] = {}
     for result in outcome.results:
         if result.undecided:
             ways.setdefault(result.diff, (result.content, []))[1].append(result.seat)
-    return [(why, list(dict.fromkeys(seats))) for why, seats in ways.values()] if len(ways) > 1 else []
+    return (
+        [(why, list(dict.fromkeys(seats))) for why, seats in ways.values()] if len(ways) > 1 else []
+    )

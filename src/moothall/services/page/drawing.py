@@ -1,5 +1,6 @@
-"""Where boxes and arrows are drawn, for pictures made on the server: a graph of tasks has a row for each step away from those that build on nothing, and
-what is around a node stands left of it where it leads to it, right where it comes from it.
+"""Where boxes and arrows are drawn, for pictures made on the server: a graph of tasks has a row for
+each step away from those that build on nothing, and what is around a node stands left of it where
+it leads to it, right where it comes from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from moothall.planning.rounds import WON, RoundTask
 
 WIDE, HIGH, _GAP, _ROW = 132, 52, 16, 88
 _NODE, _NODES, _LETTERS = 320, 12, 34
-"""How wide a node is, in px, how many are drawn on a side, and the letters that fit into a line of one."""
+"""How wide a node is, in px, how many are drawn on a side, and the letters that fit into a line of
+one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,12 @@ def draw(steps: Sequence[RoundTask]) -> Drawing:
     """Return how tasks are drawn, each of which builds on earlier ones only."""
     depth: dict[int, int] = {}
     for step in steps:
-        depth[step.number] = max((depth[before] + 1 for before in step.after if before in depth), default=0)
-    rows = [[step for step in steps if depth[step.number] == row] for row in sorted(set(depth.values()))]
+        depth[step.number] = max(
+            (depth[before] + 1 for before in step.after if before in depth), default=0
+        )
+    rows = [
+        [step for step in steps if depth[step.number] == row] for row in sorted(set(depth.values()))
+    ]
     width = max((len(row) for row in rows), default=0) * (WIDE + _GAP) + _GAP
     boxes = {}
     for y, row in enumerate(rows):
@@ -53,7 +60,9 @@ def draw(steps: Sequence[RoundTask]) -> Drawing:
         for before in step.after
         if depth.get(before, step.number) < depth[step.number]
     ]
-    return Drawing(width, len(rows) * _ROW - (_ROW - HIGH) + 2 * _GAP, tuple(boxes.values()), tuple(arrows))
+    return Drawing(
+        width, len(rows) * _ROW - (_ROW - HIGH) + 2 * _GAP, tuple(boxes.values()), tuple(arrows)
+    )
 
 
 def _arrow(start: TaskBox, end: TaskBox) -> str:
@@ -64,7 +73,9 @@ def _arrow(start: TaskBox, end: TaskBox) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A node beside another: its label, id and words, and the relation by which it is there; `leads` to the other, or comes from it."""
+    """A node beside another: its label, id and words, and the relation by which it is there;
+    `leads` to the other, or comes from it.
+    """
 
     label: str
     id: str
@@ -75,7 +86,9 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """A node at a place in px, those around it that are drawn, and arrows; boxes of `node` by `HIGH`."""
+    """A node at a place in px, those around it that are drawn, and arrows; boxes of `node` by
+    `HIGH`.
+    """
 
     width: int
     height: int
@@ -100,10 +113,24 @@ def draw_around(near: Sequence[Neighbour]) -> Star:
         for place, item in enumerate(side):
             around.append((x, top + place * row, item))
             mine, middle = top + place * row + HIGH // 2, y + HIGH // 2
-            start, end = ((x + _NODE, mine), (at[1] - 2, middle)) if item.leads else ((at[1] + _NODE, middle), (x - 2, mine))
+            start, end = (
+                ((x + _NODE, mine), (at[1] - 2, middle))
+                if item.leads
+                else ((at[1] + _NODE, middle), (x - 2, mine))
+            )
             half = (start[0] + end[0]) // 2
-            arrows.append(f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}")
-    return Star(at[2 if sides[1] else 1] + _NODE + _GAP, height, _NODE, at[1], y, tuple(around), tuple(arrows))
+            arrows.append(
+                f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}"
+            )
+    return Star(
+        at[2 if sides[1] else 1] + _NODE + _GAP,
+        height,
+        _NODE,
+        at[1],
+        y,
+        tuple(around),
+        tuple(arrows),
+    )
 
 
 def brief(text: str) -> str:

@@ -1,4 +1,6 @@
-"""What a browser sends: whose session it is, the fields of its forms; and errors as a page in plain words."""
+"""What a browser sends: whose session it is, the fields of its forms; and errors as a page in plain
+words.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,20 @@ _FORM = "application/x-www-form-urlencoded"
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
 _NEXT = {
-    403: "Nothing was changed. Somebody with another role may do it; whoever runs this house gives roles.",
+    403: (
+        "Nothing was changed. Somebody with another role may do it; whoever runs this house gives "
+        "roles."
+    ),
     404: "It may have been of another tenant, or never there.",
     409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
     429: "There are many requests just now. Wait a moment and try again.",
-    500: "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house.",
-    503: "A part of the house does not answer just now. What was recorded is safe; try again in a moment.",
+    500: (
+        "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house."
+    ),
+    503: (
+        "A part of the house does not answer just now. What was recorded is safe; try again in a "
+        "moment."
+    ),
 }
 
 log = telemetry.get_logger(__name__)
@@ -39,16 +49,24 @@ log = telemetry.get_logger(__name__)
 Answer = Callable[[Request, Session], Awaitable[Response]]
 
 
-async def read_session_form(request: Request, session: Session, most: int = _FIELDS) -> Mapping[str, str]:
-    """Return the fields, at most so many, of a form of this session. Raises `Refused` for any other."""
+async def read_session_form(
+    request: Request, session: Session, most: int = _FIELDS
+) -> Mapping[str, str]:
+    """Return the fields, at most so many, of a form of this session. Raises `Refused` for any
+    other.
+    """
     given = await read_form(request, most)
     if not session.owns_form(given.get("form", "")):
-        raise Refused("this form is not of your session; go back, load the page again and send it once more")
+        raise Refused(
+            "this form is not of your session; go back, load the page again and send it once more"
+        )
     return given
 
 
 async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
-    """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too slowly."""
+    """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too
+    slowly.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise Turned(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
     settings, raw = request.app.state.settings, bytearray()
@@ -57,18 +75,33 @@ async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
             async for chunk in request.stream():
                 raw += chunk
                 if len(raw) > settings.body_bytes:
-                    raise Turned(413, "BODY_TOO_LARGE", f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)")
+                    raise Turned(
+                        413,
+                        "BODY_TOO_LARGE",
+                        f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)",
+                    )
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=most)
     except TimeoutError as error:
-        raise Turned(408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds") from error
+        raise Turned(
+            408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds"
+        ) from error
     except ValueError as error:
-        raise InvalidRequest("the form cannot be read: it has too many fields, or is no text") from error
+        raise InvalidRequest(
+            "the form cannot be read: it has too many fields, or is no text"
+        ) from error
     return {name: values[-1] for name, values in fields.items()}
 
 
 def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str = "") -> Response:
     """Return the page that asks who somebody is; `said` is what was wrong, `why` more of it."""
-    return page("sign_in.html", status, said=said, why=why, people=sessions.has_people, elsewhere=sessions.elsewhere)
+    return page(
+        "sign_in.html",
+        status,
+        said=said,
+        why=why,
+        people=sessions.has_people,
+        elsewhere=sessions.elsewhere,
+    )
 
 
 def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
@@ -77,7 +110,11 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
     async def check_session(request: Request) -> Response:
         session = sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
-            return redirect("/sign-in") if request.method == "GET" else sign_in_form(sessions, 403, "ended")
+            return (
+                redirect("/sign-in")
+                if request.method == "GET"
+                else sign_in_form(sessions, 403, "ended")
+            )
         call_as(session.who)
         answered = await plainly(lambda asked: answer(asked, session), session)(request)
         if isinstance(answered, ServerSentEvents):
@@ -88,7 +125,9 @@ def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], A
 
 
 def onward(request: Request) -> str:
-    """Return where somebody goes who has signed in: to the story that they asked for, or to the board."""
+    """Return where somebody goes who has signed in: to the story that they asked for, or to the
+    board.
+    """
     story_id = request.query_params.get("story", "")
     return f"/stories/{story_id}" if is_id(story_id) else "/"
 
@@ -96,11 +135,17 @@ def onward(request: Request) -> str:
 def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:
     """Give a browser its session."""
     secure = request.url.scheme == "https"
-    answer.set_cookie(COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure)
+    answer.set_cookie(
+        COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure
+    )
 
 
-async def _while_signed_in(lines: AsyncGenerator[str, None], session: Session, sessions: Sessions) -> AsyncGenerator[str, None]:
-    """Yield what a reader is told until it is signed out: somebody whose account is gone hears nothing more."""
+async def _while_signed_in(
+    lines: AsyncGenerator[str, None], session: Session, sessions: Sessions
+) -> AsyncGenerator[str, None]:
+    """Yield what a reader is told until it is signed out: somebody whose account is gone hears
+    nothing more.
+    """
     async with aclosing(lines):
         async for line in lines:
             if sessions.find(session.id) is None:
@@ -128,8 +173,12 @@ def plainly(
     return respond
 
 
-def wrong_page(status: int, said: str, session: Session | None = None, *, again: bool = False) -> Response:
-    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked once more."""
+def wrong_page(
+    status: int, said: str, session: Session | None = None, *, again: bool = False
+) -> Response:
+    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked
+    once more.
+    """
     passing = status in _PASSING
     return page(
         "wrong.html",

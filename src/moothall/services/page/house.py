@@ -1,4 +1,6 @@
-"""The page of the house itself: how its parts are, what its guard decided and what waits for an operator's word, which tools there are, what stories used."""
+"""The page of the house itself: how its parts are, what its guard decided and what waits for an
+operator's word, which tools there are, what stories used.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,29 @@ def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
         found = await doors.decisions.last(session.who)
-        return page("decisions.html", session=session, only=only, decisions=[item for item in found if item.refused or not only])
+        return page(
+            "decisions.html",
+            session=session,
+            only=only,
+            decisions=[item for item in found if item.refused or not only],
+        )
 
     async def budgets(_request: Request, session: Session) -> Response:
         cards = await doors.board.cards(session.who)
-        books = [(card, await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget)) for card in cards]
-        return page("budgets.html", session=session, books=[(card, book.lines()) for card, book in books])
+        books = [
+            (card, await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget))
+            for card in cards
+        ]
+        return page(
+            "budgets.html", session=session, books=[(card, book.lines()) for card, book in books]
+        )
 
     async def tools(request: Request, session: Session) -> Response:
         query = request.query_params.get("query", "")[:_QUERY]
         specs = doors.visits.list_tools(session.who) if doors.visits else CATALOGUE.values()
-        return page("tools.html", session=session, query=query, tools=discover(specs, Filters(query)))
+        return page(
+            "tools.html", session=session, query=query, tools=discover(specs, Filters(query))
+        )
 
     return [
         Route("/house", require_session(health, sessions)),
@@ -70,7 +84,9 @@ def parked_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             raise InvalidRequest("allow it or refuse it")
         if service is None:
             raise NotFound(f"no parked request {named[:80]!r}")
-        await service.resolve(named, allow=given["do"] == "allow", reason=given.get("reason", "").strip())
+        await service.resolve(
+            named, allow=given["do"] == "allow", reason=given.get("reason", "").strip()
+        )
         return redirect("/house/parked")
 
     return [

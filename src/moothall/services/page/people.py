@@ -1,7 +1,8 @@
-"""Who may sign in at the page with a name and a password, and who has: one SQLite file of the data directory, which `serve` and
-`moothall account` share.
+"""Who may sign in at the page with a name and a password, and who has: one SQLite file of the data
+directory, which `serve` and `moothall account` share.
 
-Passwords are kept as argon2id hashes and sessions as digests of their ids, so whoever reads the file can sign in as nobody.
+Passwords are kept as argon2id hashes and sessions as digests of their ids, so whoever reads the
+file can sign in as nobody.
 """
 
 from __future__ import annotations
@@ -35,28 +36,41 @@ CREATE TABLE IF NOT EXISTS person (
 CREATE TABLE IF NOT EXISTS session (
     id TEXT PRIMARY KEY, name TEXT NOT NULL REFERENCES person ON DELETE CASCADE, ends REAL NOT NULL);
 COMMIT;
-"""
+"""  # noqa: E501 - a line of embedded text
 
 
 class People:
-    """Those of one file, which is made with the first account. Every method is one transaction; all raise `ConfigurationError` where the file
-    cannot be used or others may read it.
+    """Those of one file, which is made with the first account. Every method is one transaction; all
+    raise `ConfigurationError` where the file cannot be used or others may read it.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time, hasher: PasswordHasher | None = None) -> None:
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time, hasher: PasswordHasher | None = None
+    ) -> None:
         self._path = folder / "accounts.db"
         self._clock = clock
         self._seen: tuple[int, bytes] = (0, b"")
         self._found: LRUCache[str, tuple[float, Principal]] = LRUCache(_KEPT)
         self._hasher = hasher or PasswordHasher()
 
-    def add(self, name: str, password: str, *, tenant: str = LOCAL.tenant, roles: Sequence[str] = ()) -> None:
+    def add(
+        self, name: str, password: str, *, tenant: str = LOCAL.tenant, roles: Sequence[str] = ()
+    ) -> None:
         """Add an account. Raises `AlreadyExists`, `InvalidRequest`."""
         if check_id(name, "NAME") == LOCAL.name:
-            raise InvalidRequest(f"{name} is who has the token of this machine; choose another name")
+            raise InvalidRequest(
+                f"{name} is who has the token of this machine; choose another name"
+            )
         if strange := set(roles) - set(ROLES):
-            raise InvalidRequest(f"unknown role {', '.join(sorted(strange))}; the roles are {', '.join(ROLES)}")
-        row = (name, check_id(tenant, "tenant"), ",".join(sorted(set(roles))), self._hasher.hash(_check_password(password)))
+            raise InvalidRequest(
+                f"unknown role {', '.join(sorted(strange))}; the roles are {', '.join(ROLES)}"
+            )
+        row = (
+            name,
+            check_id(tenant, "tenant"),
+            ",".join(sorted(set(roles))),
+            self._hasher.hash(_check_password(password)),
+        )
         with self._writing() as file:
             try:
                 file.execute("INSERT INTO person VALUES (?, ?, ?, ?)", row)
@@ -68,7 +82,10 @@ class People:
         if not self._is_there():
             return []
         with self._open() as file:
-            return [_principal(*row) for row in file.execute("SELECT name, tenant, roles FROM person ORDER BY name")]
+            return [
+                _principal(*row)
+                for row in file.execute("SELECT name, tenant, roles FROM person ORDER BY name")
+            ]
 
     def remove(self, name: str) -> None:
         """Remove an account and sign it out everywhere. Raises `NotFound`."""
@@ -77,7 +94,9 @@ class People:
                 raise NotFound(f"no account {name[:80]!r}")
 
     def change_password(self, name: str, password: str) -> None:
-        """Give an account another password and sign it out everywhere. Raises `NotFound`, `InvalidRequest`."""
+        """Give an account another password and sign it out everywhere. Raises `NotFound`,
+        `InvalidRequest`.
+        """
         made = self._hasher.hash(_check_password(password))
         with self._writing() as file:
             if not file.execute("UPDATE person SET hash = ? WHERE name = ?", (made, name)).rowcount:
@@ -85,7 +104,8 @@ class People:
             file.execute("DELETE FROM session WHERE name = ?", (name,))
 
     def sign_in(self, name: str, password: str, seconds: float, most: int) -> str | None:
-        """Return the id of a session of so many seconds; None where nobody has this name and password. A name that nobody has takes as long.
+        """Return the id of a session of so many seconds; None where nobody has this name and
+        password. A name that nobody has takes as long.
 
         Of more than `most` sessions, those that would end first are over.
         """
@@ -106,12 +126,16 @@ class People:
             # The password that was right may have been changed meanwhile.
             found = "INSERT INTO session SELECT ?, name, ? FROM person WHERE name = ? AND hash = ?"
             made = file.execute(found, (_digest(session_id), now + seconds, name, row[0])).rowcount
-            file.execute("DELETE FROM session WHERE id NOT IN (SELECT id FROM session ORDER BY ends DESC LIMIT ?)", (most,))
+            file.execute(
+                "DELETE FROM session WHERE id NOT IN (SELECT id FROM session ORDER BY ends DESC "
+                "LIMIT ?)",
+                (most,),
+            )
         return session_id if made else None
 
     def find(self, session_id: str) -> Principal | None:
-        """Return whose session it is, if it still is one. As long as nobody has written to the file it is read once, for who listens asks with
-        every word.
+        """Return whose session it is, if it still is one. As long as nobody has written to the file
+        it is read once, for who listens asks with every word.
         """
         if not session_id or not self._is_there():
             return None
@@ -120,7 +144,10 @@ class People:
             self._found.clear()
         if (found := self._found.get(session_id)) is None:
             with self._open() as file:
-                asked = "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE id = ?"
+                asked = (
+                    "SELECT ends, name, tenant, roles FROM session JOIN person USING (name) WHERE "
+                    "id = ?"
+                )
                 row = file.execute(asked, (_digest(session_id),)).fetchone()
             if row is None:
                 return None
@@ -134,18 +161,24 @@ class People:
                 file.execute("DELETE FROM session WHERE id = ?", (_digest(session_id),))
 
     def _stamp(self) -> tuple[int, bytes]:
-        """Return what is another after every change: which file it is, and SQLite's own count in it (offset 24 of its header)."""
+        """Return what is another after every change: which file it is, and SQLite's own count in it
+        (offset 24 of its header).
+        """
         try:
             with self._path.open("rb", buffering=0) as file:
                 stat, head = os.fstat(file.fileno()), file.read(28)
         except OSError as error:
-            raise ConfigurationError(f"the accounts {self._path} cannot be used: {error}") from error
+            raise ConfigurationError(
+                f"the accounts {self._path} cannot be used: {error}"
+            ) from error
         self._check(stat)
         return stat.st_ino, head[24:]
 
     def _check(self, stat: os.stat_result) -> None:
         if stat.st_mode & 0o077:
-            raise ConfigurationError(f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}")
+            raise ConfigurationError(
+                f"the accounts {self._path} can be read by others; run: chmod 600 {self._path}"
+            )
 
     def _is_there(self) -> bool:
         """Whether anything was ever written: the tables come with the first bytes."""
@@ -160,7 +193,9 @@ class People:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._path.touch(mode=0o600)
         except OSError as error:
-            raise ConfigurationError(f"the accounts {self._path} cannot be used: {error}") from error
+            raise ConfigurationError(
+                f"the accounts {self._path} cannot be used: {error}"
+            ) from error
         with self._open() as file:
             file.executescript(_TABLES)
             with file:
@@ -174,11 +209,15 @@ class People:
                 file.execute("PRAGMA foreign_keys = ON")
                 yield file
         except (OSError, sqlite3.Error) as error:
-            raise ConfigurationError(f"the accounts {self._path} cannot be used: {error}") from error
+            raise ConfigurationError(
+                f"the accounts {self._path} cannot be used: {error}"
+            ) from error
 
 
 class Attempts:
-    """How often somebody tried to sign in, whether or not there is such a name: by a name from one address, by an address, by a name."""
+    """How often somebody tried to sign in, whether or not there is such a name: by a name from one
+    address, by an address, by a name.
+    """
 
     SECONDS = 300
     MOST = (10, 30, 100)
@@ -188,7 +227,9 @@ class Attempts:
         self._tried: TTLCache[tuple[str, str], int] = TTLCache(self._KEPT, self.SECONDS, clock)
 
     def begin(self, name: str, address: str) -> bool:
-        """Count an attempt, before it is known how it ends: many at once are counted too. False: there were too many, and this is none."""
+        """Count an attempt, before it is known how it ends: many at once are counted too. False:
+        there were too many, and this is none.
+        """
         counts = [(key, self._tried.get(key, 0)) for key in self._keys(name, address)]
         if any(count >= most for (_, count), most in zip(counts, self.MOST, strict=True)):
             return False
@@ -211,7 +252,9 @@ class Attempts:
 
 
 def form_of(session_id: str) -> str:
-    """Return the secret that forms of a session carry, which is the same after a restart and does not tell the id."""
+    """Return the secret that forms of a session carry, which is the same after a restart and does
+    not tell the id.
+    """
     return hmac.digest(session_id.encode(), b"form", "sha256").hex()
 
 
@@ -231,5 +274,7 @@ def _plain(password: str) -> str:
 
 def _check_password(password: str) -> str:
     if not _SHORTEST <= len(given := _plain(password)) <= _LONGEST:
-        raise InvalidRequest(f"the password has {len(given)} characters; allowed are {_SHORTEST} to {_LONGEST}")
+        raise InvalidRequest(
+            f"the password has {len(given)} characters; allowed are {_SHORTEST} to {_LONGEST}"
+        )
     return given

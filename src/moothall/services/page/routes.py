@@ -37,12 +37,18 @@ from moothall.services.page.tracing import known_repositories, tracing_routes
 from moothall.services.rest.documents import ServerSentEvents
 
 _SHOWN = 30
-"""Cards of a column that are seen at once, those of which something was heard last; the others are behind a click."""
+"""Cards of a column that are seen at once, those of which something was heard last; the others are
+behind a click.
+"""
 _DRAWN = 16
-"""Boards that are kept as they were drawn: a tenant's newest is drawn once for all who have the same roles."""
+"""Boards that are kept as they were drawn: a tenant's newest is drawn once for all who have the
+same roles.
+"""
 
 
-def page_routes(doors: Doors, bearers: Bearers, sessions: Sessions, provider: Provider | None = None) -> Sequence[Route]:
+def page_routes(
+    doors: Doors, bearers: Bearers, sessions: Sessions, provider: Provider | None = None
+) -> Sequence[Route]:
     """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
     return [
         *signing_routes(bearers, sessions, provider),
@@ -67,27 +73,53 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         if (shown := drawn.get(key)) is None:  # however many load it anew after a change
             columns = by_state(sorted(cards, key=lambda card: -card.seq))
             told = [(state, columns[state]) for state in lifecycle().order]
-            shown = drawn[key] = part("cards.html", columns=told, who=session.who, waits=waits, moves=moves, most=_SHOWN)
+            shown = drawn[key] = part(
+                "cards.html", columns=told, who=session.who, waits=waits, moves=moves, most=_SHOWN
+            )
         return page("board.html", session=session, drawn=shown)
 
     async def new(request: Request, session: Session) -> Response:
-        told: dict[str, Any] = {"levels": lifecycle().ready, "repositories": known_repositories(doors, session.who)}
+        told: dict[str, Any] = {
+            "levels": lifecycle().ready,
+            "repositories": known_repositories(doors, session.who),
+        }
         if request.method == "GET":
-            return page("new.html", session=session, given={}, scored=None, wrong="", usual=DEFAULT_RIGOR, **told)
+            return page(
+                "new.html",
+                session=session,
+                given={},
+                scored=None,
+                wrong="",
+                usual=DEFAULT_RIGOR,
+                **told,
+            )
         given = await read_session_form(request, session)
-        wrong, scored, draft = "", None, StoryDraft(given.get("title", ""), given.get("brief", ""), _criteria(given))
+        wrong, scored, draft = (
+            "",
+            None,
+            StoryDraft(given.get("title", ""), given.get("brief", ""), _criteria(given)),
+        )
         try:
             scored = score(check(draft))
             if given.get("do") == "create":
                 repository = given.get("repository", "").strip()
                 await doors.plans.check_repository(repository, session.who)
                 card = await doors.board.create(
-                    draft, session.who, key=new_task_id(), repository=repository, rigor=given.get("rigor", "")
+                    draft,
+                    session.who,
+                    key=new_task_id(),
+                    repository=repository,
+                    rigor=given.get("rigor", ""),
                 )
                 return redirect(f"/stories/{card.story.id}")
         except (InvalidRequest, NotFound, RepositoryError) as error:
             wrong = error.message
-        told |= {"given": given, "scored": scored, "wrong": wrong, "usual": given.get("rigor", DEFAULT_RIGOR)}
+        told |= {
+            "given": given,
+            "scored": scored,
+            "wrong": wrong,
+            "usual": given.get("rigor", DEFAULT_RIGOR),
+        }
         return page("new.html", 400 if wrong else 200, session=session, **told)
 
     async def changes(_request: Request, session: Session) -> Response:
@@ -121,17 +153,23 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
             "key": new_task_id(),
         }
         refresh = REFRESH_SECONDS if at_work(card) else 0
-        return page("story.html", session=session, scored=score(card.draft), refresh=refresh, **told)
+        return page(
+            "story.html", session=session, scored=score(card.draft), refresh=refresh, **told
+        )
 
     async def comment(request: Request, session: Session) -> Response:
         given, story_id = await read_session_form(request, session), request.path_params["id"]
-        await doors.board.comment(story_id, given.get("comment", ""), session.who, key=given.get("key", ""))
+        await doors.board.comment(
+            story_id, given.get("comment", ""), session.who, key=given.get("key", "")
+        )
         return redirect(f"/stories/{story_id}")
 
     async def move(request: Request, session: Session) -> Response:
         given = await read_session_form(request, session)
         story_id = request.path_params["id"]
-        await doors.board.move(story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip())
+        await doors.board.move(
+            story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip()
+        )
         return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")
 
     return [
@@ -142,7 +180,9 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
 
 def moves(card: Card, who: Principal) -> list[tuple[str, str, str]]:
-    """Return what this principal may do with a story now: event, state that it leads to, why it is blocked (empty: it is not)."""
+    """Return what this principal may do with a story now: event, state that it leads to, why it is
+    blocked (empty: it is not).
+    """
     found = []
     for item in lifecycle().transitions:
         if item.source != card.stand.state or not set(item.by) & who.roles:
@@ -174,7 +214,9 @@ def at_work(card: Card) -> bool:
     state, facts = card.stand.state, card.stand.facts
     if state == "test":
         return card.check is None or card.check.data.get("moved") != card.moved
-    return (state == "design" and "planned" not in facts) or (state == "build" and card.ended is None)
+    return (state == "design" and "planned" not in facts) or (
+        state == "build" and card.ended is None
+    )
 
 
 def _criteria(given: Mapping[str, str]) -> tuple[str, ...]:

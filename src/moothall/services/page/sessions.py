@@ -1,6 +1,7 @@
 """Who is signed in at the page. A browser holds a random id, never a token or a password.
 
-Who came with a token, by a link or from a provider is signed out by a restart of the server; who came with a password is not.
+Who came with a token, by a link or from a provider is signed out by a restart of the server; who
+came with a password is not.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def _secret() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that is signed in. `form` is the secret that its forms carry, which pages of others cannot know; `leave` is where it may sign out
-    at its provider, too.
+    """A browser that is signed in. `form` is the secret that its forms carry, which pages of others
+    cannot know; `leave` is where it may sign out at its provider, too.
     """
 
     who: Principal
@@ -42,8 +43,9 @@ class Session:
 
 
 class Sessions:
-    """Those of tokens, links and a provider (`elsewhere` names one): at most `most`, the one used longest ago goes first; each ends after `seconds`, a link after `link_seconds`.
-    Those of `people` are as many, and lie in their file.
+    """Those of tokens, links and a provider (`elsewhere` names one): at most `most`, the one used
+    longest ago goes first; each ends after `seconds`, a link after `link_seconds`. Those of
+    `people` are as many, and lie in their file.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Sessions:
         if self._people is None:
             return None
         async with self._checking:
-            made = await asyncio.to_thread(self._people.sign_in, name, password, self.seconds, self._most)
+            made = await asyncio.to_thread(
+                self._people.sign_in, name, password, self.seconds, self._most
+            )
         return None if made is None else self.find(made)
 
     def open(self, who: Principal, leave: str = "") -> Session:

@@ -14,16 +14,24 @@ from moothall.planning.diffs import read_diff, runs
 from moothall.services.page.drawing import brief
 
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action "
+        "'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # with no-referrer a browser's forms name no origin, and the door turns them away
+    # with no-referrer a browser's forms name no origin, and the door turns them away
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
 
 
 def visible(value: Any) -> str:
-    """Return text with what a reader cannot see made visible, escaped; what templates made themselves stays."""
+    """Return text with what a reader cannot see made visible, escaped; what templates made
+    themselves stays.
+    """
     if isinstance(value, Markup):
         return value
     return escape(make_visible(str(value)))
@@ -31,7 +39,9 @@ def visible(value: Any) -> str:
 
 def make_visible(text: str) -> str:
     """Return text with what a reader cannot see made visible; it is still text."""
-    return _CONTROL.sub(lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", text.replace("\r\n", "\n"))
+    return _CONTROL.sub(
+        lambda found: f"\u27e8U+{ord(found[0]):04X}\u27e9", text.replace("\r\n", "\n")
+    )
 
 
 def span(seconds: float) -> str:
@@ -39,7 +49,13 @@ def span(seconds: float) -> str:
     whole = max(0, int(seconds))
     minutes, rest = divmod(whole, 60)
     hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{whole} s"
+    return (
+        f"{hours} h {minutes_left:02} min"
+        if hours
+        else f"{minutes} min {rest:02} s"
+        if minutes
+        else f"{whole} s"
+    )
 
 
 def _json(value: Any) -> str:
@@ -54,12 +70,24 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=visible,
 )
-_TEMPLATES.filters |= {"read_diff": read_diff, "runs": runs, "shown": _json, "span": span, "brief": brief}
+_TEMPLATES.filters |= {
+    "read_diff": read_diff,
+    "runs": runs,
+    "shown": _json,
+    "span": span,
+    "brief": brief,
+}
 
 
 def page(template: str, status: int = 200, **told: Any) -> Response:
     """Return a page."""
-    given = {"session": None, "refresh": 0, "changes": "/changes", "growing": "", "onward": ""} | told
+    given = {
+        "session": None,
+        "refresh": 0,
+        "changes": "/changes",
+        "growing": "",
+        "onward": "",
+    } | told
     return Response(_TEMPLATES.get_template(template).render(given), status, _HEADERS, "text/html")
 
 

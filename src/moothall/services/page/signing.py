@@ -1,4 +1,6 @@
-"""Signing in and out at the page: by a link, a name and its password, a token, or a provider. Also what a page needs before that."""
+"""Signing in and out at the page: by a link, a name and its password, a token, or a provider. Also
+what a page needs before that.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ from moothall.services.rest.documents import Turned
 from moothall.services.status import http_status_of
 
 
-def signing_routes(bearers: Bearers, sessions: Sessions, provider: Provider | None = None) -> Sequence[Route]:
+def signing_routes(
+    bearers: Bearers, sessions: Sessions, provider: Provider | None = None
+) -> Sequence[Route]:
     """Return what asks for no session, and signing out."""
     sign = _Signing(bearers, sessions)
 
     async def sign_out(request: Request, session: Session) -> Response:
         await read_session_form(request, session)
         sessions.close(session)
-        answer = page("signed_out.html", leave=session.leave, name=sessions.elsewhere) if session.leave else redirect("/sign-in")
+        answer = (
+            page("signed_out.html", leave=session.leave, name=sessions.elsewhere)
+            if session.leave
+            else redirect("/sign-in")
+        )
         answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
         return answer
 
@@ -70,7 +78,9 @@ class _Signing:
         if not (secret := request.query_params.get("link", "")):
             return sign_in_form(self._sessions)
         session = self._sessions.follow(secret)
-        return self._begin(request, session) if session else sign_in_form(self._sessions, 403, "used")
+        return (
+            self._begin(request, session) if session else sign_in_form(self._sessions, 403, "used")
+        )
 
     async def take(self, request: Request) -> Response:
         """Take a form. Raises `Turned` for one of somebody else's page."""
@@ -78,9 +88,15 @@ class _Signing:
             raise Turned(403, "WRONG_ORIGIN", "this form was not sent by the page")
         given = await read_form(request)
         if "name" in given:
-            return await self._by_password(request, given["name"].strip(), given.get("password", ""))
+            return await self._by_password(
+                request, given["name"].strip(), given.get("password", "")
+            )
         who = self._bearers.find([f"Bearer {given.get('token', '')}"])
-        return self._begin(request, self._sessions.open(who)) if who else sign_in_form(self._sessions, 403, "unknown")
+        return (
+            self._begin(request, self._sessions.open(who))
+            if who
+            else sign_in_form(self._sessions, 403, "unknown")
+        )
 
     async def _by_password(self, request: Request, name: str, password: str) -> Response:
         address = request.client.host if request.client else ""
@@ -110,7 +126,9 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
     under_way: TTLCache[str, Flow] = TTLCache(_MOST, seconds)
 
     def ours(request: Request) -> str:
-        """Return where browsers find the page; the name that one called it by was checked by the door."""
+        """Return where browsers find the page; the name that one called it by was checked by the
+        door.
+        """
         return provider.settings.url or str(request.base_url).rstrip("/")
 
     async def go(request: Request) -> Response:
@@ -122,7 +140,9 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
         under_way[known_by] = flow
         secure = request.url.scheme == "https"
         # Lax: the provider sends the browser back, and then the cookie has to come with it.
-        answer.set_cookie(_COOKIE, known_by, round(seconds), _PATH, httponly=True, samesite="lax", secure=secure)
+        answer.set_cookie(
+            _COOKIE, known_by, round(seconds), _PATH, httponly=True, samesite="lax", secure=secure
+        )
         return answer
 
     async def come(request: Request) -> Response:
@@ -130,14 +150,16 @@ def oidc_routes(provider: Provider, sessions: Sessions) -> Sequence[Route]:
         try:
             if flow is None:
                 raise Refused(
-                    f"this sign-in was not begun in this browser, was answered before, or took longer than {seconds:g} seconds"
+                    "this sign-in was not begun in this browser, was answered before, or took "
+                    f"longer than {seconds:g} seconds"
                 )
             who = await provider.redeem(flow, request.query_params)
             session = sessions.open(who, await provider.leave(f"{ours(request)}/sign-in"))
         except MoothallError as error:
             answer = sign_in_form(sessions, http_status_of(error), "elsewhere", error.message)
         else:
-            # No redirect: a browser that comes from elsewhere would not bring the session's cookie along, which is strict.
+            # No redirect: a browser that comes from elsewhere would not bring the session's cookie
+            # along, which is strict.
             answer = page("signed_in.html", onward=flow.onward)
             set_session(answer, request, session, sessions.seconds)
         answer.delete_cookie(_COOKIE, _PATH, httponly=True, samesite="lax")

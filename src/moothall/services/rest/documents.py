@@ -1,4 +1,6 @@
-"""Documents of the HTTP door: JSON that comes in, is read within limits and checked, and JSON that goes out."""
+"""Documents of the HTTP door: JSON that comes in, is read within limits and checked, and JSON that
+goes out.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,17 @@ class JsonLines(Response):
         """Send them."""
         del scope, receive
         async with aclosing(self.lines):
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
             async for line in self.lines:
-                await send({"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": f"{line}\n".encode(), "more_body": True}
+                )
             await send({"type": "http.response.body", "body": b""})
 
 
@@ -71,7 +81,9 @@ class ServerSentEvents(JsonLines):
 
 
 async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> JsonLines:
-    """Return what comes of `facts`, a line each. What is wrong before the first is raised; after it, the last line says so."""
+    """Return what comes of `facts`, a line each. What is wrong before the first is raised; after
+    it, the last line says so.
+    """
 
     async def generate(first: T | None) -> AsyncGenerator[str, None]:
         async with aclosing(facts):
@@ -90,13 +102,17 @@ async def lines(facts: AsyncGenerator[T, None], write: Callable[[T], str]) -> Js
         raise
 
 
-def document(told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def document(
+    told: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     """Return a JSON document."""
     return Response(json.dumps(told), status, headers, JSON)
 
 
 def problem(status: int, code: str, message: str, retry_after: float | None = None) -> Response:
-    """Return an error as RFC 9457 has it; `code` is the machine code that gRPC callers find in `ErrorInfo`."""
+    """Return an error as RFC 9457 has it; `code` is the machine code that gRPC callers find in
+    `ErrorInfo`.
+    """
     told = {
         "type": f"urn:moothall:error:{code}",
         "title": HTTPStatus(status).phrase,
@@ -113,9 +129,18 @@ def problem(status: int, code: str, message: str, retry_after: float | None = No
 
 
 async def body(request: Request) -> bytes:
-    """Return the request's document, unread. Raises `Turned` for what is no JSON, is too large or comes too slowly."""
-    kind = request.headers.get("content-type", "application/octet-stream").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a page of somebody else's can send anything but this without asking
+    """Return the request's document, unread. Raises `Turned` for what is no JSON, is too large or
+    comes too slowly.
+    """
+    kind = (
+        request.headers.get("content-type", "application/octet-stream")
+        .partition(";")[0]
+        .strip()
+        .lower()
+    )
+    if (
+        kind != "application/json"
+    ):  # a page of somebody else's can send anything but this without asking
         raise Turned(415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise Turned(415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is")
@@ -126,14 +151,22 @@ async def body(request: Request) -> bytes:
             async for chunk in request.stream():
                 raw += chunk
                 if len(raw) > settings.body_bytes:
-                    raise Turned(413, "BODY_TOO_LARGE", f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)")
+                    raise Turned(
+                        413,
+                        "BODY_TOO_LARGE",
+                        f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)",
+                    )
     except TimeoutError as error:
-        raise Turned(408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds") from error
+        raise Turned(
+            408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds"
+        ) from error
     return bytes(raw)
 
 
 async def read(request: Request, kind: type[B]) -> B:
-    """Return the request's document. Raises what `body` raises, `InvalidRequest` naming what is wrong in it."""
+    """Return the request's document. Raises what `body` raises, `InvalidRequest` naming what is
+    wrong in it.
+    """
     try:
         return kind.model_validate_json(await body(request))
     except ValidationError as error:
@@ -141,7 +174,9 @@ async def read(request: Request, kind: type[B]) -> B:
 
 
 async def message(request: Request, kind: type[M]) -> M:
-    """Return the request's document as a message of the protos. Raises what `body` and `parse` raise."""
+    """Return the request's document as a message of the protos. Raises what `body` and `parse`
+    raise.
+    """
     return parse(await body(request), kind)
 
 
@@ -157,7 +192,12 @@ def parse(raw: bytes, kind: type[M]) -> M:
 
 
 def to_json(message: ProtoMessage) -> str:
-    """Return a message with the names that the protos have; numbers of 64 bits are text, as protobuf's JSON has them."""
+    """Return a message with the names that the protos have; numbers of 64 bits are text, as
+    protobuf's JSON has them.
+    """
     return json_format.MessageToJson(
-        message, indent=None, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        message,
+        indent=None,
+        preserving_proto_field_name=True,
+        always_print_fields_with_no_presence=True,
     )

@@ -1,4 +1,6 @@
-"""What stands before every handler of the HTTP door: how the server was called, who calls, and what becomes of an error."""
+"""What stands before every handler of the HTTP door: how the server was called, who calls, and what
+becomes of an error.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,26 @@ _PLAIN = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 
 
 def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
-    """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a time. Who listens to events is no call any
-    more once that has begun, but one of so many `readers`.
+    """Turn whatever goes wrong behind it into an answer, and refuse what is more than `calls` at a
+    time. Who listens to events is no call any more once that has begun, but one of so many
+    `readers`.
     """
     in_hand, listening = 0, 0
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal in_hand, listening
         if in_hand >= calls:
-            refusal = problem(429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS)
+            refusal = problem(
+                429, "RATE_LIMITED", f"{calls} requests are in hand; try again", RETRY_SECONDS
+            )
             return await refusal(scope, receive, send)
         listens = False
 
         async def send_wrapper(message: Message) -> None:
             nonlocal in_hand, listening, listens
-            if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get("content-type", "").startswith(
-                EVENTS
-            ):
+            if message["type"] == "http.response.start" and Headers(raw=message["headers"]).get(
+                "content-type", ""
+            ).startswith(EVENTS):
                 if listening >= readers:
                     raise RateLimited(f"{readers} readers listen to events; try again")
                 in_hand, listening, listens = in_hand - 1, listening + 1, True
@@ -75,7 +80,11 @@ def _response_for(scope: Scope, error: Exception) -> Response:
         case Turned():
             return problem(error.status, error.code, error.message)
         case errors.MoothallError():
-            retry_after = (error.retry_after or RETRY_SECONDS) if isinstance(error, errors.Temporary) else None
+            retry_after = (
+                (error.retry_after or RETRY_SECONDS)
+                if isinstance(error, errors.Temporary)
+                else None
+            )
             return problem(http_status_of(error), error.code, error.message, retry_after)
         case _:
             log.error("a request failed by a bug", path=scope["path"], exc_info=error)
@@ -92,7 +101,9 @@ async def not_served(request: Request, error: Exception) -> Response:
         said = f"there is nothing at {path}; docs/doors.md says what there is"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         there = [
-            route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+            route
+            for route in request.app.routes
+            if route.matches(request.scope)[0] is not Match.NONE
         ]  # one for each method
         allowed = sorted({method for route in there for method in route.methods or ()})
         said = f"{path} takes {', '.join(allowed)}, not {request.method[:20]}"
@@ -110,8 +121,9 @@ def wants_page(scope: Scope) -> bool:
 
 
 def check_origin(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
-    """Refuse what a page of somebody else's makes a browser send: to this address under a name of theirs (DNS rebinding), or
-    from their origin. A server that others can reach has TLS, whose certificate holds its names.
+    """Refuse what a page of somebody else's makes a browser send: to this address under a name of
+    theirs (DNS rebinding), or from their origin. A server that others can reach has TLS, whose
+    certificate holds its names.
     """
     only_names = is_loopback(host) or bool(more)
     names = {name.lower() for name in (host.strip("[]"), *more)}
@@ -121,9 +133,18 @@ def check_origin(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
         called, origins = ",".join(headers.getlist("host")), headers.getlist("origin")
         name = host_name(called)
         if only_names and not (name in names or (is_loopback(host) and is_loopback(name))):
-            raise Turned(403, "WRONG_HOST", f"this server is not called {name[:80]!r}; further names are said in web.hosts")
-        if any(origin.lower() not in {f"http://{called}".lower(), f"https://{called}".lower()} for origin in origins):
-            raise Turned(403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are not answered")
+            raise Turned(
+                403,
+                "WRONG_HOST",
+                f"this server is not called {name[:80]!r}; further names are said in web.hosts",
+            )
+        if any(
+            origin.lower() not in {f"http://{called}".lower(), f"https://{called}".lower()}
+            for origin in origins
+        ):
+            raise Turned(
+                403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are not answered"
+            )
         await app(scope, receive, send)
 
     return check
@@ -138,7 +159,9 @@ def host_name(host: str) -> str:
 
 
 def authenticate(app: ASGIApp, bearers: Bearers, is_open: Callable[[Scope], bool]) -> ASGIApp:
-    """Let requests with a known token through, as their principal; what `is_open` is answered to anybody."""
+    """Let requests with a known token through, as their principal; what `is_open` is answered to
+    anybody.
+    """
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         principal = bearers.find(Headers(scope=scope).getlist("authorization"))
@@ -155,7 +178,9 @@ def with_its_client(app: ASGIApp) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         working = asyncio.current_task()
-        messages: asyncio.Queue[Message] = asyncio.Queue(1)  # no more of a body is taken than is read
+        messages: asyncio.Queue[Message] = asyncio.Queue(
+            1
+        )  # no more of a body is taken than is read
 
         async def listen() -> None:
             while (message := await receive())["type"] != "http.disconnect":
@@ -165,7 +190,8 @@ def with_its_client(app: ASGIApp) -> ASGIApp:
 
         async def send_wrapper(message: Message) -> None:
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                listening.cancel()  # after an answer uvicorn says that the client is gone, whether it is or not
+                # after an answer uvicorn says that the client is gone, whether it is or not
+                listening.cancel()
             await send(message)
 
         listening = asyncio.create_task(listen())
@@ -182,7 +208,9 @@ def observe(app: ASGIApp, routes: Sequence[Route]) -> ASGIApp:
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).getlist("traceparent")
-        route = next((route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER)
+        route = next(
+            (route.path for route in routes if route.matches(scope)[0] is Match.FULL), _OTHER
+        )
         method = scope["method"] if scope["method"] in _METHODS else _OTHER
         about = {"http.request.method": method, "http.route": route}
         parent = given[0] if len(given) == 1 else ""

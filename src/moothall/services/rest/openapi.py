@@ -1,4 +1,6 @@
-"""What `/api/v1` is, as OpenAPI 3.1: made of the messages and documents that its handlers read and write, and of nothing else."""
+"""What `/api/v1` is, as OpenAPI 3.1: made of the messages and documents that its handlers read and
+write, and of nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from moothall.domain.ids import ID_PATTERN
 Schema = dict[str, Any]
 KEY_CHARS, SEQ_DIGITS = 200, 18
 """Of an Idempotency-Key, and of a seq."""
-_INTS = {FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1), FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1)}
+_INTS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+}
 _LONGS = {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}
 _REALS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
 _KNOWN: Mapping[str, Schema] = {
@@ -45,14 +50,22 @@ _HEADERS: Mapping[str, tuple[str, Schema]] = {
         "Names the request among yours: the same again has no other effect than once.",
         {"minLength": 1, "maxLength": KEY_CHARS, "pattern": "^[!-~]+$"},
     ),
-    "If-Match": ("The seq that you saw: 409 where anything came since.", {"pattern": f'^("{_SEQ}"|{_SEQ})$'}),
-    "Last-Event-ID": ("The seq of the last event that you had; 0 for all.", {"pattern": f"^{_SEQ}$"}),
+    "If-Match": (
+        "The seq that you saw: 409 where anything came since.",
+        {"pattern": f'^("{_SEQ}"|{_SEQ})$'},
+    ),
+    "Last-Event-ID": (
+        "The seq of the last event that you had; 0 for all.",
+        {"pattern": f"^{_SEQ}$"},
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOperation:
-    """A method of a path: what answers it, the document that it takes, what it gives (with the fields of `more`), and headers that it heeds."""
+    """A method of a path: what answers it, the document that it takes, what it gives (with the
+    fields of `more`), and headers that it heeds.
+    """
 
     method: str
     path: str
@@ -74,19 +87,27 @@ def openapi(operations: Iterable[HttpOperation]) -> Schema:
     schemas: dict[str, Schema] = {"Problem": _PROBLEM}
     paths: dict[str, Schema] = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(operation, schemas)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(
+            operation, schemas
+        )
     return {
         "openapi": "3.1.0",
         "info": {"title": "Moothall", "version": __version__},
         "security": [{"token": []}],
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 
 def _describe_operation(operation: HttpOperation, schemas: dict[str, Schema]) -> Schema:
     an_id = {"type": "string", "pattern": f"^{ID_PATTERN}$"}
-    named = [{"name": name, "in": "path", "required": True, "schema": an_id} for name in _names(operation.path)]
+    named = [
+        {"name": name, "in": "path", "required": True, "schema": an_id}
+        for name in _names(operation.path)
+    ]
     heeded = [
         {"name": name, "in": "header", "description": about, "schema": {"type": "string", **shape}}
         for name, (about, shape) in _HEADERS.items()
@@ -94,18 +115,32 @@ def _describe_operation(operation: HttpOperation, schemas: dict[str, Schema]) ->
     ]
     told: Schema = {"description": "Done."}
     if isinstance(operation.gives, str):
-        told |= {"content": {operation.gives: {"schema": {"type": "string"}}}} if operation.gives else {}
+        told |= (
+            {"content": {operation.gives: {"schema": {"type": "string"}}}}
+            if operation.gives
+            else {}
+        )
     else:
         told |= _content(_answer(operation.gives, operation.more, schemas))
-    problem = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    problem = {
+        "content": {
+            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+        }
+    }
     described: Schema = {
         "operationId": f"{operation.method.lower()}_{operation.answer.__name__}",
         "summary": (operation.answer.__doc__ or "").split("\n", 1)[0],
         "parameters": named + heeded,
-        "responses": {str(operation.status): told, "default": {"description": "It was refused.", **problem}},
+        "responses": {
+            str(operation.status): told,
+            "default": {"description": "It was refused.", **problem},
+        },
     }
     if operation.takes is not None:
-        described["requestBody"] = {"required": True, **_content(_request_schema(operation.takes, schemas))}
+        described["requestBody"] = {
+            "required": True,
+            **_content(_request_schema(operation.takes, schemas)),
+        }
     return described
 
 
@@ -123,11 +158,15 @@ def _request_schema(kind: type[Message | BaseModel], schemas: dict[str, Schema])
     return _message(cast("Descriptor", kind.DESCRIPTOR), schemas, told=False)
 
 
-def _answer(kind: type[Message], more: type[BaseModel] | None, schemas: dict[str, Schema]) -> Schema:
+def _answer(
+    kind: type[Message], more: type[BaseModel] | None, schemas: dict[str, Schema]
+) -> Schema:
     found = _message(cast("Descriptor", kind.DESCRIPTOR), schemas, told=True)
     if more is None:
         return found
-    added = more.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+    added = more.model_json_schema(
+        ref_template="#/components/schemas/{model}", mode="serialization"
+    )
     schemas |= added.pop("$defs", {})
     whole = schemas.pop(kind.DESCRIPTOR.full_name)
     return {
@@ -138,8 +177,8 @@ def _answer(kind: type[Message], more: type[BaseModel] | None, schemas: dict[str
 
 
 def _message(found: Descriptor, schemas: dict[str, Schema], *, told: bool) -> Schema:
-    """Return a reference to the schema of a message, which is added: with what is not set as well where it is told, and all optional where
-    it is read.
+    """Return a reference to the schema of a message, which is added: with what is not set as well
+    where it is told, and all optional where it is read.
     """
     if found.full_name in _KNOWN:
         return dict(_KNOWN[found.full_name])
@@ -157,7 +196,12 @@ def _message(found: Descriptor, schemas: dict[str, Schema], *, told: bool) -> Sc
 
 def _field(field: FieldDescriptor, schemas: dict[str, Schema], *, told: bool) -> Schema:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _value(field.message_type.fields_by_name["value"], schemas, told=told)}
+        return {
+            "type": "object",
+            "additionalProperties": _value(
+                field.message_type.fields_by_name["value"], schemas, told=told
+            ),
+        }
     value = _value(field, schemas, told=told)
     value = {"type": "array", "items": value} if field.is_repeated else value
     return value if told else {"anyOf": [value, {"type": "null"}]}  # null is what is not set

@@ -1,4 +1,6 @@
-"""What the HTTP door serves: tools, /tasks, /health and /ready. Here, and nowhere else, JSON documents become calls and answers them."""
+"""What the HTTP door serves: tools, /tasks, /health and /ready. Here, and nowhere else, JSON
+documents become calls and answers them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,17 @@ from moothall.tools.discovery import Filters, discover, entry
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/openapi.json"})
 _MOST, _USUAL = 500, 50
-_FACTS = ("workflow_id", "step", "state", "attempt", "compensation", "error", "done", "steps", "result")
+_FACTS = (
+    "workflow_id",
+    "step",
+    "state",
+    "attempt",
+    "compensation",
+    "error",
+    "done",
+    "steps",
+    "result",
+)
 _FILTERS = ("query", "category", "tag", "profile", "role", "persona", "safe", "limit")
 
 
@@ -69,32 +81,52 @@ def state_routes(doors: Doors) -> Sequence[Route]:
     """Return how the house stands, and what is under way in it."""
 
     async def health(_request: Request) -> Response:
-        """200, or 503 where a part is down that nothing works without. Details only to callers with a token."""
+        """200, or 503 where a part is down that nothing works without. Details only to callers with
+        a token.
+        """
         found = await doors.checkup.look()
         if not is_known():
             found = replace(found, parts=tuple(replace(part, detail="") for part in found.parts))
         return document(dump(found), 503 if found.status is Condition.DOWN else 200)
 
     async def ready(_request: Request) -> Response:
-        """200 while this process takes calls, gRPC's too, 503 once it is told to stop. What a load balancer asks: with /health, a model server that is
-        away would take every door away.
+        """200 while this process takes calls, gRPC's too, 503 once it is told to stop. What a load
+        balancer asks: with /health, a model server that is away would take every door away.
         """
         taking = doors.taking.is_set()
         return document({"ready": taking}, 200 if taking else 503)
 
     async def tasks(request: Request) -> Response:
         """The caller's tenant's tasks: those under way, then those that ended, the latest first."""
-        state, limit = request.query_params.get("state", ""), request.query_params.get("limit", str(_USUAL))
+        state, limit = (
+            request.query_params.get("state", ""),
+            request.query_params.get("limit", str(_USUAL)),
+        )
         if state not in {"", "live", "ended", "failed"}:
-            raise InvalidRequest(f"state is {state[:40]!r}; it is live, ended or failed, or left out for all")
+            raise InvalidRequest(
+                f"state is {state[:40]!r}; it is live, ended or failed, or left out for all"
+            )
         if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
             raise InvalidRequest(f"limit is {limit[:40]!r}; allowed are 1 to {_MOST}")
-        return document({"tasks": [dump(task) for task in await doors.tasks.latest(caller(), state, int(limit))]})
+        return document(
+            {
+                "tasks": [
+                    dump(task) for task in await doors.tasks.latest(caller(), state, int(limit))
+                ]
+            }
+        )
 
     async def task(request: Request) -> Response:
-        return document(dump(await doors.tasks.get(check_id(request.path_params["id"], "task_id"), caller())))
+        return document(
+            dump(await doors.tasks.get(check_id(request.path_params["id"], "task_id"), caller()))
+        )
 
-    return [Route("/health", health), Route("/ready", ready), Route("/tasks", tasks), Route("/tasks/{id}", task)]
+    return [
+        Route("/health", health),
+        Route("/ready", ready),
+        Route("/tasks", tasks),
+        Route("/tasks/{id}", task),
+    ]
 
 
 def tool_routes(doors: Doors) -> Sequence[Route]:
@@ -122,7 +154,9 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
     async def call(request: Request) -> Response:
         """Stops when its client goes away. A refused or failed call is a result with its status."""
         asked = await read(request, _Call)
-        named = call_of(asked.request_id, request.path_params["name"], asked.arguments, asked.deadline)
+        named = call_of(
+            asked.request_id, request.path_params["name"], asked.arguments, asked.deadline
+        )
         return document(dump(await service.call(asked.workspace_id, asked.capability_token, named)))
 
     async def list_tools(request: Request) -> Response:
@@ -135,7 +169,9 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
     async def workflow(request: Request) -> Response:
         """A line each for what happens, to its end; a client that goes leaves it to itself."""
         asked = await read(request, _Flow)
-        facts = service.run(asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq)
+        facts = service.run(
+            asked.workspace_id, asked.capability_token, asked.workflow, asked.after_seq
+        )
         return await lines(facts, _line)
 
     async def list_parked(_request: Request) -> Response:
@@ -144,7 +180,9 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
     async def resolve(request: Request) -> Response:
         service.check_operator()
         word = await read(request, _Word)
-        item = await service.resolve(request.path_params["id"], allow=word.allow, reason=word.reason)
+        item = await service.resolve(
+            request.path_params["id"], allow=word.allow, reason=word.reason
+        )
         return document({"id": item.id, "request_id": item.request_id, "state": item.state})
 
     return [
@@ -160,7 +198,9 @@ def tool_routes(doors: Doors) -> Sequence[Route]:
 
 def _filters(asked: QueryParams) -> Filters:
     if unknown := [name for name in asked if name not in _FILTERS]:
-        raise InvalidRequest(f"there is no filter {unknown[0][:40]!r}; the filters are {', '.join(_FILTERS)}")
+        raise InvalidRequest(
+            f"there is no filter {unknown[0][:40]!r}; the filters are {', '.join(_FILTERS)}"
+        )
     limit = asked.get("limit", "0")
     if not (limit.isascii() and limit.isdecimal() and len(limit) <= 9):  # noqa: PLR2004 - fits an int32
         raise InvalidRequest(f"limit is {limit[:40]!r}; it is a whole number from 0 (all) up")
@@ -184,5 +224,10 @@ def _line(recorded: Recorded) -> str:
 
 def _parked_document(item: Parked) -> dict[str, Any]:
     told = dump(item)
-    del told["grant"], told["approver"], told["comment"], told["tenant"]  # of what is said of it later
+    del (
+        told["grant"],
+        told["approver"],
+        told["comment"],
+        told["tenant"],
+    )  # of what is said of it later
     return told | {"workspace_id": told.pop("workspace")}

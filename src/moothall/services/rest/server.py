@@ -42,7 +42,9 @@ DEFAULT_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the door is. `link` signs a browser in once, as the owner of this machine's token; empty where nobody has that."""
+    """Where the door is. `link` signs a browser in once, as the owner of this machine's token;
+    empty where nobody has that.
+    """
 
     port: int
     link: str = ""
@@ -58,11 +60,12 @@ async def http_server(
     people: People | None = None,
     provider: Provider | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve until the context ends; yields where, with port 0 where the default one is taken, which is logged. `people` sign in with passwords,
-    others at a `provider`.
+    """Serve until the context ends; yields where, with port 0 where the default one is taken, which
+    is logged. `people` sign in with passwords, others at a `provider`.
 
-    `configured`: the tokens are the operator's own, not the one of the first run. Raises `ConfigurationError` for a chosen
-    port that is taken, on anything but loopback without TLS and configured tokens, and for a provider that is not what it should be.
+    `configured`: the tokens are the operator's own, not the one of the first run. Raises
+    `ConfigurationError` for a chosen port that is taken, on anything but loopback without TLS and
+    configured tokens, and for a provider that is not what it should be.
     """
     if not tokens or not all(tokens):
         raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
@@ -85,7 +88,9 @@ async def http_server(
         people=people,
         elsewhere=provider.name if provider else "",
     )
-    async with serving(application(settings, doors, tokens, sessions, provider), address, limits, context) as port:
+    async with serving(
+        application(settings, doors, tokens, sessions, provider), address, limits, context
+    ) as port:
         own = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
         whole = port and own and "page" in doors.served
         link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
@@ -98,11 +103,18 @@ async def http_server(
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
     """Raise `ConfigurationError` for a provider that is wrong; one that is away may come."""
     if not provider.settings.url and not is_loopback(settings.host):
-        raise ConfigurationError(f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find the page")
+        raise ConfigurationError(
+            f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find "
+            "the page"
+        )
     try:
         await provider.check()
     except Temporary as error:
-        log.warning("nobody can sign in by the provider for now", setting="oidc.issuer", reason=error.message)
+        log.warning(
+            "nobody can sign in by the provider for now",
+            setting="oidc.issuer",
+            reason=error.message,
+        )
 
 
 def application(
@@ -118,13 +130,26 @@ def application(
     links = [_links(sessions)] if pages else []
     operations = story_operations(doors) if "api" in doors.served else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
-    routes = [*state_routes(doors), *tool_routes(doors), *stories, *links, *rpc_routes(services_of(doors)), *pages]
+    routes = [
+        *state_routes(doors),
+        *tool_routes(doors),
+        *stories,
+        *links,
+        *rpc_routes(services_of(doors)),
+        *pages,
+    ]
 
     def is_open(scope: Scope) -> bool:
-        """Whether a path is anybody's, or the page's, which asks for a session instead of a token, or one that nothing is at."""
-        if scope["path"] in OPEN_PATHS or any(route.matches(scope)[0] is not Match.NONE for route in pages):
+        """Whether a path is anybody's, or the page's, which asks for a session instead of a token,
+        or one that nothing is at.
+        """
+        if scope["path"] in OPEN_PATHS or any(
+            route.matches(scope)[0] is not Match.NONE for route in pages
+        ):
             return True
-        return edge.wants_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in routes)
+        return edge.wants_page(scope) and all(
+            route.matches(scope)[0] is Match.NONE for route in routes
+        )
 
     app = Starlette(
         routes=routes,
@@ -162,20 +187,27 @@ def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
 def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
     """Return what TLS needs, or None for plain text on loopback."""
     if not is_loopback(settings.host) and not configured:
-        raise ConfigurationError(f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file")
+        raise ConfigurationError(
+            f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file"
+        )
     if settings.tls_cert is None and settings.tls_key is None:
         if not is_loopback(settings.host):
             raise ConfigurationError(
-                f"web.host {settings.host} is no loopback address: set web.tls_cert and web.tls_key, or bind 127.0.0.1"
+                f"web.host {settings.host} is no loopback address: set web.tls_cert and "
+                "web.tls_key, or bind 127.0.0.1"
             )
         return None
     if settings.tls_cert is None or settings.tls_key is None:
-        raise ConfigurationError("web.tls_cert and web.tls_key belong together; only one of them is set")
+        raise ConfigurationError(
+            "web.tls_cert and web.tls_key belong together; only one of them is set"
+        )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(f"web.tls_cert and web.tls_key are no PEM certificate and its key: {error}") from error
+        raise ConfigurationError(
+            f"web.tls_cert and web.tls_key are no PEM certificate and its key: {error}"
+        ) from error
     return context
 
 
@@ -184,7 +216,11 @@ def rpc_routes(services: Iterable[Service]) -> list[Route]:
     return [
         Route(
             f"/{service.descriptor.full_name}/{method.name}",
-            _route(getattr(service.answers, method.name), GetMessageClass(method.input_type), stream=method.server_streaming),
+            _route(
+                getattr(service.answers, method.name),
+                GetMessageClass(method.input_type),
+                stream=method.server_streaming,
+            ),
             methods=["POST"],
         )
         for service in services

@@ -1,4 +1,6 @@
-"""Stories as `/api/v1` has them: what the services of the protos do, under names that a page can ask for."""
+"""Stories as `/api/v1` has them: what the services of the protos do, under names that a page can
+ask for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from moothall.planning.lifecycle import SYSTEM, decide, lifecycle
 from moothall.services.doors import Doors
 from moothall.services.identity import caller
 from moothall.services.orchestrator import OrchestratorService
-from moothall.services.rest.documents import JSON, Body, ServerSentEvents, document, message, to_json
+from moothall.services.rest.documents import (
+    JSON,
+    Body,
+    ServerSentEvents,
+    document,
+    message,
+    to_json,
+)
 from moothall.services.rest.openapi import KEY_CHARS, SEQ_DIGITS, HttpOperation
 from moothall.services.stories import Planning
 from moothall.services.storycoach import StoryCoach
@@ -72,12 +81,20 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[HttpOperation]:
         return _answer(made, 201, {"Location": f"/api/v1/stories/{made.story_id}"})
 
     async def story(request: Request) -> Response:
-        """All of one: what GetStory says, its history, and each move from where it stands with what the caller lacks for it."""
+        """All of one: what GetStory says, its history, and each move from where it stands with what
+        the caller lacks for it.
+        """
         who, name = caller(), request.path_params["id"]
-        card = await board.card(name, who)  # first: a seq that is too old is refused later, one too new would hide what came
-        found = json.loads(to_json(await planning.GetStory(pb.GetStoryRequest(story_id=name), None)))
+        card = await board.card(
+            name, who
+        )  # first: a seq that is too old is refused later, one too new would hide what came
+        found = json.loads(
+            to_json(await planning.GetStory(pb.GetStoryRequest(story_id=name), None))
+        )
         history = [dump(event) for event in await board.history(name, who)]
-        moments = tuple(_Moment(**{fact: event[fact] for fact in _Moment.model_fields}) for event in history)
+        moments = tuple(
+            _Moment(**{fact: event[fact] for fact in _Moment.model_fields}) for event in history
+        )
         more = _Told(seq=str(card.seq), history=moments, moves=_moves(card, who))
         return document(found | more.model_dump(mode="json"), headers={"ETag": f'"{card.seq}"'})
 
@@ -89,14 +106,18 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[HttpOperation]:
         return Response(status_code=204)
 
     async def move(request: Request) -> Response:
-        """With `If-Match`, only from what its caller saw; a move for which evidence is missing is `blocked` and moves nothing."""
+        """With `If-Match`, only from what its caller saw; a move for which evidence is missing is
+        `blocked` and moves nothing.
+        """
         asked = await message(request, pb.TransitionRequest)
         asked.story_id = _same("story_id", asked.story_id, request)
         return _answer(await planning.move(asked, _read_if_match(request)))
 
     async def score(request: Request) -> Response:
         """What the story coach says of a draft."""
-        return _answer(await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None))
+        return _answer(
+            await scorer.ScoreStory(await message(request, coach.ScoreStoryRequest), None)
+        )
 
     async def events(request: Request) -> Response:
         """What happens on the board, as server-sent events, after `Last-Event-ID`."""
@@ -116,30 +137,50 @@ def _of_board(doors: Doors, planning: Planning) -> Sequence[HttpOperation]:
         ),
         HttpOperation("GET", "/api/v1/stories/{id}", story, gives=pb.GetStoryResponse, more=_Told),
         HttpOperation(
-            "POST", "/api/v1/stories/{id}/comments", comment, pb.CommentRequest, status=204, headers=("Idempotency-Key",)
+            "POST",
+            "/api/v1/stories/{id}/comments",
+            comment,
+            pb.CommentRequest,
+            status=204,
+            headers=("Idempotency-Key",),
         ),
         HttpOperation(
-            "POST", "/api/v1/stories/{id}/transitions", move, pb.TransitionRequest, pb.TransitionResponse, headers=("If-Match",)
+            "POST",
+            "/api/v1/stories/{id}/transitions",
+            move,
+            pb.TransitionRequest,
+            pb.TransitionResponse,
+            headers=("If-Match",),
         ),
-        HttpOperation("POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse),
-        HttpOperation("GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)),
+        HttpOperation(
+            "POST", "/api/v1/coach/score", score, coach.ScoreStoryRequest, coach.ScoreStoryResponse
+        ),
+        HttpOperation(
+            "GET", "/api/v1/events", events, gives="text/event-stream", headers=("Last-Event-ID",)
+        ),
     )
 
 
 def _of_plans(planning: Planning) -> Sequence[HttpOperation]:
     async def plan(request: Request) -> Response:
         """The tasks of a story, as they can be changed before its design is accepted."""
-        return _answer(await planning.GetPlan(pb.GetPlanRequest(story_id=request.path_params["id"]), None))
+        return _answer(
+            await planning.GetPlan(pb.GetPlanRequest(story_id=request.path_params["id"]), None)
+        )
 
     async def change(request: Request) -> Response:
-        """Put other tasks in their place; `plan_id` is the plan that you saw, and 409 says that it is another by now."""
+        """Put other tasks in their place; `plan_id` is the plan that you saw, and 409 says that it
+        is another by now.
+        """
         asked = await message(request, pb.ChangePlanRequest)
         asked.story_id = _same("story_id", asked.story_id, request)
         return _answer(await planning.ChangePlan(asked, None))
 
     return (
         HttpOperation("GET", "/api/v1/stories/{id}/plan", plan, gives=pb.GetPlanResponse),
-        HttpOperation("PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse),
+        HttpOperation(
+            "PUT", "/api/v1/stories/{id}/plan", change, pb.ChangePlanRequest, pb.ChangePlanResponse
+        ),
     )
 
 
@@ -159,7 +200,9 @@ def _of_councils(doors: Doors) -> Sequence[HttpOperation]:
         return Response(status_code=204)
 
     async def pause(request: Request) -> Response:
-        """Let it wait: turns under way end, and no other begins. Waiting is not counted against its deadline."""
+        """Let it wait: turns under way end, and no other begins. Waiting is not counted against its
+        deadline.
+        """
         asked = orchestrator.PauseDeliberationRequest(task_id=request.path_params["id"])
         return _answer(await councils.PauseDeliberation(asked, None))
 
@@ -169,7 +212,12 @@ def _of_councils(doors: Doors) -> Sequence[HttpOperation]:
         return _answer(await councils.ResumeDeliberation(asked, None))
 
     return (
-        HttpOperation("GET", "/api/v1/deliberations/{id}", result, gives=orchestrator.GetDeliberationResultResponse),
+        HttpOperation(
+            "GET",
+            "/api/v1/deliberations/{id}",
+            result,
+            gives=orchestrator.GetDeliberationResultResponse,
+        ),
         HttpOperation(
             "POST",
             "/api/v1/deliberations/{id}/steer",
@@ -178,14 +226,26 @@ def _of_councils(doors: Doors) -> Sequence[HttpOperation]:
             status=204,
             headers=("Idempotency-Key",),
         ),
-        HttpOperation("POST", "/api/v1/deliberations/{id}/pause", pause, gives=orchestrator.PauseDeliberationResponse),
-        HttpOperation("POST", "/api/v1/deliberations/{id}/resume", resume, gives=orchestrator.ResumeDeliberationResponse),
+        HttpOperation(
+            "POST",
+            "/api/v1/deliberations/{id}/pause",
+            pause,
+            gives=orchestrator.PauseDeliberationResponse,
+        ),
+        HttpOperation(
+            "POST",
+            "/api/v1/deliberations/{id}/resume",
+            resume,
+            gives=orchestrator.ResumeDeliberationResponse,
+        ),
     )
 
 
 async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
     yield ": the board\n"  # a line by which a client knows that it is connected
-    async with aclosing(planning.WatchStories(pb.WatchStoriesRequest(after_seq=after), None)) as moments:
+    async with aclosing(
+        planning.WatchStories(pb.WatchStoriesRequest(after_seq=after), None)
+    ) as moments:
         async for moment in moments:
             yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {to_json(moment)}\n"
 
@@ -218,12 +278,16 @@ def _same(name: str, given: str, request: Request) -> str:
 
 
 def _key(request: Request, named: str = "") -> str:
-    """Return what names a request among its tenant's: one of its caller's choice is that caller's own. `named` is what its document says."""
+    """Return what names a request among its tenant's: one of its caller's choice is that caller's
+    own. `named` is what its document says.
+    """
     given = request.headers.get("idempotency-key")
     if given is None:
         return named or new_task_id()
     if not 0 < len(given) <= KEY_CHARS:
-        raise InvalidRequest(f"the Idempotency-Key has {len(given)} characters; it has 1 to {KEY_CHARS}")
+        raise InvalidRequest(
+            f"the Idempotency-Key has {len(given)} characters; it has 1 to {KEY_CHARS}"
+        )
     return digest(caller().name, given)
 
 

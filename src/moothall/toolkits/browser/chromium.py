@@ -1,9 +1,10 @@
-"""A Chromium for one call: in a sandbox of our own, with no network but a proxy's port, an empty profile in memory, and
-nothing left of it afterwards.
+"""A Chromium for one call: in a sandbox of our own, with no network but a proxy's port, an empty
+profile in memory, and nothing left of it afterwards.
 
-The walls round it are those of a workspace (namespaces, an unprivileged uid, no capabilities, seccomp, a cgroup): inside them
-Chromium cannot make the namespaces of its own sandbox, which is therefore off. What breaks out of a page is in a box that has
-no network but the guarded proxy, no files but the system's, and no other tenant's data.
+The walls round it are those of a workspace (namespaces, an unprivileged uid, no capabilities,
+seccomp, a cgroup): inside them Chromium cannot make the namespaces of its own sandbox, which is
+therefore off. What breaks out of a page is in a box that has no network but the guarded proxy, no
+files but the system's, and no other tenant's data.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class Running:
 
 @asynccontextmanager
 async def chromium(
-    settings: BrowserSettings, sandbox: SandboxSettings, destinations: Destinations, hear: Callable[[str, Message], None]
+    settings: BrowserSettings,
+    sandbox: SandboxSettings,
+    destinations: Destinations,
+    hear: Callable[[str, Message], None],
 ) -> AsyncIterator[Running]:
     """Run a browser for as long as the context lasts. Raises `CallFailed`, `SandboxUnavailable`."""
     program = find_chromium(settings)
@@ -98,11 +102,15 @@ async def chromium(
     async with AsyncExitStack() as stack:
         stack.callback(ours.close)
         with theirs:
-            inside = await stack.enter_async_context(run_sandbox(_spec(program, settings, sandbox, theirs.fileno())))
+            inside = await stack.enter_async_context(
+                run_sandbox(_spec(program, settings, sandbox, theirs.fileno()))
+            )
         try:
             async with asyncio.timeout(_START_SECONDS):
                 listening = await listener(ours)
-                proxy = await stack.enter_async_context(proxying(destinations, listening, settings.transfer_bytes))
+                proxy = await stack.enter_async_context(
+                    proxying(destinations, listening, settings.transfer_bytes)
+                )
                 reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_MESSAGE_BYTES)
                 stack.callback(writer.transport.abort)
                 tools = DevTools(reader, writer, hear)
@@ -113,7 +121,9 @@ async def chromium(
         yield Running(tools, proxy)
 
 
-def _spec(program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pipe: int) -> SandboxSpec:
+def _spec(
+    program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pipe: int
+) -> SandboxSpec:
     here = Path(chromium_start.__file__).resolve()
     start = f"{_INSIDE}/start.py"
     binds = [
@@ -130,7 +140,9 @@ def _spec(program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pi
     return SandboxSpec(
         name=f"browser-{secrets.token_hex(4)}",
         argv=(str(interpreter()), "-I", "-S", start, str(pipe), str(program), *_FLAGS),
-        limits=sandbox.model_copy(update={"memory_bytes": settings.memory_bytes, "processes": settings.processes}),
+        limits=sandbox.model_copy(
+            update={"memory_bytes": settings.memory_bytes, "processes": settings.processes}
+        ),
         ro=tuple(binds),
         env={"HOME": "/tmp", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},  # noqa: S108 - inside
         fds=(pipe,),
@@ -138,6 +150,8 @@ def _spec(program: Path, settings: BrowserSettings, sandbox: SandboxSettings, pi
 
 
 def _why(inside: Sandboxed) -> str:
-    """The last line of its log that says something: a browser complains a lot of what a headless one does not need."""
+    """The last line of its log that says something: a browser complains a lot of what a headless
+    one does not need.
+    """
     lines = [line for line in inside.log_tail().splitlines() if line.strip() and "dbus" not in line]
     return lines[-1][-300:] if lines else "it said nothing"

@@ -17,9 +17,16 @@ class Gone(CallFailed):
 
 
 class DevTools:
-    """A session with one page. Events are told to `hear` while an answer is waited for. Dialogs are dismissed."""
+    """A session with one page. Events are told to `hear` while an answer is waited for. Dialogs are
+    dismissed.
+    """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hear: Callable[[str, Message], None]) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        hear: Callable[[str, Message], None],
+    ) -> None:
         self._reader, self._writer, self._hear = reader, writer, hear
         self._last = 0
         self._session = ""
@@ -28,8 +35,14 @@ class DevTools:
         """Take hold of the page that the browser has open."""
         targets = (await self.call("Target.getTargets"))["targetInfos"]
         page = next((target for target in targets if target["type"] == "page"), None)
-        target = page["targetId"] if page else (await self.call("Target.createTarget", url="about:blank"))["targetId"]
-        self._session = (await self.call("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
+        target = (
+            page["targetId"]
+            if page
+            else (await self.call("Target.createTarget", url="about:blank"))["targetId"]
+        )
+        self._session = (await self.call("Target.attachToTarget", targetId=target, flatten=True))[
+            "sessionId"
+        ]
 
     async def call(self, method: str, **params: Any) -> Message:
         """Return what a command answers. Raises `CallFailed` with the browser's reason, `Gone`."""
@@ -39,7 +52,9 @@ class DevTools:
             if message.get("id") != number:
                 continue
             if "error" in message:
-                raise CallFailed(f"the browser refused {method}: {str(message['error'].get('message'))[:300]}")
+                raise CallFailed(
+                    f"the browser refused {method}: {str(message['error'].get('message'))[:300]}"
+                )
             result: Message = message.get("result", {})
             return result
 
@@ -71,7 +86,9 @@ class DevTools:
             raise Gone("the browser ended: it ran out of memory, or crashed") from error
         if (method := message.get("method")) is not None:
             told = message.get("params", {})
-            if method == "Page.javascriptDialogOpening":  # at once: what raised it does not go on before
+            if (
+                method == "Page.javascriptDialogOpening"
+            ):  # at once: what raised it does not go on before
                 self.send("Page.handleJavaScriptDialog", accept=told.get("type") == "beforeunload")
             self._hear(method, told)
         return message

@@ -47,7 +47,9 @@ class BrowserFamily(Family[BrowserSettings]):
         """See `Family`."""
         from moothall.toolkits.browser.toolkit import BrowserTools
 
-        yield Opened(BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox).call)
+        yield Opened(
+            BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox).call
+        )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Start it."""
@@ -60,12 +62,17 @@ class BrowserFamily(Family[BrowserSettings]):
             yield Finding(part, ok=True, detail=f"not offered: no Chromium on PATH ({_MEND})")
             return
         try:
-            async with chromium(own, settings.sandbox, Destinations(), lambda _method, _told: None) as running:
+            async with chromium(
+                own, settings.sandbox, Destinations(), lambda _method, _told: None
+            ) as running:
                 version = await running.tools.call("Browser.getVersion")
         except MoothallError as error:
             yield Finding(part, ok=False, detail=error.message, mend=_MEND)
             return
-        where = "in the sandbox of a workspace without network but its proxy; its own sandbox is off in there"
+        where = (
+            "in the sandbox of a workspace without network but its proxy; its own sandbox is off "
+            "in there"
+        )
         yield Finding(part, ok=True, detail=f"{version.get('product')}, {where}")
 
 

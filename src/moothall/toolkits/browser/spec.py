@@ -1,4 +1,6 @@
-"""What the catalogue says of the browser. It acts beyond the workspace: no role has it by default."""
+"""What the catalogue says of the browser. It acts beyond the workspace: no role has it by
+default.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ class PageAction(Arguments):
 
 
 class BrowserRun(Arguments):
-    """Opens `url`, then acts in order: open(url), click(selector), type(selector, text: a line end at its end presses Enter),
-    wait(selector), text(selector?) and, once, screenshot, which is stored at `path`.
+    """Opens `url`, then acts in order: open(url), click(selector), type(selector, text: a line end
+    at its end presses Enter), wait(selector), text(selector?) and, once, screenshot, which is
+    stored at `path`.
     """
 
     url: Annotated[str, Field(min_length=8, max_length=2000)]
@@ -59,7 +62,9 @@ class BrowserRun(Arguments):
 
 
 class Browsed(Output):
-    """Where the browser was at the end, what each action gave, and the hosts that the page asked for in vain."""
+    """Where the browser was at the end, what each action gave, and the hosts that the page asked
+    for in vain.
+    """
 
     url: str
     title: str
@@ -91,7 +96,11 @@ SPECS: Final = (
                 {
                     "url": "https://example.org/home",
                     "title": "Home",
-                    "results": [{"do": "type"}, {"do": "wait"}, {"do": "text", "text": "Hello Ada", "truncated": False}],
+                    "results": [
+                        {"do": "type"},
+                        {"do": "wait"},
+                        {"do": "text", "text": "Hello Ada", "truncated": False},
+                    ],
                     "refused": [],
                 },
             ),

@@ -53,40 +53,56 @@ _TEXT: Final = """selector => {
 class BrowserTools:
     """The toolkit of the category `browser`. `call` is a `ports.Toolkit`."""
 
-    def __init__(self, settings: BrowserSettings, http: HttpSettings, sandbox: SandboxSettings) -> None:
+    def __init__(
+        self, settings: BrowserSettings, http: HttpSettings, sandbox: SandboxSettings
+    ) -> None:
         self._settings, self._sandbox = settings, sandbox
         self._destinations = Destinations.read(http.allow, only=http.only_allowed)
         self._slots = asyncio.Semaphore(settings.at_once)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Act until the call's deadline or `browser.seconds`. What fails is a status, not an error."""
+        """Act until the call's deadline or `browser.seconds`. What fails is a status, not an
+        error.
+        """
         del tenant  # nothing is kept between calls
         return await answer_within(call, self._settings.seconds, self._output(call, workspace))
 
     async def _output(self, call: ToolCall, workspace: Workspace) -> Output:
         actions: Sequence[Mapping[str, str]] = call.arguments["actions"]
         if len(actions) > self._settings.actions:
-            raise InvalidRequest(f"{len(actions)} actions; at most {self._settings.actions} are done in a call (browser.actions)")
+            raise InvalidRequest(
+                f"{len(actions)} actions; at most {self._settings.actions} are done in a call "
+                "(browser.actions)"
+            )
         self._destinations.check(str(call.arguments["url"]))
         heard = _Heard()
-        async with self._slots, chromium(self._settings, self._sandbox, self._destinations, heard) as running:
+        async with (
+            self._slots,
+            chromium(self._settings, self._sandbox, self._destinations, heard) as running,
+        ):
             page = _Page(running, heard, self._settings, self._destinations)
             await page.prepare()
             results: list[Output] = []
-            for number, action in enumerate([{"do": "open", "url": call.arguments["url"]}, *actions]):
+            for number, action in enumerate(
+                [{"do": "open", "url": call.arguments["url"]}, *actions]
+            ):
                 try:
                     async with asyncio.timeout(self._settings.action_seconds):
                         done = await page.act(action)
                 except TimeoutError as error:
                     limit = f"{self._settings.action_seconds:g} seconds (browser.action_seconds)"
-                    raise CallFailed(f"{_describe(number, action)}: not done within {limit}") from error
+                    raise CallFailed(
+                        f"{_describe(number, action)}: not done within {limit}"
+                    ) from error
                 except (CallFailed, InvalidRequest, Refused) as error:
                     raise type(error)(f"{_describe(number, action)}: {error.message}") from error
                 results.append({"do": action["do"], **done})
             output = {**await page.place(), "results": results[1:], "refused": page.refused_hosts()}
             picture = page.picture
         if picture:
-            await in_workspace(workspace, call, "files.store", {"path": call.arguments["path"], "content": picture})
+            await in_workspace(
+                workspace, call, "files.store", {"path": call.arguments["path"], "content": picture}
+            )
             output["path"] = call.arguments["path"]
         return output
 
@@ -115,7 +131,9 @@ class _Heard:
 
 
 class _Page:
-    def __init__(self, running: Running, heard: _Heard, settings: BrowserSettings, destinations: Destinations) -> None:
+    def __init__(
+        self, running: Running, heard: _Heard, settings: BrowserSettings, destinations: Destinations
+    ) -> None:
         self._tools: DevTools = running.tools
         self._proxy = running.proxy
         self._heard = heard
@@ -127,10 +145,16 @@ class _Page:
         """Ask to be told, and forbid what no call needs."""
         for method in ("Page.enable", "Inspector.enable"):
             await self._tools.call(method)
-        self._heard.frame = (await self._tools.call("Page.getFrameTree"))["frameTree"]["frame"]["id"]
+        self._heard.frame = (await self._tools.call("Page.getFrameTree"))["frameTree"]["frame"][
+            "id"
+        ]
         await self._tools.call("Page.setDownloadBehavior", behavior="deny")
         await self._tools.call(
-            "Emulation.setDeviceMetricsOverride", width=_WIDTH, height=_HEIGHT, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=_WIDTH,
+            height=_HEIGHT,
+            deviceScaleFactor=1,
+            mobile=False,
         )
 
     async def act(self, action: Mapping[str, str]) -> Output:
@@ -158,7 +182,9 @@ class _Page:
 
     def refused_hosts(self) -> list[str]:
         """Return the hosts that were asked for in vain, each with its reason."""
-        return [f"{host}:{port}: {reason}" for (host, port), reason in self._proxy.refused.items()][:_MOST_REFUSED]
+        return [f"{host}:{port}: {reason}" for (host, port), reason in self._proxy.refused.items()][
+            :_MOST_REFUSED
+        ]
 
     async def _open(self, text: str) -> None:
         url = self._destinations.check(text)
@@ -198,7 +224,10 @@ class _Page:
         picture = str((await self._tools.call("Page.captureScreenshot", format="png"))["data"])
         size = len(base64.b64decode(picture))
         if size > self._settings.screenshot_bytes:
-            raise CallFailed(f"the screenshot has {size} bytes; at most {self._settings.screenshot_bytes} are stored")
+            raise CallFailed(
+                f"the screenshot has {size} bytes; at most {self._settings.screenshot_bytes} are "
+                "stored"
+            )
         self.picture = picture
         return {"bytes": size}
 
@@ -207,7 +236,9 @@ class _Page:
         await self._pause(_SETTLE_SECONDS)
         while self._heard.loading:
             await self._pause(_LOOK_SECONDS)
-        await self._pause(_SETTLE_SECONDS)  # one that crashes stops loading a moment before it is said to have crashed
+        await self._pause(
+            _SETTLE_SECONDS
+        )  # one that crashes stops loading a moment before it is said to have crashed
 
     async def _pause(self, seconds: float) -> None:
         await self._tools.until(lambda: self._heard.crashed, seconds)
@@ -217,7 +248,10 @@ class _Page:
     async def _check_allowed(self) -> None:
         """A page that led to where no tool may go is not read on."""
         if self._proxy.left < 0:
-            raise CallFailed(f"the page loaded more than {self._settings.transfer_bytes} bytes (browser.transfer_bytes)")
+            raise CallFailed(
+                f"the page loaded more than {self._settings.transfer_bytes} bytes "
+                "(browser.transfer_bytes)"
+            )
         text = (await self.place())["url"]
         try:
             url = URL(text)
@@ -232,7 +266,9 @@ class _Page:
     async def _find(self, script: str, selector: str) -> Any:
         """Return what a script says of the first element that fits, once there is one."""
         while True:
-            world = await self._tools.call("Page.createIsolatedWorld", frameId=self._heard.frame, worldName="moothall")
+            world = await self._tools.call(
+                "Page.createIsolatedWorld", frameId=self._heard.frame, worldName="moothall"
+            )
             told = await self._tools.call(
                 "Runtime.evaluate",
                 expression=f"({script})({json.dumps(selector)})",

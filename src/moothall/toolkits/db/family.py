@@ -23,7 +23,9 @@ _MEND = "see docs/tools.md, Databases"
 
 
 class DbFamily(Family[DbSettings]):
-    """`db.*`, one tool for each kind of server. A tenant has its own servers, or those of all who have none."""
+    """`db.*`, one tool for each kind of server. A tenant has its own servers, or those of all who
+    have none.
+    """
 
     section = "db"
     kind = DbSettings
@@ -68,15 +70,28 @@ class DbFamily(Family[DbSettings]):
                 part = f"tool db.{server}" + (f" of {tenant}" if tenant in own.tenants else "")
                 if getattr(own.of(tenant), f"{server}_url") is None:
                     if tenant not in own.tenants:
-                        yield Finding(part, ok=True, detail=f"not offered: MOOTHALL_DB__{server.upper()}_URL is not set")
+                        yield Finding(
+                            part,
+                            ok=True,
+                            detail=f"not offered: MOOTHALL_DB__{server.upper()}_URL is not set",
+                        )
                     continue
                 try:
                     await tools.ask(server, trial, tenant)
                 except MoothallError as error:
                     more = scrub(str(error.__cause__)) if error.__cause__ else ""
-                    yield Finding(part, ok=False, detail=" ".join(f"{error.message} {more}".split()), mend=_MEND)
+                    yield Finding(
+                        part,
+                        ok=False,
+                        detail=" ".join(f"{error.message} {more}".split()),
+                        mend=_MEND,
+                    )
                 else:
-                    yield Finding(part, ok=True, detail="answers; " + ("may be written to" if own.write else "read-only"))
+                    yield Finding(
+                        part,
+                        ok=True,
+                        detail="answers; " + ("may be written to" if own.write else "read-only"),
+                    )
 
 
 def _changes(spec: ToolSpec) -> ToolSpec:

@@ -1,7 +1,9 @@
-"""`db.neo4j`: one query in a transaction of its own, in read mode unless the operator says otherwise.
+"""`db.neo4j`: one query in a transaction of its own, in read mode unless the operator says
+otherwise.
 
-The server's read mode holds no reading of files and URLs (LOAD CSV), nor procedures that only say that they read. So a query is
-planned first, which runs nothing, and what is in its plan decides: what the text looks like does not matter.
+The server's read mode holds no reading of files and URLs (LOAD CSV), nor procedures that only say
+that they read. So a query is planned first, which runs nothing, and what is in its plan decides:
+what the text looks like does not matter.
 """
 
 from __future__ import annotations
@@ -65,13 +67,25 @@ async def query(url: str, text: str, params: Mapping[str, str], limits: DbSettin
             return await _ask(driver, where.path.strip("/") or None, text, params, limits)
     except (AuthError, DriverError, OSError, ValueError) as error:
         inside = isinstance(error, AuthError)
-        reason = "it lets nobody in with this user and password" if inside else f"it does not answer ({type(error).__name__})"
-        raise CallFailed(f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more") from error
+        reason = (
+            "it lets nobody in with this user and password"
+            if inside
+            else f"it does not answer ({type(error).__name__})"
+        )
+        raise CallFailed(
+            f"Neo4j cannot be asked: {reason} (db.neo4j_url); `moothall doctor` says more"
+        ) from error
     except Neo4jError as error:
         raise _error_of(error) from error
 
 
-async def _ask(driver: AsyncDriver, database: str | None, text: str, params: Mapping[str, str], limits: DbSettings) -> Output:
+async def _ask(
+    driver: AsyncDriver,
+    database: str | None,
+    text: str,
+    params: Mapping[str, str],
+    limits: DbSettings,
+) -> Output:
     access = WRITE_ACCESS if limits.write else READ_ACCESS
     async with driver.session(database=database, default_access_mode=READ_ACCESS) as session:
         async with await session.begin_transaction(timeout=limits.seconds) as planning:
@@ -100,20 +114,26 @@ async def _ask(driver: AsyncDriver, database: str | None, text: str, params: Map
 
 
 async def _judge_functions(transaction: AsyncTransaction, text: str) -> None:
-    """Functions that were added to the server may do anything, and stand in no plan: a query that may name one is not taken."""
+    """Functions that were added to the server may do anything, and stand in no plan: a query that
+    may name one is not taken.
+    """
     plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).lower()
     words = set(re.findall(r"\w+", plain))
     added = await transaction.run(_OWN_FUNCTIONS)
     async for record in added:
         name = str(record["name"])
         if set(re.findall(r"\w+", name.lower())) <= words:
-            raise Refused(f"{name} is no function of Neo4j's own; queries that name one are not taken")
+            raise Refused(
+                f"{name} is no function of Neo4j's own; queries that name one are not taken"
+            )
 
 
 def _judge(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
     if kind not in ({"r", "w", "rw"} if limits.write else {"r"}):
         raise Refused(
-            "it administers the server" if limits.write else "it changes data, and queries are read-only here (db.write)"
+            "it administers the server"
+            if limits.write
+            else "it changes data, and queries are read-only here (db.write)"
         )
     for step in _steps(plan):
         name = str(step.get("operatorType", "")).partition("@")[0]
@@ -122,9 +142,17 @@ def _judge(plan: Mapping[str, Any], kind: str, limits: DbSettings) -> None:
         if _ADMINISTERS.match(name):
             raise Refused("commands that administer the server are not taken")
         if "procedure" in name.lower():
-            called = str(step.get("args", {}).get("Details", "")).partition("(")[0].replace("`", "").strip()
+            called = (
+                str(step.get("args", {}).get("Details", ""))
+                .partition("(")[0]
+                .replace("`", "")
+                .strip()
+            )
             if called.lower() not in _PROCEDURES:
-                raise Refused(f"the procedure {called[:80]} is not taken; taken are {', '.join(sorted(_PROCEDURES))}")
+                raise Refused(
+                    f"the procedure {called[:80]} is not taken; taken are "
+                    f"{', '.join(sorted(_PROCEDURES))}"
+                )
 
 
 def _steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,8 +1,10 @@
-"""`db.postgres`: one statement on a connection of its own, read-only unless the operator says otherwise.
+"""`db.postgres`: one statement on a connection of its own, read-only unless the operator says
+otherwise.
 
-A read-only query is held by four things: it is declared as a cursor, which takes nothing but a SELECT, VALUES or WITH without
-changes; by the extended protocol, which takes one statement; in a READ ONLY transaction that is rolled back. What a
-transaction does not hold (files, programs and connections of the server) is held by the role: one that may use them
+A read-only query is held by four things: it is declared as a cursor, which takes nothing but a
+SELECT, VALUES or WITH without changes; by the extended protocol, which takes one statement; in a
+READ ONLY transaction that is rolled back. What a transaction does not hold (files, programs and
+connections of the server) is held by the role: one that may use them
 is refused, with what to do about it.
 """
 
@@ -31,11 +33,26 @@ _Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
 _BATCH = 50
 _PLAIN = frozenset(
-    {"bool", "int2", "int4", "int8", "float4", "float8", "json", "jsonb", "oid", "text", "varchar", "name", "bpchar"}
+    {
+        "bool",
+        "int2",
+        "int4",
+        "int8",
+        "float4",
+        "float8",
+        "json",
+        "jsonb",
+        "oid",
+        "text",
+        "varchar",
+        "name",
+        "bpchar",
+    }
 )
 _SYNTAX = "42601"
 
-# What a rolled back transaction does not undo, and who may do it. A query may take on any role that its own is a member of.
+# What a rolled back transaction does not undo, and who may do it. A query may take on any role that
+# its own is a member of.
 _POWERS = """
 select 'it is or may become the superuser ' || rolname from pg_catalog.pg_roles
  where rolsuper and pg_catalog.pg_has_role(session_user, oid, 'member')
@@ -50,9 +67,10 @@ select 'it may call ' || p.oid::pg_catalog.regprocedure
      or p.proname ~ '^(dblink.*|lo_(ex|im)port|pg_read_(binary_)?file|pg_file_.*|pg_ls_dir|pg_reload_conf|pg_rotate_logfile|http_.*|http)$')
    and pg_catalog.has_function_privilege(session_user, p.oid, 'execute')
 limit 3
-"""
+"""  # noqa: E501 - a line of embedded text
 _MEND = (
-    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE … FROM PUBLIC where it is named"
+    "CREATE ROLE reader LOGIN PASSWORD '…'; GRANT pg_read_all_data TO reader; and REVOKE EXECUTE "
+    "… FROM PUBLIC where it is named"
 )
 
 
@@ -62,15 +80,24 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
         where = conninfo_to_dict(url)
         host, port = _place(where)
     except (psycopg.Error, ValueError) as error:
-        raise CallFailed("db.postgres_url is no URL of one server that PostgreSQL's client can read") from error
-    # libpq takes a whole row into memory, and one may be a gigabyte: what comes is counted on its way.
-    async with relaying(functools.partial(_open, host, port, limits.seconds), limits.receive_bytes) as relay:
+        raise CallFailed(
+            "db.postgres_url is no URL of one server that PostgreSQL's client can read"
+        ) from error
+    # libpq takes a whole row into memory, and one may be a gigabyte: what comes is counted on its
+    # way.
+    async with relaying(
+        functools.partial(_open, host, port, limits.seconds), limits.receive_bytes
+    ) as relay:
         try:
-            async with _connection({**where, "host": where.get("host") or host}, relay, limits) as connection:
+            async with _connection(
+                {**where, "host": where.get("host") or host}, relay, limits
+            ) as connection:
                 powers = await (await connection.execute(_POWERS)).fetchall()
                 if powers:
                     told = "; ".join(str(row[0]) for row in powers)
-                    raise Refused(f"the role of db.postgres_url may do too much: {told}. Mend: {_MEND}")
+                    raise Refused(
+                        f"the role of db.postgres_url may do too much: {told}. Mend: {_MEND}"
+                    )
                 run = _change if limits.write else _read
                 return await run(connection, sql.SQL(text), params, limits)
         except UnicodeError as error:
@@ -78,7 +105,9 @@ async def query(url: str, text: str, params: list[str], limits: DbSettings) -> O
         except psycopg.Error as error:
             if relay.flooded:
                 most = limits.receive_bytes
-                raise CallFailed(f"the server sent more than {most} bytes (db.receive_bytes); ask for less") from error
+                raise CallFailed(
+                    f"the server sent more than {most} bytes (db.receive_bytes); ask for less"
+                ) from error
             raise _error_of(error, reading=not limits.write) from error
 
 
@@ -90,7 +119,9 @@ async def _open(host: str, port: int, seconds: float) -> Streams:
 
 
 def _place(where: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the host and port of the one server that a URL names; without a host that is its socket on this machine."""
+    """Return the host and port of the one server that a URL names; without a host that is its
+    socket on this machine.
+    """
     host = str(where.get("hostaddr") or where.get("host") or "/var/run/postgresql")
     if "," in host:
         raise ValueError("several hosts")
@@ -98,7 +129,9 @@ def _place(where: Mapping[str, Any]) -> tuple[str, int]:
 
 
 @asynccontextmanager
-async def _connection(where: Mapping[str, Any], relay: Relay, limits: DbSettings) -> AsyncIterator[_Connection]:
+async def _connection(
+    where: Mapping[str, Any], relay: Relay, limits: DbSettings
+) -> AsyncIterator[_Connection]:
     given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
     if str(where["host"]).startswith("/"):
         given |= {"host": "localhost", "sslmode": "disable"}
@@ -115,14 +148,15 @@ async def _connection(where: Mapping[str, Any], relay: Relay, limits: DbSettings
     except (psycopg.Error, OSError, ValueError) as error:
         inside = "FATAL" in str(error)  # the server's own word; that a port is closed is not
         reason = "it lets nobody in with this user and password" if inside else "it does not answer"
-        raise CallFailed(f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more") from (
-            OSError(relay.failed) if relay.failed else error
-        )
+        raise CallFailed(
+            f"PostgreSQL cannot be asked: {reason} (db.postgres_url); `moothall doctor` says more"
+        ) from (OSError(relay.failed) if relay.failed else error)
     try:
         await _set_limits(connection, limits)
         yield connection
     finally:
-        # What was not committed is gone with the connection. A query that still runs is told to end.
+        # What was not committed is gone with the connection. A query that still runs is told to
+        # end.
         if connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
             with suppress(psycopg.Error, TimeoutError):
                 await connection.cancel_safe(timeout=2)
@@ -145,7 +179,9 @@ async def _set_limits(connection: _Connection, limits: DbSettings) -> None:
         await connection.execute("select pg_catalog.set_config(%s, %s, false)", (name, value))
 
 
-async def _read(connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings) -> Output:
+async def _read(
+    connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings
+) -> Output:
     async with psycopg.AsyncRawServerCursor(connection, "moothall") as cursor:
         await cursor.execute(text, params)
         table = Table([column.name for column in cursor.description or ()], limits)
@@ -155,7 +191,9 @@ async def _read(connection: _Connection, text: sql.SQL, params: list[str], limit
         return table.output()
 
 
-async def _change(connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings) -> Output:
+async def _change(
+    connection: _Connection, text: sql.SQL, params: list[str], limits: DbSettings
+) -> Output:
     """Run a statement that may change data, and keep what it did."""
     async with psycopg.AsyncRawCursor(connection) as cursor:
         await cursor.execute(text, params, prepare=True)  # prepared: one statement, never several
@@ -172,7 +210,9 @@ def _error_of(error: psycopg.Error, *, reading: bool) -> Exception:
     """The server's own words, which name neither its address nor a password."""
     told = error.diag
     words = told.message_primary
-    if words is None and isinstance(error, psycopg.ProgrammingError | psycopg.DataError):  # the client's own, before it asks
+    if words is None and isinstance(
+        error, psycopg.ProgrammingError | psycopg.DataError
+    ):  # the client's own, before it asks
         return InvalidRequest(f"PostgreSQL is not asked: {str(error)[:300]}")
     if words is None:
         return CallFailed(f"the connection to PostgreSQL broke ({type(error).__name__})")
@@ -184,4 +224,8 @@ def _error_of(error: psycopg.Error, *, reading: bool) -> Exception:
         return Refused(said)
     if reading and error.sqlstate == _SYNTAX:
         said += ". Taken is one SELECT, VALUES or WITH: queries are read-only here (db.write)"
-    return InvalidRequest(said) if isinstance(error, psycopg.ProgrammingError | psycopg.DataError) else CallFailed(said)
+    return (
+        InvalidRequest(said)
+        if isinstance(error, psycopg.ProgrammingError | psycopg.DataError)
+        else CallFailed(said)
+    )

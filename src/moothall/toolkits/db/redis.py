@@ -1,5 +1,6 @@
-"""`db.redis`: one command on a connection of its own. The server itself says of each command what it does; read-only ones
-are taken, and with `db.write` those that write; never one that administers, blocks, subscribes or runs scripts.
+"""`db.redis`: one command on a connection of its own. The server itself says of each command what
+it does; read-only ones are taken, and with `db.write` those that write; never one that administers,
+blocks, subscribes or runs scripts.
 """
 
 from __future__ import annotations
@@ -77,13 +78,18 @@ async def command(url: str, words: str, args: list[str], limits: DbSettings) -> 
         await _connect(connection, limits)
         return await _ask(connection, words.upper().split(" "), args, limits)
     except _Flooded as error:
-        raise CallFailed(f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for less") from error
+        raise CallFailed(
+            f"the server sent more than {limits.receive_bytes} bytes (db.receive_bytes); ask for "
+            "less"
+        ) from error
     except NoPermissionError as error:
         raise Refused(f"Redis: {error}") from error
     except ResponseError as error:
         raise InvalidRequest(f"Redis: {error}") from error
     except UnicodeError as error:
-        raise InvalidRequest("the command or its arguments have text that is not Unicode") from error
+        raise InvalidRequest(
+            "the command or its arguments have text that is not Unicode"
+        ) from error
     except (RedisError, OSError, asyncio.IncompleteReadError) as error:
         raise CallFailed(f"the connection to Redis broke ({type(error).__name__})") from error
     finally:
@@ -103,13 +109,19 @@ async def _connect(connection: AbstractConnection, limits: DbSettings) -> None:
         await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's
     except (RedisError, OSError) as error:
         refused = isinstance(error, AuthenticationError | NoPermissionError | ResponseError)
-        reason = "it lets nobody in with this user and password" if refused else "it does not answer"
-        raise CallFailed(f"Redis cannot be asked: {reason} (db.redis_url); `moothall doctor` says more") from error
+        reason = (
+            "it lets nobody in with this user and password" if refused else "it does not answer"
+        )
+        raise CallFailed(
+            f"Redis cannot be asked: {reason} (db.redis_url); `moothall doctor` says more"
+        ) from error
     parser: Any = connection._parser  # noqa: SLF001 - the one place where a reply can be bounded before it is in memory
     parser._stream = _Bounded(parser._stream, limits.receive_bytes)  # noqa: SLF001 - as above
 
 
-async def _ask(connection: AbstractConnection, name: list[str], args: list[str], limits: DbSettings) -> Output:
+async def _ask(
+    connection: AbstractConnection, name: list[str], args: list[str], limits: DbSettings
+) -> Output:
     await connection.send_command("COMMAND", "INFO", *_candidates(name, args))
     told = await connection.read_response()
     known = {entry[0].decode().upper().replace("|", " "): entry for entry in told if entry}
@@ -119,7 +131,9 @@ async def _ask(connection: AbstractConnection, name: list[str], args: list[str],
 
 
 def _candidates(name: list[str], args: list[str]) -> list[str]:
-    """The command, and it with its first argument as a subcommand: OBJECT ENCODING may come in either place."""
+    """The command, and it with its first argument as a subcommand: OBJECT ENCODING may come in
+    either place.
+    """
     subcommand = name[1] if len(name) > 1 else (args[0] if args else "")
     return [name[0], f"{name[0]}|{subcommand}"] if subcommand else name[:1]
 
@@ -136,8 +150,13 @@ def _judge(name: str, args: list[str], known: dict[str, list[Any]], limits: DbSe
             raise InvalidRequest(f"this Redis server knows no command {whole.strip()}")
         found = known[whole]
     elif " " in name:
-        raise InvalidRequest(f"{name.split(' ', maxsplit=1)[0]} has no subcommands: give its arguments in args")
-    said = {_word(flag) for flag in (*found[_FLAGS], *(found[_CATEGORIES] if len(found) > _CATEGORIES else ()))}
+        raise InvalidRequest(
+            f"{name.split(' ', maxsplit=1)[0]} has no subcommands: give its arguments in args"
+        )
+    said = {
+        _word(flag)
+        for flag in (*found[_FLAGS], *(found[_CATEGORIES] if len(found) > _CATEGORIES else ()))
+    }
     taken = {"readonly", "write"} if limits.write else {"readonly"}
     if not said & taken or said & _NEVER or (_BESIDES in said and not limits.write):
         only = (

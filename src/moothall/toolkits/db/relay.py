@@ -1,4 +1,6 @@
-"""A connection to a server that ends when too much comes back: for clients that take a whole answer into memory first."""
+"""A connection to a server that ends when too much comes back: for clients that take a whole answer
+into memory first.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class _Flooded(OSError):
 
 @dataclass(slots=True)
 class Relay:
-    """Listens on a port of loopback. `left` bytes may still come back; `flooded` says that more came."""
+    """Listens on a port of loopback. `left` bytes may still come back; `flooded` says that more
+    came.
+    """
 
     connect: Callable[[], Awaitable[Streams]]
     left: int
@@ -57,7 +61,9 @@ class Relay:
 
     async def close(self) -> None:
         """End every connection."""
-        for _ in range(_ACCEPTING):  # what was accepted just now becomes a connection in a few rounds of the loop
+        for _ in range(
+            _ACCEPTING
+        ):  # what was accepted just now becomes a connection in a few rounds of the loop
             await asyncio.sleep(0)
         for writer in tuple(self._open):
             writer.transport.abort()
@@ -67,7 +73,9 @@ class Relay:
 
 @asynccontextmanager
 async def relaying(connect: Callable[[], Awaitable[Streams]], most: int) -> AsyncIterator[Relay]:
-    """Relay to what `connect` opens until the context ends; at most `most` bytes come back in all."""
+    """Relay to what `connect` opens until the context ends; at most `most` bytes come back in
+    all.
+    """
     relay = Relay(connect, most)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, limit=CHUNK)
     relay.port = server.sockets[0].getsockname()[1]

@@ -16,7 +16,9 @@ _DEEP = 40
 
 
 def jsonable(value: Any, depth: int = _DEEP) -> Any:  # noqa: PLR0911 - one case a kind of value
-    """Return a value as JSON has it: bytes as text where they are text, else {"base64": …}; what JSON lacks as text."""
+    """Return a value as JSON has it: bytes as text where they are text, else {"base64": …}; what
+    JSON lacks as text.
+    """
     if depth == 0:
         return "[nested deeper than is shown]"
     match value:
@@ -27,7 +29,10 @@ def jsonable(value: Any, depth: int = _DEEP) -> Any:  # noqa: PLR0911 - one case
         case bytes():
             return _bytes(value)
         case Mapping():
-            return {str(jsonable(key, depth - 1)): jsonable(item, depth - 1) for key, item in value.items()}
+            return {
+                str(jsonable(key, depth - 1)): jsonable(item, depth - 1)
+                for key, item in value.items()
+            }
         case list() | tuple() | set() | frozenset():
             return [jsonable(item, depth - 1) for item in value]
     return str(value)

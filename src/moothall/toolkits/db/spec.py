@@ -1,4 +1,6 @@
-"""What the catalogue says of the tools that ask databases. They act beyond the workspace: no role has them by default."""
+"""What the catalogue says of the tools that ask databases. They act beyond the workspace: no role
+has them by default.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from moothall.tools.arguments import Arguments, must_match
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
-_COMMAND = must_match(r"[A-Za-z][A-Za-z0-9_.]*(?: [A-Za-z]+)?", "a Redis command such as GET or OBJECT ENCODING")
+_COMMAND = must_match(
+    r"[A-Za-z][A-Za-z0-9_.]*(?: [A-Za-z]+)?", "a Redis command such as GET or OBJECT ENCODING"
+)
 
 Query = Annotated[str, Field(min_length=1, max_length=20_000)]
 Value = Annotated[str, Field(max_length=100_000)]
 
 
 class PostgresQuery(Arguments):
-    """One statement; `params` are $1, $2, … in it, as text whose type the server knows from its place."""
+    """One statement; `params` are $1, $2, … in it, as text whose type the server knows from its
+    place.
+    """
 
     query: Query
     params: Annotated[list[Value], Field(max_length=100)] = Field(default_factory=list)
@@ -31,14 +37,18 @@ class RedisCommand(Arguments):
 
 
 class Neo4jQuery(Arguments):
-    """One query; `params` are strings, $name in it: write numbers and lists into the query, or use toInteger($name)."""
+    """One query; `params` are strings, $name in it: write numbers and lists into the query, or use
+    toInteger($name).
+    """
 
     query: Query
     params: dict[str, Value] = Field(default_factory=dict)
 
 
 class Rows(Output):
-    """Rows in the order of `columns`. Dates, decimals and identifiers are text; bytes are {"base64": …}."""
+    """Rows in the order of `columns`. Dates, decimals and identifiers are text; bytes are
+    {"base64": …}.
+    """
 
     columns: list[str]
     rows: list[list[object]]
@@ -52,7 +62,9 @@ class Reply(Output):
     truncated: bool
 
 
-def _asks(server: str, model: type[Arguments], output: type[Output], summary: str, example: Example) -> ToolSpec:
+def _asks(
+    server: str, model: type[Arguments], output: type[Output], summary: str, example: Example
+) -> ToolSpec:
     return ToolSpec(
         name=f"db.{server}",
         summary=summary,
@@ -85,7 +97,11 @@ SPECS: Final = (
         RedisCommand,
         Reply,
         "send the Redis server a command",
-        Example("look into a hash", {"command": "HGET", "args": ["user:1", "name"]}, {"reply": "Ada", "truncated": False}),
+        Example(
+            "look into a hash",
+            {"command": "HGET", "args": ["user:1", "name"]},
+            {"reply": "Ada", "truncated": False},
+        ),
     ),
     _asks(
         "neo4j",
@@ -94,7 +110,10 @@ SPECS: Final = (
         "ask the Neo4j database",
         Example(
             "who knows whom",
-            {"query": "MATCH (p:Person {name: $name})-[:KNOWS]->(f) RETURN f.name", "params": {"name": "Ada"}},
+            {
+                "query": "MATCH (p:Person {name: $name})-[:KNOWS]->(f) RETURN f.name",
+                "params": {"name": "Ada"},
+            },
             {"columns": ["f.name"], "rows": [["Bob"]], "truncated": False},
         ),
     ),

@@ -1,4 +1,6 @@
-"""`db.*`: the toolkit that asks the operator's databases. A tenant reaches its own, or those of all who have none."""
+"""`db.*`: the toolkit that asks the operator's databases. A tenant reaches its own, or those of all
+who have none.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SCHEMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def url_of(databases: Databases, server: str) -> str:
-    """Return where a server is; empty where none is set. Raises `ConfigurationError` for what is no URL of it."""
+    """Return where a server is; empty where none is set. Raises `ConfigurationError` for what is no
+    URL of it.
+    """
     given: SecretStr | None = getattr(databases, f"{server}_url")
     url = given.get_secret_value() if given else ""
     try:
@@ -33,7 +37,8 @@ def url_of(databases: Databases, server: str) -> str:
         scheme = ""
     if url and scheme not in SCHEMES[server]:
         raise ConfigurationError(
-            f"db.{server}_url is no URL that begins with {' or '.join(f'{name}://' for name in SCHEMES[server])}"
+            f"db.{server}_url is no URL that begins with "
+            f"{' or '.join(f'{name}://' for name in SCHEMES[server])}"
         )
     return url
 
@@ -58,22 +63,28 @@ class DatabaseTools:
                 url_of(databases, server)
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Ask until the call's deadline or `db.seconds`. What may have changed something when its time was over has an
-        unknown outcome.
+        """Ask until the call's deadline or `db.seconds`. What may have changed something when its
+        time was over has an unknown outcome.
         """
         del workspace  # nothing of it is needed
         late = ToolStatus.OUTCOME_UNKNOWN if self._settings.write else ToolStatus.TIMEOUT
-        return await answer_within(call, self._settings.seconds, self._output(call, tenant), late=late)
+        return await answer_within(
+            call, self._settings.seconds, self._output(call, tenant), late=late
+        )
 
     async def _output(self, call: ToolCall, tenant: str) -> Output:
         server = call.tool.partition(".")[2]
         return await self.ask(server, call.arguments, tenant)
 
     async def ask(self, server: str, args: Mapping[str, Any], tenant: str) -> Output:
-        """Return what a tenant's server answers. Raises `CallFailed`, `InvalidRequest`, `Refused`."""
+        """Return what a tenant's server answers. Raises `CallFailed`, `InvalidRequest`,
+        `Refused`.
+        """
         url = url_of(self._settings.of(tenant), server)
         if not url:
-            raise CallFailed(f"db.{server} is not set up here: MOOTHALL_DB__{server.upper()}_URL is not set")
+            raise CallFailed(
+                f"db.{server} is not set up here: MOOTHALL_DB__{server.upper()}_URL is not set"
+            )
         output: Output = scrub_all(await self._ask(server, url, args), known=self._secrets)
         return output
 
@@ -84,14 +95,20 @@ class DatabaseTools:
                 case "postgres":
                     from moothall.toolkits.db import postgres
 
-                    return await postgres.query(url, str(args["query"]), list(args["params"]), limits)
+                    return await postgres.query(
+                        url, str(args["query"]), list(args["params"]), limits
+                    )
                 case "redis":
                     from moothall.toolkits.db import redis
 
-                    return await redis.command(url, str(args["command"]), list(args["args"]), limits)
+                    return await redis.command(
+                        url, str(args["command"]), list(args["args"]), limits
+                    )
                 case _:
                     from moothall.toolkits.db import neo4j
 
                     return await neo4j.query(url, str(args["query"]), dict(args["params"]), limits)
         except ImportError as error:
-            raise CallFailed(f"db.{server} needs a client that is not installed: pip install 'moothall[db]'") from error
+            raise CallFailed(
+                f"db.{server} needs a client that is not installed: pip install 'moothall[db]'"
+            ) from error

@@ -1,5 +1,6 @@
-"""What a Dockerfile may say. An engine carries out some of it with its own hands and its own network: ADD fetches URLs, FROM and
-COPY --from pull images. So only what is known to be harmless is taken, and what could be read in two ways is not.
+"""What a Dockerfile may say. An engine carries out some of it with its own hands and its own
+network: ADD fetches URLs, FROM and COPY --from pull images. So only what is known to be harmless is
+taken, and what could be read in two ways is not.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _WHOLE = "scratch"
 
 
 def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str, ...]:
-    """Return the images that it builds on, beside `scratch`. `allowed` says which may be; `runs`: RUN may stand in it.
+    """Return the images that it builds on, beside `scratch`. `allowed` says which may be; `runs`:
+    RUN may stand in it.
 
     Raises `Refused` for what it may not say, `InvalidRequest` for what is no Dockerfile.
     """
@@ -51,13 +53,17 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
             image, stage = _from(rest)
             found = () if image == _WHOLE else (image,)
         elif instruction == "COPY":
-            found, stage = [source for source in _sources(rest) if not _NUMBER.fullmatch(source)], ""
+            found, stage = (
+                [source for source in _sources(rest) if not _NUMBER.fullmatch(source)],
+                "",
+            )
         else:
             continue
         for image in (one for one in found if one not in stages):
             if not allowed(image):
                 raise Refused(
-                    f"nothing may be built on {image[:100]!r} here (docker.images), only on scratch and what is allowed"
+                    f"nothing may be built on {image[:100]!r} here (docker.images), only on "
+                    "scratch and what is allowed"
                 )
             images.append(image)
         stages.add(stage)
@@ -69,26 +75,43 @@ def check(text: str, allowed: Callable[[str], bool], *, runs: bool) -> tuple[str
 def _require_known(instruction: str, *, runs: bool) -> None:
     if instruction not in _TAKEN:
         more = "; COPY copies files" if instruction == "ADD" else ""
-        raise Refused(f"{instruction[:40]!r} is not taken in a Dockerfile{more}; taken are {', '.join(sorted(_TAKEN))}")
+        raise Refused(
+            f"{instruction[:40]!r} is not taken in a Dockerfile{more}; taken are "
+            f"{', '.join(sorted(_TAKEN))}"
+        )
     if instruction == "RUN" and not runs:
-        raise Refused("RUN is not taken in a Dockerfile here (docker.build_runs): copy what is needed, and act in a container")
+        raise Refused(
+            "RUN is not taken in a Dockerfile here (docker.build_runs): copy what is needed, and "
+            "act in a container"
+        )
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (INSTRUCTION, rest), lines that go on put together. What engines read differently is refused."""
-    if not text.isprintable() and re.search(r"[^\S\n\r\t ]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u0085\u2028\u2029\ufeff]", text):
-        raise Refused("a Dockerfile has spaces, tabs and line ends, and no other blank or control characters")
+    """Yield (INSTRUCTION, rest), lines that go on put together. What engines read differently is
+    refused.
+    """
+    if not text.isprintable() and re.search(
+        r"[^\S\n\r\t ]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u0085\u2028\u2029\ufeff]", text
+    ):
+        raise Refused(
+            "a Dockerfile has spaces, tabs and line ends, and no other blank or control characters"
+        )
     whole = ""
     for raw in text.split("\n"):
         line = raw.removesuffix("\r")
         if _DIRECTIVE.match(line):
-            raise Refused("directives such as # escape= and # syntax= are not taken in a Dockerfile")
+            raise Refused(
+                "directives such as # escape= and # syntax= are not taken in a Dockerfile"
+            )
         if line.lstrip(" \t").startswith("#") or (whole and not line.strip(" \t")):
             continue
         if _CONTINUED.search(line):
             kept = _CONTINUED.sub("", line)
             if kept.endswith("\\"):
-                raise Refused("a line of a Dockerfile ends with two backslashes, which engines read differently")
+                raise Refused(
+                    "a line of a Dockerfile ends with two backslashes, which engines read "
+                    "differently"
+                )
             whole += kept
             continue
         whole += line

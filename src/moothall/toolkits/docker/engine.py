@@ -1,4 +1,6 @@
-"""A container engine's own HTTP API over its Unix socket, as much of it as is used, and no more read than is shown."""
+"""A container engine's own HTTP API over its Unix socket, as much of it as is used, and no more
+read than is shown.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _MISSING, _WRONG, _SERVER = 404, 400, 500
 
 
 def socket_of(host: str) -> str:
-    """Return the path in a setting such as unix:///var/run/docker.sock. Raises `ConfigurationError`."""
+    """Return the path in a setting such as unix:///var/run/docker.sock. Raises
+    `ConfigurationError`.
+    """
     path = host.removeprefix("unix://")
     if path == host or not path.startswith("/"):
         raise ConfigurationError(f"docker.host {host!r} is not unix:// and the path of a socket")
@@ -38,10 +42,19 @@ class DockerEngine:
     async def stream(
         self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask, and yield the answer before it is read. Raises `NotFound`, `InvalidRequest`, `CallFailed` with the engine's reason."""
-        params = {name: value if isinstance(value, str) else json.dumps(value) for name, value in (query or {}).items()}
+        """Ask, and yield the answer before it is read. Raises `NotFound`, `InvalidRequest`,
+        `CallFailed` with the engine's reason.
+        """
+        params = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in (query or {}).items()
+        }
         raw = isinstance(body, bytes)
-        headers = {"Content-Type": "application/x-tar" if raw else "application/json"} if body is not None else {}
+        headers = (
+            {"Content-Type": "application/x-tar" if raw else "application/json"}
+            if body is not None
+            else {}
+        )
         data = io.BytesIO(body) if raw else None if body is None else json.dumps(body).encode()
         try:
             async with self._session.request(
@@ -51,11 +64,17 @@ class DockerEngine:
                     raise _refusal(response.status, await _whole(response))
                 yield response
         except aiohttp.ClientConnectorError as error:
-            raise CallFailed("the container engine does not answer (docker.host); `moothall doctor` says more") from error
+            raise CallFailed(
+                "the container engine does not answer (docker.host); `moothall doctor` says more"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise CallFailed(f"the connection to the container engine broke ({type(error).__name__})") from error
+            raise CallFailed(
+                f"the connection to the container engine broke ({type(error).__name__})"
+            ) from error
 
-    async def ask(self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
+    async def ask(
+        self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
+    ) -> Any:
         """Return what an answer says, None for nothing. Raises as `stream` does."""
         async with self.stream(method, path, query=query, body=body) as response:
             raw = await _whole(response)
@@ -65,9 +84,17 @@ class DockerEngine:
             raise CallFailed("the container engine answered with what is no JSON") from error
 
     async def read_output(
-        self, method: str, path: str, most: int, *, query: Mapping[str, Any] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        most: int,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
     ) -> tuple[str, bool]:
-        """Return what a container said, both its streams as they came, and whether it was cut at `most` bytes."""
+        """Return what a container said, both its streams as they came, and whether it was cut at
+        `most` bytes.
+        """
         kept, cut = bytearray(), False
         async with self.stream(method, path, query=query, body=body) as response:
             async for piece in _frames(response.content):
@@ -84,7 +111,9 @@ class DockerEngine:
 async def engine_at(host: str) -> AsyncIterator[DockerEngine]:
     """Open a session with an engine."""
     connector = aiohttp.UnixConnector(socket_of(host), force_close=True)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
         yield DockerEngine(session)
 
 
@@ -120,4 +149,8 @@ def _refusal(status: int, raw: bytes) -> Exception:
         reason = f"status {status}"
     if status == _MISSING:
         return NotFound(f"the engine: {reason}")
-    return InvalidRequest(f"the engine: {reason}") if status < _SERVER else CallFailed(f"the engine: {reason}")
+    return (
+        InvalidRequest(f"the engine: {reason}")
+        if status < _SERVER
+        else CallFailed(f"the engine: {reason}")
+    )

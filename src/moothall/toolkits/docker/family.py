@@ -20,7 +20,9 @@ _NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
 
 
 class DockerFamily(Family[DockerSettings]):
-    """`docker.*`, on an engine of the operator's. What a workspace made there is removed when it ends."""
+    """`docker.*`, on an engine of the operator's. What a workspace made there is removed when it
+    ends.
+    """
 
     section = "docker"
     kind = DockerSettings
@@ -36,7 +38,11 @@ class DockerFamily(Family[DockerSettings]):
         """See `Family`."""
         del tenant  # one engine is all tenants'
         lack = "MOOTHALL_DOCKER__HOST, unix:// and an engine's socket, is not set"
-        return {spec.name: lack for spec in self.specs(settings)} if self.own(settings).host is None else {}
+        return (
+            {spec.name: lack for spec in self.specs(settings)}
+            if self.own(settings).host is None
+            else {}
+        )
 
     @asynccontextmanager
     async def open(self, settings: Settings) -> AsyncIterator[Opened]:
@@ -62,11 +68,20 @@ class DockerFamily(Family[DockerSettings]):
                 limits = await engine.ask("GET", "/info")
         except MoothallError as error:
             mend = "see that the engine runs and that its socket may be opened by this user"
-            yield Finding(part, ok=False, detail=" ".join(f"{error.message} {error.__cause__ or ''}".split()), mend=mend)
+            yield Finding(
+                part,
+                ok=False,
+                detail=" ".join(f"{error.message} {error.__cause__ or ''}".split()),
+                mend=mend,
+            )
             return
         detail = f"engine {version.get('Version')} at {host}"
         if lacks := [name for name in _NEEDED if not limits.get(name)]:
-            mend = "give the engine those cgroup controllers; without them containers are not bounded"
-            yield Finding(part, ok=False, detail=f"{detail} cannot enforce {', '.join(lacks)}", mend=mend)
+            mend = (
+                "give the engine those cgroup controllers; without them containers are not bounded"
+            )
+            yield Finding(
+                part, ok=False, detail=f"{detail} cannot enforce {', '.join(lacks)}", mend=mend
+            )
         else:
             yield Finding(part, ok=True, detail=detail)

@@ -1,4 +1,6 @@
-"""What the catalogue says of the tools that use a container engine. They act beyond the workspace: no role has them by default."""
+"""What the catalogue says of the tools that use a container engine. They act beyond the workspace:
+no role has them by default.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,13 @@ from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Cost, Danger, Example, Requirements, ToolSpec
 
 _TAG = must_match(r"[a-z0-9][a-z0-9._-]*", "a tag such as app or app-2")
-_IMAGE = must_match(r"[a-z0-9][A-Za-z0-9._/:@-]*", "a tag that docker.build made, or an image such as python:3.12-slim")
-_CONTAINER = must_match(r"[0-9a-f]{12,64}", "the id of a container as docker.run and docker.ps give it")
+_IMAGE = must_match(
+    r"[a-z0-9][A-Za-z0-9._/:@-]*",
+    "a tag that docker.build made, or an image such as python:3.12-slim",
+)
+_CONTAINER = must_match(
+    r"[0-9a-f]{12,64}", "the id of a container as docker.run and docker.ps give it"
+)
 _VARIABLE = must_match(r"[A-Za-z_][A-Za-z0-9_]*=[^\x00]*", "NAME=value")
 
 Words = Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(max_length=100)]
@@ -21,7 +28,9 @@ Container = Annotated[str, Field(min_length=12, max_length=64), _CONTAINER]
 
 
 class BuildImage(Arguments):
-    """Builds the files of the folder `path` into an image called `tag`. `dockerfile` is a path in that folder."""
+    """Builds the files of the folder `path` into an image called `tag`. `dockerfile` is a path in
+    that folder.
+    """
 
     tag: Annotated[str, Field(min_length=1, max_length=60), _TAG]
     path: Path = "."
@@ -29,11 +38,15 @@ class BuildImage(Arguments):
 
 
 class RunContainer(Arguments):
-    """`command` is a list of words; none: what the image says. With `detach` it goes on when the call ends."""
+    """`command` is a list of words; none: what the image says. With `detach` it goes on when the
+    call ends.
+    """
 
     image: Annotated[str, Field(min_length=1, max_length=200), _IMAGE]
     command: Words = Field(default_factory=list)
-    env: Annotated[list[Annotated[str, Field(max_length=2000), _VARIABLE]], Field(max_length=50)] = Field(default_factory=list)
+    env: Annotated[
+        list[Annotated[str, Field(max_length=2000), _VARIABLE]], Field(max_length=50)
+    ] = Field(default_factory=list)
     detach: bool = False
 
 
@@ -41,7 +54,9 @@ class Exec(Arguments):
     """Runs a command, a list of words, in a container that runs."""
 
     container: Container
-    command: Annotated[list[Annotated[str, Field(max_length=10_000)]], Field(min_length=1, max_length=100)]
+    command: Annotated[
+        list[Annotated[str, Field(max_length=10_000)]], Field(min_length=1, max_length=100)
+    ]
 
 
 class Logs(Arguments):
@@ -135,7 +150,10 @@ SPECS: Final = (
         "build an image of the workspace's files",
         BuildImage,
         Built,
-        ({"tag": "app"}, {"tag": "app", "image": "sha256:5f0e", "output": "Step 1/2 : FROM scratch\n"}),
+        (
+            {"tag": "app"},
+            {"tag": "app", "image": "sha256:5f0e", "output": "Step 1/2 : FROM scratch\n"},
+        ),
         paths=("path", "dockerfile"),
     ),
     _docker(
@@ -143,7 +161,10 @@ SPECS: Final = (
         "run a container",
         RunContainer,
         Ran,
-        ({"image": "app", "command": ["/app", "--version"]}, {"container": _ID, "exit_code": 0, "output": "1.0\n"}),
+        (
+            {"image": "app", "command": ["/app", "--version"]},
+            {"container": _ID, "exit_code": 0, "output": "1.0\n"},
+        ),
     ),
     _docker(
         "exec",

@@ -1,4 +1,6 @@
-"""What a build is made of: files of a workspace, fetched one by one from its executor and packed here."""
+"""What a build is made of: files of a workspace, fetched one by one from its executor and packed
+here.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,22 @@ class BuildContext:
 
 
 async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -> BuildContext:
-    """Return the files below the call's `path`. Owner, time and links of files are not kept; programs may be executed.
+    """Return the files below the call's `path`. Owner, time and links of files are not kept;
+    programs may be executed.
 
-    Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored` where the workspace gives none.
+    Raises `InvalidRequest` where there are too many or too large, or no Dockerfile; `NotStored`
+    where the workspace gives none.
     """
     root = str(call.arguments["path"]).strip("/")
     root = "" if root in {"", "."} else root + "/"
-    listed = await in_workspace(workspace, call, "files.list", {"path": call.arguments["path"], "glob": "**"})
+    listed = await in_workspace(
+        workspace, call, "files.list", {"path": call.arguments["path"], "glob": "**"}
+    )
     paths = [str(path) for path in listed.get("entries", ()) if not str(path).endswith("/")]
     if listed.get("truncated") or len(paths) > settings.context_files:
         raise InvalidRequest(
-            f"there are more than {settings.context_files} files (docker.context_files); name a folder with fewer"
+            f"there are more than {settings.context_files} files (docker.context_files); name a "
+            "folder with fewer"
         )
     wanted = str(call.arguments["dockerfile"])
     files: dict[str, bytes] = {}
@@ -50,11 +57,14 @@ async def pack(workspace: Workspace, call: ToolCall, settings: DockerSettings) -
             raise CallFailed("the workspace gave what is no file") from error
         left -= len(content)
         if left < 0:
-            raise InvalidRequest(f"the files have more than {settings.context_bytes} bytes (docker.context_bytes)")
+            raise InvalidRequest(
+                f"the files have more than {settings.context_bytes} bytes (docker.context_bytes)"
+            )
         files[path.removeprefix(root)] = content
     if wanted not in files or len(files[wanted]) > _DOCKERFILE_BYTES:
         raise InvalidRequest(
-            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or none of a usual size"
+            f"there is no Dockerfile {wanted[:100]!r} in {call.arguments['path'][:100]!r}, or "
+            "none of a usual size"
         )
     try:
         text = files[wanted].decode()

@@ -1,7 +1,9 @@
-"""`docker.*`: containers of a workspace on an engine of the operator's, all of them bounded, and none that outlives its workspace.
+"""`docker.*`: containers of a workspace on an engine of the operator's, all of them bounded, and
+none that outlives its workspace.
 
-A workspace sees what carries its label, and nothing else of the engine. What a container may do is decided here, for every
-container alike: nothing that a caller says reaches the engine's settings but the image, the command and its environment.
+A workspace sees what carries its label, and nothing else of the engine. What a container may do is
+decided here, for every container alike: nothing that a caller says reaches the engine's settings
+but the image, the command and its environment.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, MoothallError, NotFound, Refused
+from moothall.errors import (
+    CallFailed,
+    ConfigurationError,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    Refused,
+)
 from moothall.ports import Workspace
 from moothall.telemetry import get_logger
 from moothall.toolkits.answering import Output, answer_within
@@ -48,13 +57,19 @@ class DockerTools:
         if self._host:
             socket_of(self._host)
         if settings.network in _FORBIDDEN_NETWORKS:
-            raise ConfigurationError("docker.network may not be the host's, nor another container's")
+            raise ConfigurationError(
+                "docker.network may not be the host's, nor another container's"
+            )
         self._making = asyncio.Lock()
         self._owners: dict[str, set[str]] = {}
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
-        """Act until the call's deadline or `docker.seconds`. What fails is a status, not an error."""
-        return await answer_within(call, self._settings.seconds, self._output(call, workspace, tenant))
+        """Act until the call's deadline or `docker.seconds`. What fails is a status, not an
+        error.
+        """
+        return await answer_within(
+            call, self._settings.seconds, self._output(call, workspace, tenant)
+        )
 
     async def run(self) -> None:
         """Remove what has expired, whoever made it, until cancelled."""
@@ -75,7 +90,9 @@ class DockerTools:
             log.warning("containers could not be swept", error=error.message)
 
     async def close_workspace(self, workspace: str) -> None:
-        """Remove all that a workspace has, now that it ends. What cannot be removed is left to its expiry."""
+        """Remove all that a workspace has, now that it ends. What cannot be removed is left to its
+        expiry.
+        """
         for owner in self._owners.pop(workspace, ()):
             async with engine_at(self._host) as engine:
                 await _after(_remove(engine, owner))
@@ -90,7 +107,9 @@ class DockerTools:
             args = call.arguments
             match call.tool.partition(".")[2]:
                 case "build":
-                    return await mine.build(await pack(workspace, call, self._settings), str(args["tag"]))
+                    return await mine.build(
+                        await pack(workspace, call, self._settings), str(args["tag"])
+                    )
                 case "run":
                     return await mine.run(args)
                 case "exec":
@@ -113,19 +132,25 @@ async def _remove(engine: DockerEngine, owner: str) -> None:
 
 async def _list_labelled(engine: DockerEngine, kind: str, label: str) -> list[dict[str, Any]]:
     every = {"all": "1"} if kind == "containers" else {}
-    found: list[dict[str, Any]] = await engine.ask("GET", f"/{kind}/json", query={**every, "filters": {"label": [label]}})
+    found: list[dict[str, Any]] = await engine.ask(
+        "GET", f"/{kind}/json", query={**every, "filters": {"label": [label]}}
+    )
     return found or []
 
 
 async def _ensure_gone(engine: DockerEngine, kind: str, thing: str) -> None:
     with suppress(NotFound, InvalidRequest):  # somebody else removes it, too
         await engine.ask(
-            "DELETE", f"/{kind}/{quote_name(thing)}", query={"force": "1", **({"v": "1"} if kind == "containers" else {})}
+            "DELETE",
+            f"/{kind}/{quote_name(thing)}",
+            query={"force": "1", **({"v": "1"} if kind == "containers" else {})},
         )
 
 
 async def _after(work: Awaitable[None]) -> None:
-    """Clean up behind a call, which may have been cancelled. What cannot be is left to its expiry."""
+    """Clean up behind a call, which may have been cancelled. What cannot be is left to its
+    expiry.
+    """
     try:
         async with asyncio.timeout(_CLEAN_SECONDS):
             await work
@@ -155,12 +180,16 @@ async def _lines(content: Any) -> AsyncIterator[Mapping[str, Any]]:
 class _Mine:
     """What a workspace may do with the engine."""
 
-    def __init__(self, engine: DockerEngine, settings: DockerSettings, owner: str, making: asyncio.Lock) -> None:
+    def __init__(
+        self, engine: DockerEngine, settings: DockerSettings, owner: str, making: asyncio.Lock
+    ) -> None:
         self._engine, self._settings, self._owner, self._making = engine, settings, owner, making
 
     async def build(self, context: BuildContext, tag: str) -> Output:
         settings = self._settings
-        for image in dockerfile.check(context.dockerfile, self._is_allowed, runs=settings.build_runs):
+        for image in dockerfile.check(
+            context.dockerfile, self._is_allowed, runs=settings.build_runs
+        ):
             await self._image(image)  # it is there: nothing is pulled
         built = await _list_labelled(self._engine, "images", f"{_OWNER}={self._owner}")
         if len({image["Labels"].get(_TAG) for image in built} - {tag}) >= settings.built:
@@ -184,15 +213,24 @@ class _Mine:
                 failed = str(told["error"])[:1000] if "error" in told else failed
         if failed:
             raise InvalidRequest(f"the build failed: {failed}\n{said[-2000:]}")
-        return {"tag": tag, "image": (await self._image(self._reference(tag)))["Id"], "output": said}
+        return {
+            "tag": tag,
+            "image": (await self._image(self._reference(tag)))["Id"],
+            "output": said,
+        }
 
     async def run(self, args: Mapping[str, Any]) -> Output:
         image = await self._runnable(str(args["image"]))
         async with self._making:
             if len(await self._list()) >= self._settings.containers:
                 most = self._settings.containers
-                raise Refused(f"a workspace has at most {most} containers (docker.containers); docker.rm removes one")
-            created = await self._engine.ask("POST", "/containers/create", body=self._container(image, args))
+                raise Refused(
+                    f"a workspace has at most {most} containers (docker.containers); docker.rm "
+                    "removes one"
+                )
+            created = await self._engine.ask(
+                "POST", "/containers/create", body=self._container(image, args)
+            )
         container, kept = created["Id"], False
         try:
             await self._engine.ask("POST", f"/containers/{container}/start")
@@ -202,19 +240,33 @@ class _Mine:
             ended = await self._engine.ask("POST", f"/containers/{container}/wait")
             output, cut = await self._read_logs(container, 10_000)
             more = {"killed": "memory"} if (await self._state(container)).get("OOMKilled") else {}
-            return {"container": container[:_SHORT], "exit_code": ended["StatusCode"], "output": output, "truncated": cut, **more}
+            return {
+                "container": container[:_SHORT],
+                "exit_code": ended["StatusCode"],
+                "output": output,
+                "truncated": cut,
+                **more,
+            }
         finally:
             if not kept:
                 await _after(_ensure_gone(self._engine, "containers", container))
 
     async def execute(self, container: str, command: list[str]) -> Output:
         whole = await self._own(container)
-        wanted = {"Cmd": command, "AttachStdout": True, "AttachStderr": True, "User": self._settings.user, "Privileged": False}
+        wanted = {
+            "Cmd": command,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "User": self._settings.user,
+            "Privileged": False,
+        }
         made = (await self._engine.ask("POST", f"/containers/{whole}/exec", body=wanted))["Id"]
         ended = False
         try:
             body = {"Detach": False, "Tty": False}
-            output, cut = await self._engine.read_output("POST", f"/exec/{made}/start", self._settings.output_bytes, body=body)
+            output, cut = await self._engine.read_output(
+                "POST", f"/exec/{made}/start", self._settings.output_bytes, body=body
+            )
             ended = True
         finally:
             if not ended:  # an engine ends no command by itself: its container goes with it
@@ -254,18 +306,26 @@ class _Mine:
 
     async def _own(self, container: str) -> str:
         """Return the whole id of a container of this workspace. Raises `NotFound` for any other."""
-        found = next((one["Id"] for one in await self._list() if one["Id"].startswith(container)), None)
+        found = next(
+            (one["Id"] for one in await self._list() if one["Id"].startswith(container)), None
+        )
         if found is None:
-            raise NotFound(f"this workspace has no container {container}; docker.ps lists those that it has")
+            raise NotFound(
+                f"this workspace has no container {container}; docker.ps lists those that it has"
+            )
         return str(found)
 
     async def _state(self, container: str) -> Mapping[str, Any]:
-        state: Mapping[str, Any] = (await self._engine.ask("GET", f"/containers/{container}/json"))["State"]
+        state: Mapping[str, Any] = (await self._engine.ask("GET", f"/containers/{container}/json"))[
+            "State"
+        ]
         return state
 
     async def _read_logs(self, container: str, lines: int) -> tuple[str, bool]:
         query = {"stdout": "1", "stderr": "1", "tail": str(lines)}
-        return await self._engine.read_output("GET", f"/containers/{container}/logs", self._settings.output_bytes, query=query)
+        return await self._engine.read_output(
+            "GET", f"/containers/{container}/logs", self._settings.output_bytes, query=query
+        )
 
     async def _kill(self, container: str) -> None:
         with suppress(NotFound, InvalidRequest):
@@ -282,10 +342,13 @@ class _Mine:
 
     async def _image(self, reference: str) -> Mapping[str, Any]:
         try:
-            found: Mapping[str, Any] = await self._engine.ask("GET", f"/images/{quote_name(reference)}/json")
+            found: Mapping[str, Any] = await self._engine.ask(
+                "GET", f"/images/{quote_name(reference)}/json"
+            )
         except NotFound as error:
             raise NotFound(
-                f"the engine has no image {reference[:100]!r}, and none is pulled: docker.build makes one, or the operator"
+                f"the engine has no image {reference[:100]!r}, and none is pulled: docker.build "
+                "makes one, or the operator"
             ) from error
         return found
 
@@ -293,13 +356,22 @@ class _Mine:
         """Return a workspace's own image of that tag, else one that the operator allows."""
         if not set(image) & set("/:@"):
             with suppress(NotFound):
-                return {**await self._image(self._reference(image)), "reference": self._reference(image), "tag": image}
+                return {
+                    **await self._image(self._reference(image)),
+                    "reference": self._reference(image),
+                    "tag": image,
+                }
         if not self._is_allowed(image):
-            raise Refused(f"{image[:100]!r} is no image of this workspace, nor one that may be run here (docker.images)")
+            raise Refused(
+                f"{image[:100]!r} is no image of this workspace, nor one that may be run here "
+                "(docker.images)"
+            )
         return {**await self._image(image), "reference": image, "tag": image}
 
     def _container(self, image: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
-        """What a container is made of. Everything that bounds it is said, whatever the engine's defaults are."""
+        """What a container is made of. Everything that bounds it is said, whatever the engine's
+        defaults are.
+        """
         settings = self._settings
         volumes: Iterable[str] = (image.get("Config") or {}).get("Volumes") or ()
         scratch = f"rw,nosuid,nodev,size={settings.scratch_bytes},mode=1777"
@@ -334,9 +406,13 @@ class _Mine:
                 "UsernsMode": "",
                 "OomKillDisable": False,
                 "ShmSize": 16_000_000,
-                # What an image declares to be a volume would else be a folder of the host's, without a bound.
+                # What an image declares to be a volume would else be a folder of the host's,
+                # without a bound.
                 "Tmpfs": dict.fromkeys(("/tmp", *volumes), scratch),  # noqa: S108 - inside
-                "Ulimits": [{"Name": "nofile", "Soft": 1024, "Hard": 1024}, {"Name": "core", "Soft": 0, "Hard": 0}],
+                "Ulimits": [
+                    {"Name": "nofile", "Soft": 1024, "Hard": 1024},
+                    {"Name": "core", "Soft": 0, "Hard": 0},
+                ],
                 "RestartPolicy": {"Name": "no"},
                 "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}},
             },

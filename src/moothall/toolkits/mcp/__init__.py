@@ -1,1 +1,3 @@
-"""Tools of configured MCP servers: taken into the catalogue by the operator, run behind the gate like any other."""
+"""Tools of configured MCP servers: taken into the catalogue by the operator, run behind the gate
+like any other.
+"""

@@ -1,4 +1,6 @@
-"""The official SDK's client of a server: what goes wrong is told in our errors, and what it says is cleaned."""
+"""The official SDK's client of a server: what goes wrong is told in our errors, and what it says is
+cleaned.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Link = Callable[[LinkEnd], AbstractAsyncContextManager[Streams]]
 
 @asynccontextmanager
 async def connect(name: str, link: Link, seconds: float, ended: LinkEnd) -> AsyncIterator[Client]:
-    """Connect to a server, which has so many seconds for each answer. Raises what `telling` does."""
+    """Connect to a server, which has so many seconds for each answer. Raises what `telling`
+    does.
+    """
     with telling(name, ended):
         async with Client(link(ended), read_timeout_seconds=seconds, cache=None) as client:
             yield client
@@ -34,7 +38,9 @@ async def connect(name: str, link: Link, seconds: float, ended: LinkEnd) -> Asyn
 
 @contextmanager
 def telling(name: str, ended: LinkEnd) -> Iterator[None]:
-    """Raise `CallFailed` with what a server did, whatever the SDK makes of it; our own errors as they are."""
+    """Raise `CallFailed` with what a server did, whatever the SDK makes of it; our own errors as
+    they are.
+    """
     try:
         yield
     except MoothallError:
@@ -53,23 +59,37 @@ def _leaves(error: Exception) -> Iterator[Exception]:
 
 
 def _as_error(name: str, why: str, errors: Sequence[Exception]) -> MoothallError:
-    """Return what is said of whatever the SDK, and what it stands on, make of what a server does."""
+    """Return what is said of whatever the SDK, and what it stands on, make of what a server
+    does.
+    """
     for error in errors:
         if isinstance(error, MoothallError):
             return error
-    answered = next((f"it answered: {error.args[1]}" for error in errors if isinstance(error, MCPError)), "")
-    said = why or answered or f"it answered what is no answer of the protocol ({type(errors[0]).__name__})"
+    answered = next(
+        (f"it answered: {error.args[1]}" for error in errors if isinstance(error, MCPError)), ""
+    )
+    said = (
+        why
+        or answered
+        or f"it answered what is no answer of the protocol ({type(errors[0]).__name__})"
+    )
     return CallFailed(f"the MCP server {name}: {one_line(said, _WHY_CHARS)}")
 
 
 async def offers_of(client: Client) -> tuple[OfferedTool, ...]:
-    """Return all that a server offers, as it tells it. Raises `CallFailed` where it tells no end of it."""
+    """Return all that a server offers, as it tells it. Raises `CallFailed` where it tells no end of
+    it.
+    """
     found: list[OfferedTool] = []
     cursor: str | None = None
     for _ in range(_PAGES):
         page = await client.list_tools(cursor=cursor)
         found += [
-            OfferedTool(encodable(tool.name), encodable(tool.description or tool.title or ""), tool.input_schema)
+            OfferedTool(
+                encodable(tool.name),
+                encodable(tool.description or tool.title or ""),
+                tool.input_schema,
+            )
             for tool in page.tools
         ]
         cursor = page.next_cursor
@@ -81,7 +101,8 @@ async def offers_of(client: Client) -> tuple[OfferedTool, ...]:
 async def run(client: Client, tool: str, arguments: Mapping[str, Any]) -> Output:
     """Call a tool and return what it said. Raises `CallFailed` where it says that it failed.
 
-    Not by the SDK's own call: that checks the answer by whatever patterns the server names, for as long as these may take.
+    Not by the SDK's own call: that checks the answer by whatever patterns the server names, for as
+    long as these may take.
     """
     request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments)))
     result = await client.session.send_request(request, CallToolResult)
@@ -100,7 +121,9 @@ async def run(client: Client, tool: str, arguments: Mapping[str, Any]) -> Output
 
 
 def visible(text: str) -> str:
-    """Return a text without what is not seen, such as signs that turn its direction; its lines stay."""
+    """Return a text without what is not seen, such as signs that turn its direction; its lines
+    stay.
+    """
     return "".join(sign for sign in text if sign.isprintable() or sign in "\n\t")
 
 

@@ -36,7 +36,11 @@ class McpFamily(Family[McpSettings]):
     def missing_settings(self, settings: Settings, tenant: str) -> Mapping[str, str]:
         """Another tenant's are there for nobody else."""
         own = self.own(settings)
-        closed = {name for name, server in own.servers.items() if server.tenants and tenant not in server.tenants}
+        closed = {
+            name
+            for name, server in own.servers.items()
+            if server.tenants and tenant not in server.tenants
+        }
         if not closed:
             return {}
         return {
@@ -60,7 +64,9 @@ class McpFamily(Family[McpSettings]):
         from moothall.toolkits.mcp.toolkit import McpTools
 
         own = self.own(settings)
-        return McpTools(settings.sandbox, own, WebFamily().own(settings), taken_tools(settings, own))
+        return McpTools(
+            settings.sandbox, own, WebFamily().own(settings), taken_tools(settings, own)
+        )
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server what it offers, and compare it with what was taken."""
@@ -69,15 +75,27 @@ class McpFamily(Family[McpSettings]):
 
         own = self.own(settings)
         if not own.servers:
-            yield Finding("tools mcp.*", ok=True, detail="not offered: no server is set ([mcp.servers.NAME])")
+            yield Finding(
+                "tools mcp.*", ok=True, detail="not offered: no server is set ([mcp.servers.NAME])"
+            )
         for name in own.servers:
-            part, again = f"tools mcp.{name}.*", f"`moothall tools take {name}` shows what it offers and takes it"
+            part, again = (
+                f"tools mcp.{name}.*",
+                f"`moothall tools take {name}` shows what it offers and takes it",
+            )
             try:
-                held = {one.offer.name: one.offer.digest for one in taken_tools(settings, own) if one.server == name}
+                held = {
+                    one.offer.name: one.offer.digest
+                    for one in taken_tools(settings, own)
+                    if one.server == name
+                }
                 offered = read_offers(name, own, await self.tools(settings).offers(name))
             except MoothallError as error:
                 yield Finding(
-                    part, ok=False, detail=error.message, mend=f"see [mcp.servers.{name}] and docs/tools.md, MCP servers"
+                    part,
+                    ok=False,
+                    detail=error.message,
+                    mend=f"see [mcp.servers.{name}] and docs/tools.md, MCP servers",
                 )
                 continue
             changed = {one.offer.name: one.offer.digest for one in offered.tools} != held

@@ -1,6 +1,8 @@
-"""Three ways to an MCP server, each a transport of the official SDK: a sandbox of its own, among a workspace's files, streamable HTTP.
+"""Three ways to an MCP server, each a transport of the official SDK: a sandbox of its own, among a
+workspace's files, streamable HTTP.
 
-The first may last as long as a workspace of one tenant, the others for one call, so that nothing of one tenant's is met by another's.
+The first may last as long as a workspace of one tenant, the others for one call, so that nothing of
+one tenant's is met by another's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_bi
 from moothall.sandbox.spawn import Sandboxed, spawn
 from moothall.toolkits.mcp.settings import McpServerSettings
 
-for _name in ("mcp.client", "mcp.shared"):  # what a server sent is nothing for the operator's terminal
+for _name in (
+    "mcp.client",
+    "mcp.shared",
+):  # what a server sent is nothing for the operator's terminal
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 Coming = MemoryObjectSendStream[SessionMessage | Exception]
@@ -47,7 +52,9 @@ _LEAVING, _CONNECT = 5.0, 10.0
 
 
 class LinkEnd:
-    """Why a link ended, where that was not asked of it, and how many bytes a server in a sandbox may still send before it is ended, of `most`."""
+    """Why a link ended, where that was not asked of it, and how many bytes a server in a sandbox
+    may still send before it is ended, of `most`.
+    """
 
     def __init__(self) -> None:
         self.why = ""
@@ -72,7 +79,9 @@ def _text(message: SessionMessage) -> str:
 
 
 @asynccontextmanager
-async def in_sandbox(server: McpServerSettings, sandbox: SandboxSettings, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
+async def in_sandbox(
+    server: McpServerSettings, sandbox: SandboxSettings, most: int, ended: LinkEnd
+) -> AsyncIterator[Streams]:
     """Run it in a sandbox of its own, which has no network and no files but the system's."""
     ended.left = ended.most = most
     ours, theirs = socket.socketpair()
@@ -82,7 +91,10 @@ async def in_sandbox(server: McpServerSettings, sandbox: SandboxSettings, most: 
         try:
             reader, writer = await asyncio.open_unix_connection(sock=ours.dup(), limit=most)
             try:
-                async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
+                async with (
+                    _streams() as (streams, coming, going),
+                    anyio.create_task_group() as group,
+                ):
                     group.start_soon(_listen, reader, coming, inside, ended)
                     group.start_soon(_speak, going, writer)
                     yield streams
@@ -93,7 +105,9 @@ async def in_sandbox(server: McpServerSettings, sandbox: SandboxSettings, most: 
             await inside.close()
 
 
-async def _listen(reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: LinkEnd) -> None:
+async def _listen(
+    reader: asyncio.StreamReader, coming: Coming, inside: Sandboxed, ended: LinkEnd
+) -> None:
     flooded = f"it sent more than {ended.most} bytes (mcp.receive_bytes)"
     async with coming:
         try:
@@ -123,10 +137,21 @@ async def _speak(going: Going, writer: asyncio.StreamWriter) -> None:
 
 def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) -> SandboxSpec:
     folders = sandbox.toolchains
-    path = ":".join((*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin"))
+    path = ":".join(
+        (*(f"{folder}/bin" for folder in folders), "/usr/local/bin", "/usr/bin", "/bin")
+    )
     return SandboxSpec(
         name=f"mcp-{secrets.token_hex(4)}",
-        argv=(str(interpreter()), "-I", "-S", "-c", _BECOME, str(descriptor), str(sandbox.disk_bytes), *server.command),
+        argv=(
+            str(interpreter()),
+            "-I",
+            "-S",
+            "-c",
+            _BECOME,
+            str(descriptor),
+            str(sandbox.disk_bytes),
+            *server.command,
+        ),
         limits=sandbox,
         ro=(*interpreter_binds(), *((folder, str(folder)) for folder in folders)),
         env={"HOME": "/tmp", "PATH": path, "LANG": "C.UTF-8", **server.named_credentials()},  # noqa: S108 - inside
@@ -136,9 +161,17 @@ def _spec(server: McpServerSettings, sandbox: SandboxSettings, descriptor: int) 
 
 @asynccontextmanager
 async def in_workspace(
-    server: McpServerSettings, workspace: Workspace, seconds: float, most: int, ended: LinkEnd, *, keeps: bool
+    server: McpServerSettings,
+    workspace: Workspace,
+    seconds: float,
+    most: int,
+    ended: LinkEnd,
+    *,
+    keeps: bool,
 ) -> AsyncIterator[Streams]:
-    """Run it where the workspace's own commands run, among its files. It hears what the client says when it has said what it was asked."""
+    """Run it where the workspace's own commands run, among its files. It hears what the client says
+    when it has said what it was asked.
+    """
     async with _streams() as (streams, coming, going), anyio.create_task_group() as group:
         hearing = _Hearing(coming, going, most, ended)
 
@@ -147,14 +180,20 @@ async def in_workspace(
         async def run() -> None:
             try:
                 async with coming, going:
-                    why = await workspace.converse(server.command, hearing, seconds=seconds, most=most, keeps=keeps)
+                    why = await workspace.converse(
+                        server.command, hearing, seconds=seconds, most=most, keeps=keeps
+                    )
                     ended.because(why)
             finally:
                 over.set()
 
         group.start_soon(run)
         yield streams
-        await streams[1].aclose()  # nothing comes any more: the program is told to end, and has its files written when it has
+        await streams[
+            1
+            # nothing comes any more: the program is told to end, and has its files written when it
+            # has
+        ].aclose()
         with anyio.move_on_after(_LEAVING):
             await over.wait()
         group.cancel_scope.cancel()
@@ -164,7 +203,13 @@ class _Hearing:
     """Hands lines over, and collects those that go back. See `ports.Hear`."""
 
     def __init__(self, coming: Coming, going: Going, most: int, ended: LinkEnd) -> None:
-        self._coming, self._going, self._most, self._left, self._ended = coming, going, most, most, ended
+        self._coming, self._going, self._most, self._left, self._ended = (
+            coming,
+            going,
+            most,
+            most,
+            ended,
+        )
         self._asked: set[Any] = set()  # what the client waits for
         self._owed: set[Any] = set()  # what the program waits for
 
@@ -184,13 +229,17 @@ class _Hearing:
             message = _read(line)
             if isinstance(message, SessionMessage):
                 one = message.message
-                (self._owed.add if isinstance(one, JSONRPCRequest) else self._asked.discard)(getattr(one, "id", None))
+                (self._owed.add if isinstance(one, JSONRPCRequest) else self._asked.discard)(
+                    getattr(one, "id", None)
+                )
             await self._coming.send(message)
         going: list[str] = []
         while not self._asked or self._owed:
             message = await self._going.receive()
             one = message.message
-            (self._asked.add if isinstance(one, JSONRPCRequest) else self._owed.discard)(getattr(one, "id", None))
+            (self._asked.add if isinstance(one, JSONRPCRequest) else self._owed.discard)(
+                getattr(one, "id", None)
+            )
             going.append(_text(message))
         return going
 
@@ -204,10 +253,16 @@ async def _streams() -> AsyncIterator[tuple[Streams, Coming, Going]]:
 
 
 @asynccontextmanager
-async def over_http(server: McpServerSettings, destinations: Destinations, most: int, ended: LinkEnd) -> AsyncIterator[Streams]:
-    """Speak to it through a proxy that connects to the one address that was judged. Raises `InvalidRequest`, `Refused`."""
+async def over_http(
+    server: McpServerSettings, destinations: Destinations, most: int, ended: LinkEnd
+) -> AsyncIterator[Streams]:
+    """Speak to it through a proxy that connects to the one address that was judged. Raises
+    `InvalidRequest`, `Refused`.
+    """
     address = (await destinations.pin(server.url)).split(":", 2)[2].strip("[]")
-    only = Destinations(networks=(ipaddress.ip_network(address),), only=True, setting=destinations.setting)
+    only = Destinations(
+        networks=(ipaddress.ip_network(address),), only=True, setting=destinations.setting
+    )
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     async with (

@@ -1,7 +1,9 @@
-"""Servers that live on between calls, each for one workspace: what they remember, such as a login, is there for its next call.
+"""Servers that live on between calls, each for one workspace: what they remember, such as a login,
+is there for its next call.
 
-A task of its own holds each, since a link ends in the task in which it began. One that has ended stays in the books until a call has been told so:
-what was done with its help is gone, and a call that took a new one for it would do something else than it was meant to.
+A task of its own holds each, since a link ends in the task in which it began. One that has ended
+stays in the books until a call has been told so: what was done with its help is gone, and a call
+that took a new one for it would do something else than it was meant to.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Living:
         except MoothallError as error:
             self._fail(error)
         finally:
-            self._fail(CallFailed(f"the MCP server {self._name}: {self.ended.why or 'it was ended'}"))
+            self._fail(
+                CallFailed(f"the MCP server {self._name}: {self.ended.why or 'it was ended'}")
+            )
             self.end("it was ended")
 
     def _fail(self, error: MoothallError) -> None:
@@ -68,16 +72,22 @@ class Living:
 
 
 class Household:
-    """Those of one process, at most `most`. Where there is no room, the one that nobody has used for the longest ends."""
+    """Those of one process, at most `most`. Where there is no room, the one that nobody has used
+    for the longest ends.
+    """
 
     def __init__(self, most: int, slots: asyncio.Semaphore) -> None:
         self._most, self._slots = most, slots
         self._living: dict[Key, Living] = {}
-        self._going: dict[asyncio.Task[None], str] = {}  # those out of the books that still end, by workspace
+        self._going: dict[
+            asyncio.Task[None], str
+        ] = {}  # those out of the books that still end, by workspace
 
     @asynccontextmanager
     async def call(self, key: Key, start: Callable[[], Living]) -> AsyncIterator[Client]:
-        """Have a server for one call. Raises `CallFailed` where it ended since the last one, or does now; the next call starts another."""
+        """Have a server for one call. Raises `CallFailed` where it ended since the last one, or
+        does now; the next call starts another.
+        """
         living = self._living.get(key) or self._start(key, start)
         async with living.turn, self._slots:
             if living.over():
@@ -90,7 +100,9 @@ class Household:
                 living.ended.left = living.ended.most
                 with telling(key[2], living.ended):
                     yield await asyncio.shield(living.client)
-            except asyncio.CancelledError:  # it may never answer: whoever calls next is not to wait for that, too
+            except (
+                asyncio.CancelledError
+            ):  # it may never answer: whoever calls next is not to wait for that, too
                 living.end("its last call took too long")
                 self._forget(key, living)
                 raise
@@ -103,7 +115,11 @@ class Household:
 
     async def close_workspace(self, workspace: str) -> None:
         """End those of a workspace, which ends itself."""
-        await self._end([key for key in self._living if key[1] == workspace], "its workspace has ended", workspace)
+        await self._end(
+            [key for key in self._living if key[1] == workspace],
+            "its workspace has ended",
+            workspace,
+        )
 
     async def close(self) -> None:
         """End all."""
@@ -120,7 +136,10 @@ class Household:
         if len(up) >= self._most:
             idle = [one for one in up if not one.turn.locked()]
             if not idle:
-                raise CallFailed(f"{self._most} MCP servers are at work (mcp.kept); try again when one of them is done")
+                raise CallFailed(
+                    f"{self._most} MCP servers are at work (mcp.kept); try again when one of them "
+                    "is done"
+                )
             min(idle, key=lambda one: one.used).end("another one needed its place (mcp.kept)")
         return self._living.setdefault(key, start())
 

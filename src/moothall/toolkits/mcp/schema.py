@@ -1,4 +1,6 @@
-"""A server's JSON schema as a model of ours: closed, strict and bounded. What it only describes is left out; what cannot be bounded is refused."""
+"""A server's JSON schema as a model of ours: closed, strict and bounded. What it only describes is
+left out; what cannot be bounded is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,36 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, Any, Final, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, create_model, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    create_model,
+    model_serializer,
+)
 
 from moothall.errors import wrong_fields
 from moothall.tools.arguments import MAX_CONTENT, Arguments
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_PLAIN: Final[Mapping[str, Any]] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": type(None)}
+_PLAIN: Final[Mapping[str, Any]] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "null": type(None),
+}
 _DEPTH, _PARTS, _CHOICES, _CHOICE_CHARS, _ITEMS = 6, 200, 100, 100, 1000
 
 
 class Given(Arguments):
     """Tells what was given and what has a default, under the server's own names."""
 
-    model_config = ConfigDict(validate_by_alias=True, validate_by_name=False, serialize_by_alias=True)
+    model_config = ConfigDict(
+        validate_by_alias=True, validate_by_name=False, serialize_by_alias=True
+    )
 
     @model_serializer(mode="wrap")
     def _dump_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -41,7 +59,9 @@ def arguments_of(schema: Mapping[str, Any], most: int) -> type[Arguments]:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError("its schema is no JSON") from error
     if size > most:
-        raise ValueError(f"its schema has {size} bytes; at most {most} are taken (mcp.schema_bytes)")
+        raise ValueError(
+            f"its schema has {size} bytes; at most {most} are taken (mcp.schema_bytes)"
+        )
     if schema.get("type") != "object":
         raise ValueError("its schema is not that of an object")
     return _Reading(schema).model(schema, 0)
@@ -50,7 +70,9 @@ def arguments_of(schema: Mapping[str, Any], most: int) -> type[Arguments]:
 class _Reading:
     def __init__(self, whole: Mapping[str, Any]) -> None:
         self._shared = {
-            f"#/{place}/{name}": one for place in ("$defs", "definitions") for name, one in _object(whole.get(place)).items()
+            f"#/{place}/{name}": one
+            for place in ("$defs", "definitions")
+            for name, one in _object(whole.get(place)).items()
         }
         self._parts = 0
 
@@ -61,8 +83,14 @@ class _Reading:
         fields: dict[str, Any] = {}
         for number, (name, shape) in enumerate(properties.items()):
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name[:40]!r} is no name of an argument that is taken: letters, digits and _ . -")
-            kind, own = self.kind(shape, depth + 1), f"argument_{number}" if _is_reserved(name) else name
+                raise ValueError(
+                    f"{name[:40]!r} is no name of an argument that is taken: letters, digits and "
+                    "_ . -"
+                )
+            kind, own = (
+                self.kind(shape, depth + 1),
+                f"argument_{number}" if _is_reserved(name) else name,
+            )
             alias = None if own == name else name
             if name in required:
                 fields[own] = (kind, Field(alias=alias))
@@ -85,7 +113,9 @@ class _Reading:
         if "$ref" in shape:
             place = str(shape["$ref"])
             if place in within or place not in self._shared:
-                raise ValueError(f"its schema refers to {place[:60]!r}, which is not there or refers to itself")
+                raise ValueError(
+                    f"its schema refers to {place[:60]!r}, which is not there or refers to itself"
+                )
             return self.kind(self._shared[place], depth + 1, (*within, place))
         if "enum" in shape or "const" in shape:
             return _choice(shape.get("enum", [shape.get("const")]))
@@ -100,7 +130,9 @@ class _Reading:
             return _any_of([self._one(str(one), shape, depth, within) for one in named])
         return Any if named is None else self._one(str(named), shape, depth, within)
 
-    def _one(self, named: str, shape: Mapping[str, Any], depth: int, within: tuple[str, ...]) -> Any:
+    def _one(
+        self, named: str, shape: Mapping[str, Any], depth: int, within: tuple[str, ...]
+    ) -> Any:
         if named == "array":
             items = self.kind(shape.get("items", True), depth + 1, within)
             return Annotated[list[items], Field(max_length=_read_bound(shape, "maxItems", _ITEMS))]  # type: ignore[valid-type]
@@ -115,7 +147,9 @@ class _Reading:
             return Annotated[str, Field(max_length=_read_bound(shape, "maxLength", MAX_CONTENT))]
         if named in {"integer", "number"}:
             bounds = {
-                ours: shape[theirs] for ours, theirs in (("ge", "minimum"), ("le", "maximum")) if _finite(shape.get(theirs))
+                ours: shape[theirs]
+                for ours, theirs in (("ge", "minimum"), ("le", "maximum"))
+                if _finite(shape.get(theirs))
             }
             return Annotated[_PLAIN[named], Field(**bounds)] if bounds else _PLAIN[named]
         return _PLAIN[named]
@@ -139,7 +173,9 @@ def _check_defaults(model: type[Arguments], required: Any) -> None:
     try:
         model.model_validate({})
     except ValidationError as error:
-        if any(item.fault != "missing" or item.place[0] not in required for item in wrong_fields(error)):
+        if any(
+            item.fault != "missing" or item.place[0] not in required for item in wrong_fields(error)
+        ):
             raise ValueError("its schema has a default that does not fit") from error
 
 
@@ -152,7 +188,9 @@ def _choice(values: Any) -> Any:
             or isinstance(value, bool | int)
             or (isinstance(value, str) and len(value) <= _CHOICE_CHARS and value.isprintable())
         ):
-            raise ValueError("its schema lets choose among what is no short plain text or whole number")
+            raise ValueError(
+                "its schema lets choose among what is no short plain text or whole number"
+            )
     return Literal[tuple(values)]
 
 

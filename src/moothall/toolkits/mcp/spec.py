@@ -1,5 +1,6 @@
-"""What the catalogue says of MCP servers' tools. They are in it as they were when the operator took them: a list that lies in a file,
-whatever their server says since. What a server says is hostile: names, descriptions and schemas are cleaned, bounded or refused.
+"""What the catalogue says of MCP servers' tools. They are in it as they were when the operator took
+them: a list that lies in a file, whatever their server says since. What a server says is hostile:
+names, descriptions and schemas are cleaned, bounded or refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _LIST_BYTES = 20_000_000
 
 
 class Answered(Output):
-    """What the tool said: its `text`, its `data` where that has a shape, and in a few words what is not shown (pictures, sound)."""
+    """What the tool said: its `text`, its `data` where that has a shape, and in a few words what is
+    not shown (pictures, sound).
+    """
 
     text: str
     data: Any = None
@@ -81,7 +84,9 @@ def read_offers(name: str, settings: McpSettings, offers: Iterable[OfferedTool])
             continue
         key = spec.name.lower().replace("-", "_")
         if key in tools:
-            refused.append(f"{shown}: {spec.name} is another tool's name already, or too near to it")
+            refused.append(
+                f"{shown}: {spec.name} is another tool's name already, or too near to it"
+            )
             continue
         tools[key] = TakenTool(spec, name, offer)
     return Read(tuple(tools.values()), tuple(refused))
@@ -99,13 +104,19 @@ def _spec(server: str, settings: McpSettings, offer: OfferedTool) -> ToolSpec:
     return ToolSpec(
         name=name,
         summary=said.summary
-        or (f'of an MCP server, which says of it: "{about}"' if about else "of an MCP server, which says nothing of it"),
+        or (
+            f'of an MCP server, which says of it: "{about}"'
+            if about
+            else "of an MCP server, which says nothing of it"
+        ),
         arguments=arguments_of(offer.schema, settings.schema_bytes),
         output=Answered,
         danger=Danger.OUTSIDE if own.url else danger,
         caps=Caps(settings.seconds, settings.result_bytes),
         requirements=Requirements(
-            os_access=bool(own.command), network_access=bool(own.url), file_system=_FILES[files_for(own, danger)]
+            os_access=bool(own.command),
+            network_access=bool(own.url),
+            file_system=_FILES[files_for(own, danger)],
         ),
         tags=("mcp", server, "look" if looks else "change"),
         version=offer.digest[:12],
@@ -118,7 +129,9 @@ _FILES: Mapping[str, Any] = {"none": "none", "read": "read", "write": "write"}
 
 
 def files_for(server: McpServerSettings, danger: Danger) -> str:
-    """Return what a tool is given of the workspace's files: one that only reads cannot write, whatever its server may."""
+    """Return what a tool is given of the workspace's files: one that only reads cannot write,
+    whatever its server may.
+    """
     return "read" if server.files == "write" and danger is Danger.READ else server.files
 
 
@@ -128,7 +141,9 @@ def list_file(settings: Settings, own: McpSettings, server: str) -> Path:
 
 
 def taken_tools(settings: Settings, own: McpSettings) -> Sequence[TakenTool]:
-    """Return the tools that were taken, those of one server after the other's. Raises `ConfigurationError` for a file that is no such list."""
+    """Return the tools that were taken, those of one server after the other's. Raises
+    `ConfigurationError` for a file that is no such list.
+    """
     found: list[TakenTool] = []
     for name, server in own.servers.items():
         file = list_file(settings, own, name)
@@ -146,7 +161,11 @@ def taken_tools(settings: Settings, own: McpSettings) -> Sequence[TakenTool]:
 def _settings_text(own: McpSettings, server: McpServerSettings, name: str) -> str:
     """What the settings say that a tool's entry goes by, as a text."""
     return own.model_copy(
-        update={"servers": {name: server.model_copy(update={"credentials": {}, "credentials_file": None})}}
+        update={
+            "servers": {
+                name: server.model_copy(update={"credentials": {}, "credentials_file": None})
+            }
+        }
     ).model_dump_json(exclude_unset=True)
 
 
@@ -154,17 +173,23 @@ def _settings_text(own: McpSettings, server: McpServerSettings, name: str) -> st
 def _read(file: str, name: str, text: bytes, settings: str) -> tuple[TakenTool, ...]:
     try:
         offers = [
-            OfferedTool(str(one["name"]), str(one["description"]), dict(one["schema"])) for one in json.loads(text)["tools"]
+            OfferedTool(str(one["name"]), str(one["description"]), dict(one["schema"]))
+            for one in json.loads(text)["tools"]
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is no list of taken tools; `moothall tools take {name}` writes it anew") from error
+        raise ConfigurationError(
+            f"{file} is no list of taken tools; `moothall tools take {name}` writes it anew"
+        ) from error
     return read_offers(name, McpSettings.model_validate_json(settings), offers).tools
 
 
 def keep(settings: Settings, own: McpSettings, server: str, tools: Sequence[TakenTool]) -> Path:
     """Write the list of a server's taken tools. Raises `ConfigurationError`."""
     file = list_file(settings, own, server)
-    told = [{"name": one.offer.name, "description": one.offer.description, "schema": one.offer.schema} for one in tools]
+    told = [
+        {"name": one.offer.name, "description": one.offer.description, "schema": one.offer.schema}
+        for one in tools
+    ]
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = file.with_name(f".{file.name}")

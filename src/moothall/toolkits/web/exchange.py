@@ -1,4 +1,6 @@
-"""One HTTP exchange on behalf of a tool: guarded at every hop, bounded in time, size and number of hops."""
+"""One HTTP exchange on behalf of a tool: guarded at every hop, bounded in time, size and number of
+hops.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,24 @@ _TO_GET = frozenset({301, 302, 303})
 _KEPT_IN = frozenset({"GET", "HEAD"})
 _CHUNK = 65_536
 _SHOWN = frozenset(
-    {"content-type", "content-length", "content-language", "date", "etag", "last-modified", "location", "retry-after", "allow"}
+    {
+        "content-type",
+        "content-length",
+        "content-language",
+        "date",
+        "etag",
+        "last-modified",
+        "location",
+        "retry-after",
+        "allow",
+    }
 )
 _CREDENTIALS = frozenset({"authorization", "cookie", "x-api-key"})
-_ENCODINGS: Final[Mapping[str, int]] = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_ENCODINGS: Final[Mapping[str, int]] = {
+    "gzip": zlib.MAX_WBITS | 16,
+    "x-gzip": zlib.MAX_WBITS | 16,
+    "deflate": zlib.MAX_WBITS,
+}
 
 
 class AnswerTooLarge(Permanent):
@@ -35,7 +51,9 @@ class AnswerTooLarge(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What came back. `url` is where the last redirect led; `cut` says that `body` is only the beginning."""
+    """What came back. `url` is where the last redirect led; `cut` says that `body` is only the
+    beginning.
+    """
 
     status: int
     url: str
@@ -47,18 +65,29 @@ class HttpResponse:
 
 
 class HttpCaller:
-    """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind, another's cannot meet."""
+    """Makes calls. No cookies, no proxy, no kept connections: what one tenant's call leaves behind,
+    another's cannot meet.
+    """
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
         self._destinations = Destinations.read(settings.allow, only=settings.only_allowed)
 
     async def call(
-        self, method: str, text: str, *, headers: Mapping[str, str], body: bytes, most: int, cutting: bool = False
+        self,
+        method: str,
+        text: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes,
+        most: int,
+        cutting: bool = False,
     ) -> HttpResponse:
-        """Call and return the answer, redirects followed. At most `most` bytes of body: more is cut, or `AnswerTooLarge`.
+        """Call and return the answer, redirects followed. At most `most` bytes of body: more is
+        cut, or `AnswerTooLarge`.
 
-        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go, `CallFailed`, `AnswerTooLarge`.
+        Raises `InvalidRequest` for what is no URL, `Refused` for where no tool may go,
+        `CallFailed`, `AnswerTooLarge`.
         """
         url = self._destinations.check(text)
         for _ in range(self._settings.redirects + 1):
@@ -69,8 +98,14 @@ class HttpCaller:
                 if response.status in _TO_GET and method not in _KEPT_IN:
                     method, body = "GET", b""
             if before.origin() != url.origin():
-                headers = {name: value for name, value in headers.items() if name.lower() not in _CREDENTIALS}
-        raise CallFailed(f"{text[:200]} redirects more than {self._settings.redirects} times (http.redirects)")
+                headers = {
+                    name: value
+                    for name, value in headers.items()
+                    if name.lower() not in _CREDENTIALS
+                }
+        raise CallFailed(
+            f"{text[:200]} redirects more than {self._settings.redirects} times (http.redirects)"
+        )
 
     def _next(self, url: URL, response: aiohttp.ClientResponse) -> URL:
         try:
@@ -85,7 +120,9 @@ class HttpCaller:
             raise Refused(f"{url} redirects to {str(target)[:200]}: {error.message}") from error
 
     @asynccontextmanager
-    async def _one(self, method: str, url: URL, headers: Mapping[str, str], body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _one(
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         refused: list[Unreachable] = []
 
         def open_socket(about: tuple[Any, ...]) -> socket.socket:
@@ -96,36 +133,59 @@ class HttpCaller:
                 raise
 
         guard = None if self._destinations.is_named(url) else open_socket
-        connector = aiohttp.TCPConnector(socket_factory=guard, force_close=True, use_dns_cache=False)
+        connector = aiohttp.TCPConnector(
+            socket_factory=guard, force_close=True, use_dns_cache=False
+        )
         try:
             async with (
                 _session(connector) as session,
-                session.request(method, url, headers=dict(headers), data=body or None, allow_redirects=False) as response,
+                session.request(
+                    method, url, headers=dict(headers), data=body or None, allow_redirects=False
+                ) as response,
             ):
                 yield response
         except aiohttp.ClientConnectorError as error:
             if refused:
                 raise Refused(f"{url.host}: {refused[0]}") from error
-            raise CallFailed(f"{url.host} cannot be reached: {error.os_error.strerror or error.os_error}") from error
+            raise CallFailed(
+                f"{url.host} cannot be reached: {error.os_error.strerror or error.os_error}"
+            ) from error
         except aiohttp.InvalidURL as error:
-            raise InvalidRequest(f"{str(url)[:200]!r} is not a URL that can be called: {error.description}") from error
+            raise InvalidRequest(
+                f"{str(url)[:200]!r} is not a URL that can be called: {error.description}"
+            ) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise CallFailed(f"{url.host}: {type(error).__name__}: {str(error)[:300]}") from error
 
-    async def _read(self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool) -> HttpResponse:
-        shown = {name.lower(): value[:500] for name, value in response.headers.items() if name.lower() in _SHOWN}
+    async def _read(
+        self, response: aiohttp.ClientResponse, method: str, most: int, *, cutting: bool
+    ) -> HttpResponse:
+        shown = {
+            name.lower(): value[:500]
+            for name, value in response.headers.items()
+            if name.lower() in _SHOWN
+        }
         whole, cut = bytearray(), False
         if method != "HEAD":
             async for piece in _unpack(response):
                 whole += piece
                 if len(whole) > most:
                     if not cutting:
-                        raise AnswerTooLarge(f"{response.url.host} answered with more than {most} bytes; the call was ended")
+                        raise AnswerTooLarge(
+                            f"{response.url.host} answered with more than {most} bytes; the call "
+                            "was ended"
+                        )
                     cut = True
                     del whole[most:]
                     break
         return HttpResponse(
-            response.status, str(response.url), shown, response.content_type, response.charset or "utf-8", bytes(whole), cut
+            response.status,
+            str(response.url),
+            shown,
+            response.content_type,
+            response.charset or "utf-8",
+            bytes(whole),
+            cut,
         )
 
 
@@ -150,7 +210,10 @@ async def _unpack(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece
         return
     if encoding not in _ENCODINGS:
-        raise CallFailed(f"{response.url.host} answered in the content encoding {encoding[:40]!r}, which was not asked for")
+        raise CallFailed(
+            f"{response.url.host} answered in the content encoding {encoding[:40]!r}, which was "
+            "not asked for"
+        )
     unpacking = zlib.decompressobj(_ENCODINGS[encoding])
     try:
         async for piece in response.content.iter_chunked(_CHUNK):

@@ -117,7 +117,10 @@ def read_page(html: str, url: URL) -> Page:
     try:
         reader.feed(html)
         reader.close()
-    except (AssertionError, RecursionError):  # the parser's own limits: what was read until then is what there is
+    except (
+        AssertionError,
+        RecursionError,
+    ):  # the parser's own limits: what was read until then is what there is
         reader.seen.parts.append("\n[the rest of the page cannot be read]")
     lines = (" ".join(line.split()) for line in "".join(reader.seen.parts).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()

@@ -8,14 +8,24 @@ from moothall.config import Section
 
 
 class HttpSettings(Section):
-    """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless `policies/roles.yaml` says so."""
+    """What tools may do on the network: `http.*` and `web.*`. They are granted to no role unless
+    `policies/roles.yaml` says so.
+    """
 
     allow: tuple[str, ...] = Field(
-        (), description="hosts (name or name:port) and networks that tools may call though their addresses are not public"
+        (),
+        description="hosts (name or name:port) and networks that tools may call though their "
+        "addresses "
+        "are not public",
     )
     only_allowed: bool = Field(default=False, description="tools may call nothing but those")
     seconds: float = Field(30.0, gt=0, description="one call, redirects included")
     redirects: int = Field(5, ge=0, le=20)
     response_bytes: int = Field(1_000_000, ge=1024, description="an answer, unpacked; more is cut")
-    download_bytes: int = Field(5_000_000, ge=1024, le=40_000_000, description="a file from or for a workspace; more is refused")
+    download_bytes: int = Field(
+        5_000_000,
+        ge=1024,
+        le=40_000_000,
+        description="a file from or for a workspace; more is refused",
+    )
     search_url: str | None = Field(None, description="root of a SearXNG server, for web.search")

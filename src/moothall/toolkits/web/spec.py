@@ -1,4 +1,6 @@
-"""What the catalogue says of the tools that reach the network. They act beyond the workspace: no role has them by default."""
+"""What the catalogue says of the tools that reach the network. They act beyond the workspace: no
+role has them by default.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _check_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 Url = Annotated[str, Field(min_length=8, max_length=2000)]
-Headers = Annotated[dict[str, Annotated[str, Field(max_length=2000)]], AfterValidator(_check_headers)]
+Headers = Annotated[
+    dict[str, Annotated[str, Field(max_length=2000)]], AfterValidator(_check_headers)
+]
 
 
 class Fetch(Arguments):
@@ -80,14 +84,20 @@ class WebFetch(Arguments):
 
 
 class WebSearch(Arguments):
-    """`engines` are those that the search server knows, such as "wikipedia"; none: its usual ones."""
+    """`engines` are those that the search server knows, such as "wikipedia"; none: its usual
+    ones.
+    """
 
     query: Annotated[str, Field(min_length=1, max_length=500)]
-    engines: Annotated[list[Annotated[str, Field(max_length=40), _ENGINE]], Field(max_length=10)] = Field(default_factory=list)
+    engines: Annotated[
+        list[Annotated[str, Field(max_length=40), _ENGINE]], Field(max_length=10)
+    ] = Field(default_factory=list)
 
 
 class HttpAnswer(Output):
-    """`status` is the server's; `body` is text, empty for what is none; `url` is where the last redirect led."""
+    """`status` is the server's; `body` is text, empty for what is none; `url` is where the last
+    redirect led.
+    """
 
     status: int
     url: str
@@ -169,13 +179,39 @@ def _network(
 
 
 def _http(method: str, summary: str, model: type[Arguments], *, reads: bool) -> ToolSpec:
-    arguments = {"url": _URL} if reads else {"url": _URL, "headers": {"Content-Type": "application/json"}, "body": "{}"}
+    arguments = (
+        {"url": _URL}
+        if reads
+        else {"url": _URL, "headers": {"Content-Type": "application/json"}, "body": "{}"}
+    )
     tags = ("network", "look" if reads else "change")
-    return _network(f"http.{method}", summary, model, HttpAnswer, Example(summary, arguments, _ANSWERED), tags=tags)
+    return _network(
+        f"http.{method}",
+        summary,
+        model,
+        HttpAnswer,
+        Example(summary, arguments, _ANSWERED),
+        tags=tags,
+    )
 
 
-def _transfer(name: str, summary: str, model: type[Arguments], file: Literal["read", "write"], example: Example) -> ToolSpec:
-    return _network(f"http.{name}", summary, model, Transferred, example, file=file, tags=("network", "files"), seconds=120)
+def _transfer(
+    name: str,
+    summary: str,
+    model: type[Arguments],
+    file: Literal["read", "write"],
+    example: Example,
+) -> ToolSpec:
+    return _network(
+        f"http.{name}",
+        summary,
+        model,
+        Transferred,
+        example,
+        file=file,
+        tags=("network", "files"),
+        seconds=120,
+    )
 
 
 SPECS: Final = (
@@ -193,7 +229,12 @@ SPECS: Final = (
         Example(
             "fetch a table",
             {"url": "https://example.org/a.csv", "path": "data/a.csv"},
-            {"status": 200, "url": "https://example.org/a.csv", "path": "data/a.csv", "bytes": 1204},
+            {
+                "status": 200,
+                "url": "https://example.org/a.csv",
+                "path": "data/a.csv",
+                "bytes": 1204,
+            },
         ),
     ),
     _transfer(
@@ -204,7 +245,12 @@ SPECS: Final = (
         Example(
             "hand over a report",
             {"url": "https://example.org/report.txt", "path": "report.txt"},
-            {"status": 201, "url": "https://example.org/report.txt", "path": "report.txt", "bytes": 80},
+            {
+                "status": 201,
+                "url": "https://example.org/report.txt",
+                "path": "report.txt",
+                "bytes": 80,
+            },
         ),
     ),
     _network(
@@ -235,7 +281,15 @@ SPECS: Final = (
         Example(
             "look something up",
             {"query": "python zoneinfo fold"},
-            {"results": [{"title": "zoneinfo", "url": "https://docs.example.org/zoneinfo", "text": "IANA time zones"}]},
+            {
+                "results": [
+                    {
+                        "title": "zoneinfo",
+                        "url": "https://docs.example.org/zoneinfo",
+                        "text": "IANA time zones",
+                    }
+                ]
+            },
         ),
         cache_seconds=600.0,
         rate=_LOOKS,

@@ -1,6 +1,8 @@
-"""Trees as tar streams, in pieces: packed and unpacked without following anything that hostile code may have made.
+"""Trees as tar streams, in pieces: packed and unpacked without following anything that hostile code
+may have made.
 
-Not `tarfile.extractall`: its filters were walked around more than once, and what comes back from a set-up was written by whoever wrote the repository.
+Not `tarfile.extractall`: its filters were walked around more than once, and what comes back from a
+set-up was written by whoever wrote the repository.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def everything(_path: str, _status: os.stat_result) -> bool:
 
 
 def pack(root: Path, target: IO[bytes], keep: Keep = everything) -> None:
-    """Write files, folders and symlinks beneath `root` for which `keep` holds, a folder before what is in it; pipes and sockets are left out."""
+    """Write files, folders and symlinks beneath `root` for which `keep` holds, a folder before what
+    is in it; pipes and sockets are left out.
+    """
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for folder, names, files, descriptor in os.fwalk(root, follow_symlinks=False):
             names.sort()
@@ -49,7 +53,9 @@ def pack(root: Path, target: IO[bytes], keep: Keep = everything) -> None:
                     _add(archive, path, name, descriptor, status)
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str, folder: int, status: os.stat_result) -> None:
+def _add(
+    archive: tarfile.TarFile, path: str, name: str, folder: int, status: os.stat_result
+) -> None:
     member = tarfile.TarInfo(path)
     member.mode = stat.S_IMODE(status.st_mode) & 0o777
     member.mtime = status.st_mtime
@@ -61,15 +67,17 @@ def _add(archive: tarfile.TarFile, path: str, name: str, folder: int, status: os
         archive.addfile(member)
     elif stat.S_ISREG(status.st_mode):
         with suppress(PermissionError):
-            descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            descriptor = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+            )
             with os.fdopen(descriptor, "rb") as file:
                 member.size = os.fstat(descriptor).st_size
                 archive.addfile(member, file)
 
 
 def unpack(source: IO[bytes], root: Path, *, owner: int | None = None, most: int) -> None:
-    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for what is no such tree, or more than `most` bytes,
-    `OSError` for what has no place here.
+    """Write what a stream holds beneath `root`, over what is there. Raises `WorkspaceFailed` for
+    what is no such tree, or more than `most` bytes, `OSError` for what has no place here.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -95,7 +103,9 @@ def _unpack(source: _Bounded, top: int, owner: int | None, most: int) -> None:
 
 
 class _Bounded:
-    """A stream of which only so much is read between two members: `tarfile` takes headers of any length into memory."""
+    """A stream of which only so much is read between two members: `tarfile` takes headers of any
+    length into memory.
+    """
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source, self.room = source, _HEADERS
@@ -104,12 +114,16 @@ class _Bounded:
         """Read on."""
         self.room -= size
         if self.room < 0:
-            raise WorkspaceFailed(f"more than {_HEADERS} bytes of headers came where a tree belongs")
+            raise WorkspaceFailed(
+                f"more than {_HEADERS} bytes of headers came where a tree belongs"
+            )
         return self._source.read(size)
 
 
 def split_path(path: str) -> list[str]:
-    """Return the parts of a path beneath a folder. Raises `WorkspaceFailed` for one that leads elsewhere."""
+    """Return the parts of a path beneath a folder. Raises `WorkspaceFailed` for one that leads
+    elsewhere.
+    """
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\0" in part for part in parts):
         raise WorkspaceFailed(f"the path {path[:200]!r} leads elsewhere")
@@ -145,7 +159,12 @@ def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, top: int, owner: int
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, name: str, folder: int) -> None:
     content = archive.extractfile(member)
     assert content is not None  # noqa: S101 - it is a file
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(
+        name,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+        dir_fd=folder,
+    )
     with os.fdopen(descriptor, "wb") as file:
         shutil.copyfileobj(content, file, _COPIED)
         os.fchmod(descriptor, member.mode & 0o777)
@@ -169,7 +188,9 @@ def _parent(top: int, parts: list[str]) -> Iterator[int]:
             try:
                 inner = os.open(part, _FOLDER, dir_fd=folder)
             except OSError as error:
-                raise WorkspaceFailed(f"{'/'.join(parts)[:200]!r} is no folder: {error.strerror}") from error
+                raise WorkspaceFailed(
+                    f"{'/'.join(parts)[:200]!r} is no folder: {error.strerror}"
+                ) from error
             os.close(folder)
             folder = inner
         yield folder
@@ -178,7 +199,9 @@ def _parent(top: int, parts: list[str]) -> Iterator[int]:
 
 
 async def send(pipe: Pipe, stream: socket.socket) -> None:
-    """Send what is packed in pieces, each after its size, and then an empty one. Raises `OSError`."""
+    """Send what is packed in pieces, each after its size, and then an empty one. Raises
+    `OSError`.
+    """
     loop = asyncio.get_running_loop()
     while True:
         piece = await asyncio.to_thread(pipe.read, PIECE)
@@ -188,7 +211,9 @@ async def send(pipe: Pipe, stream: socket.socket) -> None:
 
 
 async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
-    """Hand what was sent to whoever unpacks, up to the empty piece or until that has ended. Raises `WorkspaceFailed` where it breaks off."""
+    """Hand what was sent to whoever unpacks, up to the empty piece or until that has ended. Raises
+    `WorkspaceFailed` where it breaks off.
+    """
     try:
         while size := _SIZE.unpack(await stream.readexactly(_SIZE.size))[0]:
             if not await asyncio.to_thread(pipe.write, await stream.readexactly(size)):
@@ -198,7 +223,9 @@ async def receive(pipe: Pipe, stream: asyncio.StreamReader) -> None:
 
 
 class Pipe:
-    """A thread that packs or unpacks, and our end of what it reads or writes. Blocks; for threads of others."""
+    """A thread that packs or unpacks, and our end of what it reads or writes. Blocks; for threads
+    of others.
+    """
 
     def __init__(self, work: Callable[[IO[bytes]], None], *, reads: bool) -> None:
         source, target = os.pipe2(os.O_CLOEXEC)
@@ -228,7 +255,9 @@ class Pipe:
         return True
 
     def read(self, most: int) -> bytes:
-        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its end. Raises `BrokenPipeError` once it is finished."""
+        """Return the next piece of what is packed, of `most` bytes but for the last; empty at its
+        end. Raises `BrokenPipeError` once it is finished.
+        """
         parts: list[bytes] = []
         left = most
         while left and (part := self._use(os.read, left)):
@@ -237,7 +266,9 @@ class Pipe:
         return b"".join(parts)
 
     def _use(self, call: Callable[[int, _T], _R], what: _T) -> _R:
-        """Call with our end. Whoever gave up may have a thread that reads on: it gets no file that has the number of ours by then."""
+        """Call with our end. Whoever gave up may have a thread that reads on: it gets no file that
+        has the number of ours by then.
+        """
         with self._using:
             if self._over:
                 raise BrokenPipeError
@@ -255,7 +286,9 @@ class Pipe:
 
 @asynccontextmanager
 async def piped(work: Callable[[IO[bytes]], None], *, reads: bool) -> AsyncIterator[Pipe]:
-    """A pipe that is finished when the block ends. What ended the block comes out, not what that did to the other end."""
+    """A pipe that is finished when the block ends. What ended the block comes out, not what that
+    did to the other end.
+    """
     pipe = Pipe(work, reads=reads)
     try:
         yield pipe

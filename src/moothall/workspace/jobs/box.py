@@ -38,7 +38,9 @@ _QUESTIONS = 1_000  # of a link, while it looks through folders: one for each le
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Where pods run, how bytes get there, and the environment by which the link of a Job reaches the bus."""
+    """Where pods run, how bytes get there, and the environment by which the link of a Job reaches
+    the bus.
+    """
 
     cluster: Cluster
     carrier: Carrier
@@ -48,7 +50,9 @@ class Pods:
 class JobBox(Box):
     """A running executor in a Job."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods) -> None:
+    def __init__(
+        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods
+    ) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
         self.job, self._made = f"moothall-{folder.name}", time.monotonic()
@@ -89,10 +93,16 @@ class JobBox(Box):
             async with asyncio.timeout(self._settings.jobs.start_seconds):
                 await self._start()
         except (TimeoutError, ConnectionError, WorkspaceFailed) as error:
-            why = self._why or self._cluster.waits(self.job) or str(error) or "it did not answer in time"
+            why = (
+                self._why
+                or self._cluster.waits(self.job)
+                or str(error)
+                or "it did not answer in time"
+            )
             await self.close()
             raise SandboxUnavailable(
-                f"the workspace's pod does not start: {why} (Job {self.job}; jobs.start_seconds is {self._settings.jobs.start_seconds:g})"
+                f"the workspace's pod does not start: {why} (Job {self.job}; jobs.start_seconds "
+                f"is {self._settings.jobs.start_seconds:g})"
             ) from error
         except BaseException:
             await self.close()
@@ -101,8 +111,13 @@ class JobBox(Box):
     async def _start(self) -> None:
         for folder in (self.folder, self.upper):
             await asyncio.to_thread(folder.mkdir, mode=0o755)
-        self._carrying = asyncio.create_task(self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}")
-        labels, bus = {**self._cluster.labels, **manifest.labels_of(self.whose)}, self._bus(self.job)
+        self._carrying = asyncio.create_task(
+            self._trunk.run(self._settings.jobs.start_seconds), name=f"trunk {self.job}"
+        )
+        labels, bus = (
+            {**self._cluster.labels, **manifest.labels_of(self.whose)},
+            self._bus(self.job),
+        )
         await self._cluster.create(manifest.job(self.job, labels, self.place, self._settings, bus))
         await self._wait_connected()
         self._control = await BoxLink.over(await self._trunk.open(CONTROL))
@@ -153,7 +168,9 @@ class JobBox(Box):
                 _, answer = self._control.ask({"op": op, **fields})
                 said = await answer
         except TimeoutError as error:
-            raise WorkspaceFailed(f"the link of {self.job} gave no answer within {_CONTROL_SECONDS:g} s") from error
+            raise WorkspaceFailed(
+                f"the link of {self.job} gave no answer within {_CONTROL_SECONDS:g} s"
+            ) from error
         except WorkspaceFailed as error:
             raise WorkspaceFailed(self._why or error.message) from error
         if said.get("status") == "refused":
@@ -164,7 +181,9 @@ class JobBox(Box):
 
     async def _bring(self, tree: Path, where: str) -> None:
         async with archive.piped(lambda target: archive.pack(tree, target), reads=False) as pipe:
-            sending = asyncio.create_task(archive.send(pipe, self._files), name=f"tree for {self.job}")
+            sending = asyncio.create_task(
+                archive.send(pipe, self._files), name=f"tree for {self.job}"
+            )
             try:
                 await self._tell("unpack", where=where, most=self._settings.jobs.disk_bytes)
                 await sending
@@ -173,7 +192,9 @@ class JobBox(Box):
                 await asyncio.gather(sending, return_exceptions=True)
 
     async def _bring_configuration(self) -> None:
-        """What set-up is shown of the operator's: folders lie where they lie here; files all in one folder, under their number."""
+        """What set-up is shown of the operator's: folders lie where they lie here; files all in one
+        folder, under their number.
+        """
         if self.place.reach is None or not self.place.reach.ro:
             return
         folder = self.folder / "config"
@@ -186,9 +207,15 @@ class JobBox(Box):
         await self._bring(folder, "config")
 
     def variables(self) -> dict[str, str]:
-        """Return the environment of a command; where it names a file that it is shown, as that is found inside."""
+        """Return the environment of a command; where it names a file that it is shown, as that is
+        found inside.
+        """
         variables, ro = super().variables(), self.place.reach.ro if self.place.reach else ()
-        files = {inside: f"{_CONFIG}/{number}" for number, (path, inside) in enumerate(ro) if not path.is_dir()}
+        files = {
+            inside: f"{_CONFIG}/{number}"
+            for number, (path, inside) in enumerate(ro)
+            if not path.is_dir()
+        }
         return {name: files.get(value, value) for name, value in variables.items()}
 
     def _way_out(self, _stream: int, streams: Streams) -> None:
@@ -207,7 +234,9 @@ class JobBox(Box):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def request(self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any) -> Answer:
+    async def request(
+        self, op: str, *, wall_seconds: float, asked: Asked | None = None, **fields: Any
+    ) -> Answer:
         """Ask the executor; our own Python is that of the image."""
         if (argv := fields.get("argv")) and argv[0] == str(interpreter()):
             fields["argv"] = (self.python, *argv[1:])
@@ -223,13 +252,18 @@ class JobBox(Box):
                 self._shown = True
         return f"{_CONFIG}/{HISTORY_NAME}"
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
-        """Ask the link, which reads them where they were written; what is as in the checkout is left out.
+    async def changes(
+        self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
+    ) -> Written:
+        """Ask the link, which reads them where they were written; what is as in the checkout is
+        left out.
 
         The link has no git: it asks which new paths are ignored, and is answered.
         """
         said = await self._tell(
-            "changes", files=[*map(pack_path, base_files)], caps=[caps.file_bytes, caps.total_bytes, caps.entries]
+            "changes",
+            files=[*map(pack_path, base_files)],
+            caps=[caps.file_bytes, caps.total_bytes, caps.entries],
         )
         rules: dict[str, str] = {}
         for _ in range(_QUESTIONS):
@@ -239,13 +273,18 @@ class JobBox(Box):
                 new = _new_paths(said["new"])
             answer = await ignored(new)
             rules |= answer
-            said = await self._tell("ignored", rules={pack_path(path): rule for path, rule in answer.items()})
+            said = await self._tell(
+                "ignored", rules={pack_path(path): rule for path, rule in answer.items()}
+            )
         with _reading():
             found = [_change(one) for one in said["changes"]]
             left_out = [unpack_path(path) for path in said["ignored"]]
             known = {path: rules[path.removesuffix("/")] for path in left_out}
         base = self.place.tree[-1]
-        return Written(await asyncio.to_thread(lambda: [change for change in found if not same(base, change)]), known)
+        return Written(
+            await asyncio.to_thread(lambda: [change for change in found if not same(base, change)]),
+            known,
+        )
 
     async def take_back(self) -> None:
         """Fetch what set-up wrote."""
@@ -288,8 +327,14 @@ class JobBox(Box):
         await self._cluster.remove(self.job)
 
     async def _last_words(self) -> str:
-        if self._carrying and self._lost:  # a container that ended is gone at once, and the cluster says why a moment later
-            await asyncio.wait({self._carrying, self._lost}, timeout=_WORDS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if (
+            self._carrying and self._lost
+        ):  # a container that ended is gone at once, and the cluster says why a moment later
+            await asyncio.wait(
+                {self._carrying, self._lost},
+                timeout=_WORDS_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         return self._why or (f"pod of {self.job}: {self._trunk.why}" if self._trunk.why else "")
 
     def _note(self, text: str) -> None:
@@ -307,7 +352,9 @@ class JobBox(Box):
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """What a link says is hostile where its pod was taken over: what is not as ours say it ends with `WorkspaceFailed`."""
+    """What a link says is hostile where its pod was taken over: what is not as ours say it ends
+    with `WorkspaceFailed`.
+    """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, WorkspaceFailed) as error:
@@ -324,7 +371,10 @@ def _change(said: Answer) -> Change:
 
 def _new_paths(said: Answer) -> NewPaths:
     folders, files = ([unpack_path(path) for path in said[kind]] for kind in ("folders", "files"))
-    lists = {unpack_path(path): None if text is None else base64.b64decode(text) for path, text in dict(said["lists"]).items()}
+    lists = {
+        unpack_path(path): None if text is None else base64.b64decode(text)
+        for path, text in dict(said["lists"]).items()
+    }
     for path in (*folders, *files, *lists):
         archive.split_path(path)
     if any(path.rpartition("/")[2] != ".gitignore" for path in lists):
@@ -335,7 +385,9 @@ def _new_paths(said: Answer) -> NewPaths:
 class CodeBox(Box):
     """The executor beside another in its pod, on the same files, for blocks of Python."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections, beside: JobBox) -> None:
+    def __init__(
+        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, beside: JobBox
+    ) -> None:
         super().__init__(place, folder, settings)
         self._beside = beside
 
@@ -355,13 +407,17 @@ class CodeBox(Box):
         try:
             self._link = await self._beside.code()
         except (ConnectionError, WorkspaceFailed) as error:
-            raise SandboxUnavailable(f"blocks of Python cannot be run in {self._beside.job}: {error}") from error
+            raise SandboxUnavailable(
+                f"blocks of Python cannot be run in {self._beside.job}: {error}"
+            ) from error
 
     async def show_history(self) -> str:
         """Blocks run no shell."""
         return ""
 
-    async def changes(self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored) -> Written:
+    async def changes(
+        self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
+    ) -> Written:
         """Those of the pod."""
         return await self._beside.changes(base_files, caps, ignored)
 

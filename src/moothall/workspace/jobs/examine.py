@@ -30,16 +30,24 @@ _Document = Mapping[str, Any]
 
 
 async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncIterator[Finding]:
-    """Yield whether the cluster is reached, what we may do there, whether its quota has room, and whether it takes the Job of a workspace.
+    """Yield whether the cluster is reached, what we may do there, whether its quota has room, and
+    whether it takes the Job of a workspace.
     `bus`: the environment by which its link would reach the bus.
     """
     try:
         api = await asyncio.to_thread(connect, settings.jobs)
     except ConfigurationError as error:
-        yield Finding("cluster", ok=False, detail=error.message, mend="set MOOTHALL_JOBS__KUBECONFIG, or run in a pod")
+        yield Finding(
+            "cluster",
+            ok=False,
+            detail=error.message,
+            mend="set MOOTHALL_JOBS__KUBECONFIG, or run in a pod",
+        )
         return
     name = f"moothall-doctor-{secrets.token_hex(4)}"
-    document = manifest.job(name, {manifest.LABEL: manifest.NAME}, BoxSetup("doctor", (Path("/"),)), settings, bus)
+    document = manifest.job(
+        name, {manifest.LABEL: manifest.NAME}, BoxSetup("doctor", (Path("/"),)), settings, bus
+    )
     try:
         reached = await asyncio.to_thread(_reach, api)
         yield reached
@@ -54,7 +62,9 @@ async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncI
 def _reach(api: client.ApiClient) -> Finding:
     where = str(api.configuration.host)
     try:
-        said: Any = client.VersionApi(api).get_code(_preload_content=False, _request_timeout=CALL_SECONDS)
+        said: Any = client.VersionApi(api).get_code(
+            _preload_content=False, _request_timeout=CALL_SECONDS
+        )
         version = json.loads(said.data)["gitVersion"]
     except FAILURES as error:
         mend = "is it on, and is the way to it free? `kubectl cluster-info` tries the same"
@@ -65,18 +75,43 @@ def _reach(api: client.ApiClient) -> Finding:
 def _ask_rights(api: client.ApiClient, jobs: JobSettings) -> Finding:
     part, space = "cluster rights", jobs.namespace
     try:
-        lacks = [f"{verb} {what}" for verb, group, what in _NEEDED if not _may(api, space, verb, group, what)]
+        lacks = [
+            f"{verb} {what}"
+            for verb, group, what in _NEEDED
+            if not _may(api, space, verb, group, what)
+        ]
         may_label = _may(api, space, "patch", *_JOBS)
     except FAILURES as error:
-        return Finding(part, ok=False, detail=f"what we may do is not told: {words(error)}", mend=_ROLE)
+        return Finding(
+            part, ok=False, detail=f"what we may do is not told: {words(error)}", mend=_ROLE
+        )
     if lacks:
-        return Finding(part, ok=False, detail=f"in {space} we may not {', '.join(lacks)}", mend=_ROLE)
-    nameless = "" if may_label else "; what is kept ready cannot be labelled with its task when it is taken (patch jobs)"
-    return Finding(part, ok=True, detail=f"in {space}: Jobs are made, listed and deleted, pods and events watched{nameless}")
+        return Finding(
+            part, ok=False, detail=f"in {space} we may not {', '.join(lacks)}", mend=_ROLE
+        )
+    nameless = (
+        ""
+        if may_label
+        else "; what is kept ready cannot be labelled with its task when it is taken (patch jobs)"
+    )
+    return Finding(
+        part,
+        ok=True,
+        detail=f"in {space}: Jobs are made, listed and deleted, pods and events watched{nameless}",
+    )
 
 
 def _may(api: client.ApiClient, space: str, verb: str, group: str, what: str) -> bool:
-    asked = {"spec": {"resourceAttributes": {"namespace": space, "verb": verb, "group": group, "resource": what}}}
+    asked = {
+        "spec": {
+            "resourceAttributes": {
+                "namespace": space,
+                "verb": verb,
+                "group": group,
+                "resource": what,
+            }
+        }
+    }
     body = cast("client.V1SelfSubjectAccessReview", asked)  # the client takes a document as it is
     said: Any = client.AuthorizationV1Api(api).create_self_subject_access_review(
         body, _preload_content=False, _request_timeout=CALL_SECONDS
@@ -104,7 +139,9 @@ def _read_quota(api: client.ApiClient, jobs: JobSettings, document: _Document) -
                 full.append(line)
     if full:
         mend = f"more of it in the ResourceQuota of {jobs.namespace}, or wait until workspaces end"
-        return Finding(part, ok=False, detail=f"no room for one more workspace: {', '.join(full)}", mend=mend)
+        return Finding(
+            part, ok=False, detail=f"no room for one more workspace: {', '.join(full)}", mend=mend
+        )
     return Finding(part, ok=True, detail=", ".join(told) or f"{jobs.namespace} has none")
 
 
@@ -133,13 +170,24 @@ def _try_manifest(api: client.ApiClient, jobs: JobSettings, document: _Document)
     part, body = "cluster job", cast("client.V1Job", document)
     try:
         said: Any = client.BatchV1Api(api).create_namespaced_job(
-            jobs.namespace, body, dry_run="All", _preload_content=False, _request_timeout=CALL_SECONDS
+            jobs.namespace,
+            body,
+            dry_run="All",
+            _preload_content=False,
+            _request_timeout=CALL_SECONDS,
         )
     except FAILURES as error:
-        mend = f"the namespace {jobs.namespace} and the settings of `jobs` (`moothall config --help`)"
-        return Finding(part, ok=False, detail=f"the Job of a workspace is refused: {words(error)}", mend=mend)
+        mend = (
+            f"the namespace {jobs.namespace} and the settings of `jobs` (`moothall config --help`)"
+        )
+        return Finding(
+            part, ok=False, detail=f"the Job of a workspace is refused: {words(error)}", mend=mend
+        )
     if warned := said.headers.get("Warning"):
         return Finding(
-            part, ok=False, detail=f"the cluster warns: {warned[:400]}", mend="what it names, in the settings of `jobs`"
+            part,
+            ok=False,
+            detail=f"the cluster warns: {warned[:400]}",
+            mend="what it names, in the settings of `jobs`",
         )
     return Finding(part, ok=True, detail="the Job of a workspace is accepted, in a dry run")

@@ -1,7 +1,8 @@
-"""The link of a workspace's pod: the one container that speaks with the bus, and runs nothing that a model wrote.
+"""The link of a workspace's pod: the one container that speaks with the bus, and runs nothing that
+a model wrote.
 
-It shows the host's files to the containers beside it, carries what the host and they say to each other, and tells what was written.
-It ends when the host is gone or silent, and the pod with it.
+It shows the host's files to the containers beside it, carries what the host and they say to each
+other, and tells what was written. It ends when the host is gone or silent, and the pod with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from moothall.inside.protocol import Frames, ProtocolError, pack, pack_path, unp
 from moothall.network.proxy import listener
 from moothall.repositories.changes import ChangeCaps, Stamp, Survey, measure, stamp, stamps
 from moothall.workspace.jobs import archive
-from moothall.workspace.jobs.trunk import CONTROL, FILES, FIRST, HANDS, SILENT_SECONDS, Carrier, Trunk
+from moothall.workspace.jobs.trunk import (
+    CONTROL,
+    FILES,
+    FIRST,
+    HANDS,
+    SILENT_SECONDS,
+    Carrier,
+    Trunk,
+)
 
 LINK = "WORKSPACE_LINK"
 """What the link is told, in its environment: JSON of `name`, `names` and `proxied`."""
@@ -33,7 +42,9 @@ _ENTRIES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container beside it, `shown` more by number."""
+    """Where the link's volumes are mounted: `links` holds a folder for the socket of each container
+    beside it, `shown` more by number.
+    """
 
     tree: Path = Path("/workspace")
     env: Path = Path("/env")
@@ -42,7 +53,9 @@ class Folders:
     shown: Path = Path("/shown")
 
     def of(self, name: str) -> Path:
-        """Return the one that the host calls so, a number for a folder that is shown as on the host. Raises `WorkspaceFailed`."""
+        """Return the one that the host calls so, a number for a folder that is shown as on the
+        host. Raises `WorkspaceFailed`.
+        """
         known = {"tree": self.tree, "env": self.env, "config": self.config}
         if name in known or name.isdecimal():
             return known.get(name, self.shown / name)
@@ -51,7 +64,9 @@ class Folders:
 
 @dataclass(slots=True)
 class PodLink:
-    """A link on its folders. `names`: the containers beside it, by the stream of each; `proxied`: the first opens a way out."""
+    """A link on its folders. `names`: the containers beside it, by the stream of each; `proxied`:
+    the first opens a way out.
+    """
 
     folders: Folders
     names: Mapping[int, str]
@@ -64,8 +79,13 @@ class PodLink:
     _survey: Survey | None = None
 
     async def run(self, carrier: Carrier, name: str, first: float = SILENT_SECONDS) -> None:
-        """Serve the host of a workspace until it is gone, or was not heard within `first` seconds."""
-        listening = {stream: await asyncio.to_thread(_listen, self.folders.links / name) for stream, name in self.names.items()}
+        """Serve the host of a workspace until it is gone, or was not heard within `first`
+        seconds.
+        """
+        listening = {
+            stream: await asyncio.to_thread(_listen, self.folders.links / name)
+            for stream, name in self.names.items()
+        }
         trunk = Trunk(carrier, f"{name}-out", f"{name}-in")
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for waiting in listening.values():
@@ -84,7 +104,9 @@ class PodLink:
             try:
                 async with asyncio.TaskGroup() as group:
                     for stream, where in listening.items():
-                        group.create_task(self._join(trunk, stream, where), name=f"container {stream}")
+                        group.create_task(
+                            self._join(trunk, stream, where), name=f"container {stream}"
+                        )
                     group.create_task(self._answer(control, files), name="control")
             finally:
                 held.transport.abort()
@@ -101,7 +123,9 @@ class PodLink:
         if self.proxied and stream == HANDS:
             opened = await listener(taken)
             self._port = opened.getsockname()[1]
-            ways.append(await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=opened))
+            ways.append(
+                await asyncio.start_server(lambda *streams: self._out(trunk, streams), sock=opened)
+            )
         await trunk.join(stream, await asyncio.open_connection(sock=taken))
         try:
             await asyncio.Event().wait()
@@ -109,7 +133,9 @@ class PodLink:
             for way in ways:
                 way.close()
 
-    async def _out(self, trunk: Trunk, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+    async def _out(
+        self, trunk: Trunk, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    ) -> None:
         self._next += 1
         with contextlib.suppress(ConnectionError):
             await trunk.join(self._next, streams)
@@ -130,9 +156,15 @@ class PodLink:
         finally:
             writer.transport.abort()
 
-    async def _answer_to(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
+    async def _answer_to(
+        self, request: dict[str, Any], files: asyncio.StreamReader
+    ) -> dict[str, Any]:
         try:
-            return await (self._unpack(request, files) if request["op"] == "unpack" else asyncio.to_thread(self._do, request))
+            return await (
+                self._unpack(request, files)
+                if request["op"] == "unpack"
+                else asyncio.to_thread(self._do, request)
+            )
         except PatchRefused as error:
             return {"status": "refused", "error": error.message}
         except (MoothallError, OSError) as error:
@@ -145,17 +177,24 @@ class PodLink:
                 self._size, _ = measure(self.folders.tree, sys.maxsize, sys.maxsize)
                 return {"status": "success"}
             case "measure":
-                size, entries = measure(self.folders.tree, int(request["most"]) + self._size, len(self._before) + _ENTRIES)
+                size, entries = measure(
+                    self.folders.tree,
+                    int(request["most"]) + self._size,
+                    len(self._before) + _ENTRIES,
+                )
                 return {
                     "status": "success",
-                    "full": size > int(request["most"]) + self._size or entries > len(self._before) + _ENTRIES,
+                    "full": size > int(request["most"]) + self._size
+                    or entries > len(self._before) + _ENTRIES,
                 }
             case "changes":
                 files, caps = [*map(unpack_path, request["files"])], ChangeCaps(*request["caps"])
                 self._survey = Survey(self.folders.tree, files, caps, before=self._before)
                 return self._look(self._survey)
             case "ignored" if self._survey is not None:
-                self._survey.leave_out({unpack_path(path): str(rule) for path, rule in request["rules"].items()})
+                self._survey.leave_out(
+                    {unpack_path(path): str(rule) for path, rule in request["rules"].items()}
+                )
                 return self._look(self._survey)
             case "port":
                 return {"status": "success", "port": self._port}
@@ -165,17 +204,23 @@ class PodLink:
 
     async def _unpack(self, request: dict[str, Any], files: asyncio.StreamReader) -> dict[str, Any]:
         """Take the next tree that is sent."""
-        unpack = functools.partial(archive.unpack, root=self.folders.of(str(request["where"])), most=int(request["most"]))
+        unpack = functools.partial(
+            archive.unpack, root=self.folders.of(str(request["where"])), most=int(request["most"])
+        )
         async with archive.piped(unpack, reads=True) as pipe:
             await archive.receive(pipe, files)
         return {"status": "success"}
 
     def _pack(self, where: str) -> dict[str, Any]:
-        """Give a piece of a tree, of the checkout what was written only; an empty one is its end."""
+        """Give a piece of a tree, of the checkout what was written only; an empty one is its
+        end.
+        """
         if self._packing is None:
             root = self.folders.of(where)
             keep = self._is_written if where == "tree" else archive.everything
-            self._packing = archive.Pipe(lambda target: archive.pack(root, target, keep), reads=False)
+            self._packing = archive.Pipe(
+                lambda target: archive.pack(root, target, keep), reads=False
+            )
         piece = self._packing.read(_PIECE)
         if not piece:
             pipe, self._packing = self._packing, None
@@ -190,11 +235,21 @@ class PodLink:
         if (new := survey.look()) is not None:
             lists = {pack_path(path): _text(text) for path, text in new.lists.items()}
             folders, files = ([*map(pack_path, paths)] for paths in (new.folders, new.files))
-            return {"status": "success", "new": {"folders": folders, "files": files, "lists": lists}}
+            return {
+                "status": "success",
+                "new": {"folders": folders, "files": files, "lists": lists},
+            }
         self._survey = None
         written = survey.read()
-        changes = [{"path": pack_path(one.path), "mode": one.mode, "content": _text(one.content)} for one in written.changes]
-        return {"status": "success", "changes": changes, "ignored": [*map(pack_path, written.ignored)]}
+        changes = [
+            {"path": pack_path(one.path), "mode": one.mode, "content": _text(one.content)}
+            for one in written.changes
+        ]
+        return {
+            "status": "success",
+            "changes": changes,
+            "ignored": [*map(pack_path, written.ignored)],
+        }
 
 
 def _text(content: bytes | None) -> str | None:

@@ -1,7 +1,9 @@
-"""Jobs whose host is gone. A link ends when it hears nobody; of a Job whose link never ran nobody would know but us.
+"""Jobs whose host is gone. A link ends when it hears nobody; of a Job whose link never ran nobody
+would know but us.
 
-Every process that makes Jobs says on the bus that it lives, and hears the others. Each deletes the Jobs of its house whose host nobody has
-heard of for long: a name that two of them delete is gone all the same.
+Every process that makes Jobs says on the bus that it lives, and hears the others. Each deletes the
+Jobs of its house whose host nobody has heard of for long: a name that two of them delete is gone
+all the same.
 """
 
 from __future__ import annotations
@@ -21,14 +23,22 @@ log = get_logger(__name__)
 PRESENCE = "hosts"
 """Under which name hosts are heard; no Job is called so."""
 _BEATS = 6
-"""How often a host speaks in the time after which it is taken for gone; half of them may be lost."""
+"""How often a host speaks in the time after which it is taken for gone; half of them may be lost.
+"""
 
 
 class Reconciler:
-    """Deletes them, until cancelled. `seconds`: how long nothing was heard of a host that is gone."""
+    """Deletes them, until cancelled. `seconds`: how long nothing was heard of a host that is
+    gone.
+    """
 
     def __init__(
-        self, cluster: Cluster, carrier: Carrier, seconds: float, *, clock: Callable[[], float] = time.monotonic
+        self,
+        cluster: Cluster,
+        carrier: Carrier,
+        seconds: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster, self._carrier, self._seconds, self._clock = cluster, carrier, seconds, clock
         self._heard: dict[str, float] = {}
@@ -70,7 +80,8 @@ class Reconciler:
         now = self._clock()
         self._heard[host] = now
         if host == self._cluster.host:
-            # Who did not hear itself was deaf: of the others it knows no more than who is just beginning to listen.
+            # Who did not hear itself was deaf: of the others it knows no more than who is just
+            # beginning to listen.
             if now - self._heard_self > self._seconds / 2:
                 self._hears_since = now
             self._heard_self = now
@@ -83,9 +94,13 @@ class Reconciler:
         deaf = now - self._heard_self > self._seconds / 2
         for name, host in found.items():
             if host == self._cluster.host:
-                gone = not self._cluster.made(name)  # it was removed, and the cluster did not hear of that
+                gone = not self._cluster.made(
+                    name
+                )  # it was removed, and the cluster did not hear of that
             else:
-                gone = not deaf and host not in self._heard and now - self._hears_since > self._seconds
+                gone = (
+                    not deaf and host not in self._heard and now - self._hears_since > self._seconds
+                )
             if gone:
                 log.info("a workspace's Job is deleted: its host is gone", job=name, host=host)
                 await self._cluster.remove(name)

@@ -25,12 +25,22 @@ def _of_container(one: Mapping[str, Any]) -> str:
     state, name = one.get("state") or {}, one.get("name")
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     if waiting.get("reason") in _PULL:
-        return _say(f"the image {one.get('image')!r} of {name} cannot be pulled", waiting.get("message") or waiting["reason"])
+        return _say(
+            f"the image {one.get('image')!r} of {name} cannot be pulled",
+            waiting.get("message") or waiting["reason"],
+        )
     if waiting.get("reason") in _BROKEN:
         return _say(f"{name} cannot be started", waiting.get("message") or waiting["reason"])
     if ended.get("reason") == "OOMKilled":
         return f"{name} used more memory than it may (sandbox.memory_bytes) and was killed"
-    return _say(f"{name} ended with {ended.get('exitCode')}", ended.get("message") or ended.get("reason")) if ended else ""
+    return (
+        _say(
+            f"{name} ended with {ended.get('exitCode')}",
+            ended.get("message") or ended.get("reason"),
+        )
+        if ended
+        else ""
+    )
 
 
 def of_waiting(pod: Mapping[str, Any]) -> str:
@@ -42,9 +52,14 @@ def of_waiting(pod: Mapping[str, Any]) -> str:
 
 
 def of_event(event: Mapping[str, Any]) -> str:
-    """Return why a Job gets no pod (a quota, pod security, what else an admission refuses), or why its node evicts the one that it has."""
+    """Return why a Job gets no pod (a quota, pod security, what else an admission refuses), or why
+    its node evicts the one that it has.
+    """
     evicted = event.get("reason") == "Evicted"
-    return _say("its pod was ended: Evicted" if evicted else "the cluster refuses its pod", event.get("message"))
+    return _say(
+        "its pod was ended: Evicted" if evicted else "the cluster refuses its pod",
+        event.get("message"),
+    )
 
 
 def _say(what: str, why: object) -> str:

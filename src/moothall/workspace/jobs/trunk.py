@@ -1,8 +1,10 @@
-"""One connection of many streams between a host and the link of a pod, over two plain topics of the bus.
+"""One connection of many streams between a host and the link of a pod, over two plain topics of the
+bus.
 
-The bus may lose plain messages where it is left and comes back, so they are numbered: a number that is missing ends the trunk, and
-with it the workspace, whose work is done again elsewhere. What is not acknowledged yet is bounded, so that nobody is flooded; an end
-that sends more all the same is hostile, and heard no further.
+The bus may lose plain messages where it is left and comes back, so they are numbered: a number that
+is missing ends the trunk, and with it the workspace, whose work is done again elsewhere. What is
+not acknowledged yet is bounded, so that nobody is flooded; an end that sends more all the same is
+hostile, and heard no further.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from typing import Any
 from moothall.errors import BusUnavailable
 
 CONTROL, HANDS, CODE, FILES, FIRST = 0, 1, 2, 3, 16
-"""Streams: the link itself, the executor, the one of blocks of Python, trees for the pod, and the first of those that the pod opens."""
+"""Streams: the link itself, the executor, the one of blocks of Python, trees for the pod, and the
+first of those that the pod opens.
+"""
 
 BEAT_SECONDS, SILENT_SECONDS = 5.0, 30.0
 _HEAD = struct.Struct("!cII")  # kind, number of the message, stream
@@ -30,7 +34,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """How bytes travel: `send` to whoever listens under a name, `hear` what is sent under one. Each message at most once, in order."""
+    """How bytes travel: `send` to whoever listens under a name, `hear` what is sent under one. Each
+    message at most once, in order.
+    """
 
     send: Callable[[str, bytes], Awaitable[None]]
     hear: Callable[[str], AsyncGenerator[bytes, None]]
@@ -39,7 +45,13 @@ class Carrier:
 class Trunk:
     """One end. `accept` is called with a stream that the other end opened."""
 
-    def __init__(self, carrier: Carrier, there: str, here: str, accept: Callable[[int, Streams], None] | None = None) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        there: str,
+        here: str,
+        accept: Callable[[int, Streams], None] | None = None,
+    ) -> None:
         self._carrier, self._there, self._here = carrier, there, here
         self._accept = accept
         self._streams: dict[int, asyncio.StreamWriter] = {}
@@ -56,20 +68,31 @@ class Trunk:
         """Why it ended, where nobody ended it."""
 
     async def run(self, first: float = SILENT_SECONDS) -> None:
-        """Carry until the other end is gone or silent, or not heard within `first` seconds, or this is cancelled. Closes all streams."""
+        """Carry until the other end is gone or silent, or not heard within `first` seconds, or this
+        is cancelled. Closes all streams.
+        """
         try:
             async with asyncio.TaskGroup() as self._group:
-                tasks = [self._start(one, "trunk") for one in (self._beat(), self._listen_for_silence(first))]
+                tasks = [
+                    self._start(one, "trunk")
+                    for one in (self._beat(), self._listen_for_silence(first))
+                ]
                 await self._until_over(self._receive())
                 for task in (*tasks, *self._pumps):
                     task.cancel()
-        except* (ConnectionError, BusUnavailable, OSError) as over:  # who waits for a stream sees its end
+        except* (
+            ConnectionError,
+            BusUnavailable,
+            OSError,
+        ) as over:  # who waits for a stream sees its end
             self.why = str(over.exceptions[0])
         finally:
             self.close()
             for writer in self._streams.values():
                 writer.transport.abort()
-            await asyncio.gather(*(writer.wait_closed() for writer in self._streams.values()), return_exceptions=True)
+            await asyncio.gather(
+                *(writer.wait_closed() for writer in self._streams.values()), return_exceptions=True
+            )
 
     def close(self) -> None:
         """Open no more streams."""
@@ -90,7 +113,9 @@ class Trunk:
             raise
 
     async def open(self, number: int) -> socket.socket:
-        """Return our end of a new stream, for whoever reads and writes it as a socket. Raises `ConnectionError` once the trunk has ended."""
+        """Return our end of a new stream, for whoever reads and writes it as a socket. Raises
+        `ConnectionError` once the trunk has ended.
+        """
         if self._group is None:
             raise ConnectionError("the pod is gone")
         ours, theirs = socket.socketpair()
@@ -98,7 +123,9 @@ class Trunk:
         return ours
 
     async def join(self, number: int, streams: Streams) -> None:
-        """Carry what one reads and writes there as a stream. Raises `ConnectionError` once the trunk has ended."""
+        """Carry what one reads and writes there as a stream. Raises `ConnectionError` once the
+        trunk has ended.
+        """
         if self._group is None:
             streams[1].transport.abort()
             raise ConnectionError("the pod is gone")
@@ -123,13 +150,17 @@ class Trunk:
             self._sent += 1
             await self._carrier.send(self._there, _HEAD.pack(_DATA, self._sent, number) + data)
 
-    async def _pump_in(self, number: int, queue: asyncio.Queue[bytes], writer: asyncio.StreamWriter) -> None:
+    async def _pump_in(
+        self, number: int, queue: asyncio.Queue[bytes], writer: asyncio.StreamWriter
+    ) -> None:
         while True:
             message = await queue.get()
             data = message[_HEAD.size :]
             if not data:
                 break
-            with contextlib.suppress(ConnectionError, RuntimeError):  # its reader is gone: so are the bytes
+            with contextlib.suppress(
+                ConnectionError, RuntimeError
+            ):  # its reader is gone: so are the bytes
                 writer.write(data)
                 await writer.drain()
             await self._acknowledge(message)
@@ -191,7 +222,9 @@ class Trunk:
                 async with asyncio.timeout(seconds):
                     await self._heard.wait()
             except TimeoutError:
-                raise ConnectionError(f"nothing was heard of the other end for {seconds:g} s") from None
+                raise ConnectionError(
+                    f"nothing was heard of the other end for {seconds:g} s"
+                ) from None
             await asyncio.sleep(SILENT_SECONDS / 10)
             self._heard.clear()
             seconds = SILENT_SECONDS

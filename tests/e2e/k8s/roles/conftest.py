@@ -1,4 +1,6 @@
-"""The house by role, installed once in a throw-away cluster by its chart, with a scripted model that counts."""
+"""The house by role, installed once in a throw-away cluster by its chart, with a scripted model
+that counts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _SECONDS_A_TURN = 2.0  # so that there is a middle in which something is killed
 
 @dataclass(slots=True)
 class Counted:
-    """A model server that the pods reach. `arrived`: call id and time of each call; while `answers` is not set, who asks for a turn waits."""
+    """A model server that the pods reach. `arrived`: call id and time of each call; while `answers`
+    is not set, who asks for a turn waits.
+    """
 
     url: str
     arrived: list[tuple[str, float]]
@@ -41,7 +45,10 @@ class Counted:
 def home() -> Home:
     found = Home.of_user()
     if not nodes(found):
-        pytest.skip("processes in pods are killed from outside, in scripts/cluster; this cluster has nodes of its own")
+        pytest.skip(
+            "processes in pods are killed from outside, in scripts/cluster; this cluster has "
+            "nodes of its own"
+        )
     return found
 
 
@@ -92,7 +99,9 @@ async def standing(
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()
-    found = Standing(api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample")
+    found = Standing(
+        api, folders, folder / "bus/services.creds", authority, counted.arrived, "sample"
+    )
     await found.reach()
     yield found
     await found.leave()

@@ -1,4 +1,6 @@
-"""What the tests of a house by role ask of it: councils with something killed in the middle, and what is seen of them afterwards."""
+"""What the tests of a house by role ask of it: councils with something killed in the middle, and
+what is seen of them afterwards.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ from support.recovery.scene import End
 
 TASK = "Add hello_world() function to src/utils.py"
 WHO = (("authorization", f"Bearer {TOKEN}"),)
-_UNREACHED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}
+_UNREACHED = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNKNOWN,
+}
 _RUN_SECONDS, _CALL_SECONDS, _GONE_SECONDS = 300.0, 10.0, 120.0
 _TRIES = 50
 
@@ -43,12 +49,16 @@ Blow = Callable[[], Coroutine[Any, Any, int]]
 
 
 SAME = ("status", "final_state", "winner", "proven", "delivered")
-"""What of an end is the same; how much evidence there is beside, and which seats were still needed, depends on how busy a machine is."""
+"""What of an end is the same; how much evidence there is beside, and which seats were still needed,
+depends on how busy a machine is.
+"""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What became of a council. `hit`: processes that the blow killed; `repeated`: calls that were asked again though recorded."""
+    """What became of a council. `hit`: processes that the blow killed; `repeated`: calls that were
+    asked again though recorded.
+    """
 
     end: End
     hit: int = 0
@@ -58,12 +68,16 @@ class Seen:
     def difference(self, other: Seen) -> str:
         """Say in what another one ended otherwise, '' where it did not."""
         ends = [(name, getattr(self.end, name), getattr(other.end, name)) for name in SAME]
-        return "; ".join(f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs)
+        return "; ".join(
+            f"{name}: {mine!r} became {theirs!r}" for name, mine, theirs in ends if mine != theirs
+        )
 
 
 @dataclass(slots=True)
 class Standing:
-    """The house that stands in the cluster. `arrived`: call id and time of each model call, as its server got them."""
+    """The house that stands in the cluster. `arrived`: call id and time of each model call, as its
+    server got them.
+    """
 
     api: client.ApiClient
     folders: Folders
@@ -78,8 +92,13 @@ class Standing:
     async def reach(self) -> None:
         """Find its doors and its bus, which are elsewhere once it was installed anew."""
         for name in ("moothall", "moothall-tools"):
-            self.doors[name] = (await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")).strip()
-        servers = ",".join(f"nats://{pod.status.pod_ip}:4222" for pod in await self.pods("app.kubernetes.io/name=nats"))
+            self.doors[name] = (
+                await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
+            ).strip()
+        servers = ",".join(
+            f"nats://{pod.status.pod_ip}:4222"
+            for pod in await self.pods("app.kubernetes.io/name=nats")
+        )
         self._bus = await self._open.enter_async_context(
             open_bus(BusSettings(replicas=3, credentials_file=self.credentials), servers)
         )
@@ -96,11 +115,15 @@ class Standing:
         return self._bus
 
     @asynccontextmanager
-    async def channel(self, service: str = "moothall", port: int = 50055) -> AsyncIterator[grpc.aio.Channel]:
+    async def channel(
+        self, service: str = "moothall", port: int = 50055
+    ) -> AsyncIterator[grpc.aio.Channel]:
         """Yield a connection of its own to some pod behind a Service, with TLS."""
         known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
         door = f"{self.doors[service]}:{port}"
-        async with grpc.aio.secure_channel(door, grpc.ssl_channel_credentials(self.authority), options=known) as channel:
+        async with grpc.aio.secure_channel(
+            door, grpc.ssl_channel_credentials(self.authority), options=known
+        ) as channel:
             yield channel
 
     @asynccontextmanager
@@ -111,11 +134,16 @@ class Standing:
 
     async def pods(self, selector: str, space: str = SPACE) -> list[Any]:
         """Return the pods that a selector of labels chooses."""
-        found: Any = await asyncio.to_thread(client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector)
+        found: Any = await asyncio.to_thread(
+            client.CoreV1Api(self.api).list_namespaced_pod, space, label_selector=selector
+        )
         return list(found.items)
 
-    def killing(self, selector: str, container: str = "", space: str = SPACE, most: int | None = None) -> Blow:
-        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one container of each, once there are any.
+    def killing(
+        self, selector: str, container: str = "", space: str = SPACE, most: int | None = None
+    ) -> Blow:
+        """Return what kills with -9 all that runs in the pods that a selector chooses, or in one
+        container of each, once there are any.
 
         `most`: of so many of them, the others are left alone.
         """
@@ -123,7 +151,10 @@ class Standing:
         async def blow() -> int:
             for _ in range(_TRIES):
                 if hit := sum(
-                    [await asyncio.to_thread(kill, pod, container) for pod in (await self.pods(selector, space))[:most]]
+                    [
+                        await asyncio.to_thread(kill, pod, container)
+                        for pod in (await self.pods(selector, space))[:most]
+                    ]
                 ):
                     return hit
                 await asyncio.sleep(0.2)
@@ -131,8 +162,12 @@ class Standing:
 
         return blow
 
-    async def council(self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED) -> Seen:
-        """Deliberate, with a blow at the first event of a type, asking again as a caller does; return what is seen afterwards."""
+    async def council(
+        self, task_id: str, blow: Blow | None = None, at: EventType = EventType.MODEL_CALLED
+    ) -> Seen:
+        """Deliberate, with a blow at the first event of a type, asking again as a caller does;
+        return what is seen afterwards.
+        """
         recorded: dict[str, float] = {}
         counts = Counter[EventType]()
         hits: list[asyncio.Task[int]] = []
@@ -171,7 +206,12 @@ class Standing:
         assert told.winner_id == outcome.winner_id, "a caller is told what is recorded"
         repeated = [name for name, came in self.arrived[began:] if came > recorded.get(name, came)]
         end = End.of(outcome, self._delivered(task_id))
-        return Seen(end, sum(task.result() for task in hits), repeated, counts[EventType.DELIBERATION_DECIDED])
+        return Seen(
+            end,
+            sum(task.result() for task in hits),
+            repeated,
+            counts[EventType.DELIBERATION_DECIDED],
+        )
 
     async def _told(self, task_id: str) -> Any:
         running = {pb.DELIBERATION_STATUS_PENDING, pb.DELIBERATION_STATUS_IN_PROGRESS}
@@ -181,7 +221,9 @@ class Standing:
         return answer
 
     async def _insist(self, name: str, request: object) -> Any:
-        """Ask until somebody answers, each time anew: the same id with the same request is the same deliberation."""
+        """Ask until somebody answers, each time anew: the same id with the same request is the same
+        deliberation.
+        """
         while True:
             try:
                 async with self.stub() as stub:
@@ -192,15 +234,29 @@ class Standing:
             await asyncio.sleep(0.2)
 
     def _delivered(self, task_id: str) -> str:
-        command = ("git", "-c", "safe.directory=*", "-C", str(self.folders.shared / "sample"), "show", "--format=")
-        return subprocess.run((*command, f"moothall/{task_id}"), capture_output=True, text=True, check=True).stdout
+        command = (
+            "git",
+            "-c",
+            "safe.directory=*",
+            "-C",
+            str(self.folders.shared / "sample"),
+            "show",
+            "--format=",
+        )
+        return subprocess.run(
+            (*command, f"moothall/{task_id}"), capture_output=True, text=True, check=True
+        ).stdout
 
     async def left(self, seconds: float = _GONE_SECONDS) -> list[str]:
         """Return the Jobs, pods and work items that are still there after a while."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
-            jobs: Any = await asyncio.to_thread(client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES)
-            found = [str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))]
+            jobs: Any = await asyncio.to_thread(
+                client.BatchV1Api(self.api).list_namespaced_job, WORKSPACES
+            )
+            found = [
+                str(one.metadata.name) for one in (*jobs.items, *await self.pods("", WORKSPACES))
+            ]
             found += ["a work item"] * (await self.bus.state(WORK.name)).messages
             if not found or asyncio.get_running_loop().time() > until:
                 return found

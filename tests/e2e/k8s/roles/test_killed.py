@@ -1,4 +1,6 @@
-"""A house by role in a cluster, in which each part is killed with -9 in the middle of a council: it ends as it does without."""
+"""A house by role in a cluster, in which each part is killed with -9 in the middle of a council: it
+ends as it does without.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,21 @@ KILLED: dict[str, tuple[dict[str, Any], EventType]] = {
     "hosts": ({"selector": "app.kubernetes.io/component=hosts"}, EventType.SEAT_PROPOSED),
     "tools": ({"selector": "app.kubernetes.io/component=tools"}, EventType.MODEL_CALLED),
     "neo4j": ({"selector": "app.kubernetes.io/name=neo4j"}, EventType.MODEL_CALLED),
-    "a bus server": ({"selector": "statefulset.kubernetes.io/pod-name=nats-1"}, EventType.SEAT_PROPOSED),
-    "workspaces": ({"selector": "", "container": "hands", "space": WORKSPACES}, EventType.SEAT_PROPOSED),
+    "a bus server": (
+        {"selector": "statefulset.kubernetes.io/pod-name=nats-1"},
+        EventType.SEAT_PROPOSED,
+    ),
+    "workspaces": (
+        {"selector": "", "container": "hands", "space": WORKSPACES},
+        EventType.SEAT_PROPOSED,
+    ),
 }
 
 
 @pytest.mark.parametrize("what", KILLED)
-async def test_what_is_killed_in_the_middle_changes_nothing(what: str, standing: Standing, undisturbed: Seen) -> None:
+async def test_what_is_killed_in_the_middle_changes_nothing(
+    what: str, standing: Standing, undisturbed: Seen
+) -> None:
     who, at = KILLED[what]
     seen = await standing.council(f"without-{what.replace(' ', '-')}", standing.killing(**who), at)
     assert seen.hit, "somebody was there to be killed"

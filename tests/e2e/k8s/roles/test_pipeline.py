@@ -1,4 +1,6 @@
-"""deploy/k8s/examples/deliberation.yaml, as a pipeline makes it: the Job ends as its deliberation did, and its pod exits by it."""
+"""deploy/k8s/examples/deliberation.yaml, as a pipeline makes it: the Job ends as its deliberation
+did, and its pod exits by it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def manifest() -> dict[str, Any]:
 
 @asynccontextmanager
 async def secrets(values: Mapping[str, str], authority: bytes) -> AsyncIterator[None]:
-    """Keep what the example asks for: the Secret of the pipeline, and the authority beside the house's certificate."""
+    """Keep what the example asks for: the Secret of the pipeline, and the authority beside the
+    house's certificate.
+    """
     given = [f"--from-literal={name}={value}" for name, value in values.items()]
     await ask("-n", SPACE, "create", "secret", "generic", "pipeline", *given)
     patch = json.dumps({"data": {"ca.crt": base64.b64encode(authority).decode()}})
@@ -68,7 +72,10 @@ ENDS = {
 @pytest.mark.parametrize("what", ENDS)
 async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing: Standing) -> None:
     values, end, code = ENDS[what]
-    async with secrets({"token": TOKEN, "repository": standing.repository, "task": TASK} | values, standing.authority):
+    async with secrets(
+        {"token": TOKEN, "repository": standing.repository, "task": TASK} | values,
+        standing.authority,
+    ):
         name = (await ask("create", "-f", "-", "-o", "name", given=json.dumps(manifest()))).strip()
         try:
             said = await ended(name)
@@ -81,9 +88,13 @@ async def test_a_job_of_a_pipeline_ends_as_its_deliberation(what: str, standing:
     if code < 2:
         result = json.loads(text[text.index("{") : text.rindex("}") + 1])
         assert result["proven"] is (code == 0)
-        shown = await ask("-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json")
+        shown = await ask(
+            "-n", SPACE, "exec", "deploy/moothall-api", "--", "moothall", "list", "--json"
+        )
         (task,) = [one for one in json.loads(shown)["tasks"] if one["task_id"] == result["task_id"]]
-        assert task["description"] == values["task"], "it is asked for what the Secret says, to the letter"
+        assert task["description"] == values["task"], (
+            "it is asked for what the Secret says, to the letter"
+        )
     else:
         assert "token" in text, "it says what is wrong"
     assert await standing.left() == []

@@ -1,5 +1,5 @@
-"""Every role is replaced while callers call and a council is at work in its Jobs: no call is lost, each deliberation is decided once, and
-the council comes to what it comes to undisturbed.
+"""Every role is replaced while callers call and a council is at work in its Jobs: no call is lost,
+each deliberation is decided once, and the council comes to what it comes to undisturbed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ _PAUSE = 0.25  # of a caller: some deliberations a second, all in all
 
 
 async def deliberate(standing: Standing, task_id: str) -> pb.DeliberateResponse:
-    """Ask for an answer in words; by the wire's rules what is UNAVAILABLE may be asked again once."""
-    request = pb.DeliberateRequest(task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id)
+    """Ask for an answer in words; by the wire's rules what is UNAVAILABLE may be asked again
+    once.
+    """
+    request = pb.DeliberateRequest(
+        task_description="HAIKU about a hall", role="DEV", num_agents=1, task_id=task_id
+    )
     async with standing.stub() as stub:
         try:
-            answer: pb.DeliberateResponse = await stub.Deliberate(request, metadata=WHO, timeout=120)
+            answer: pb.DeliberateResponse = await stub.Deliberate(
+                request, metadata=WHO, timeout=120
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
@@ -51,7 +57,9 @@ async def called(standing: Standing, name: str) -> AsyncIterator[None]:
         while going:
             asked.append(task_id := f"{name}-{who}-{len(asked)}")
             answer = await deliberate(standing, task_id)
-            assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), answer
+            assert (answer.task_id, answer.status) == (task_id, pb.DELIBERATION_STATUS_COMPLETED), (
+                answer
+            )
             await asyncio.sleep(_PAUSE)
 
     async with asyncio.TaskGroup() as group:
@@ -62,11 +70,17 @@ async def called(standing: Standing, name: str) -> AsyncIterator[None]:
     assert len(asked) > len(DEPLOYMENTS)
     for task_id in asked:
         topic = (Channel.RESPONSES.of(task_id),)
-        ends = [one async for one in standing.bus.replay(topic) if one.event.type is EventType.DELIBERATION_DECIDED]
+        ends = [
+            one
+            async for one in standing.bus.replay(topic)
+            if one.event.type is EventType.DELIBERATION_DECIDED
+        ]
         assert len(ends) == 1, task_id
 
 
-async def test_an_upgrade_of_all_roles_at_once_loses_no_call(standing: Standing, home: Home, counted: Counted) -> None:
+async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
+    standing: Standing, home: Home, counted: Counted
+) -> None:
     async with called(standing, "upgrade"):
         said = house.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
         await asyncio.to_thread(house.install, home, said)
@@ -77,7 +91,11 @@ async def at_work(standing: Standing, pods: int) -> set[str]:
     """Wait until so many workspaces' pods run; return who they are."""
     async with asyncio.timeout(180):
         while True:
-            found = {pod.metadata.uid for pod in await standing.pods("", house.WORKSPACES) if pod.status.phase == "Running"}
+            found = {
+                pod.metadata.uid
+                for pod in await standing.pods("", house.WORKSPACES)
+                if pod.status.phase == "Running"
+            }
             if len(found) >= pods:
                 return found
             await asyncio.sleep(0.5)
@@ -88,9 +106,14 @@ async def serving(standing: Standing) -> set[str]:
 
 
 async def replaced_under(
-    name: str, standing: Standing, counted: Counted, replace: Callable[[], Coroutine[Any, Any, None]]
+    name: str,
+    standing: Standing,
+    counted: Counted,
+    replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
-    """Hold a council whose seats wait for their model, each in its Job, until all of the house was replaced; return what is seen of it."""
+    """Hold a council whose seats wait for their model, each in its Job, until all of the house was
+    replaced; return what is seen of it.
+    """
 
     async def all_of_it() -> int:
         try:
@@ -98,7 +121,9 @@ async def replaced_under(
             old = await serving(standing)
             await replace()
             async with asyncio.timeout(120):
-                while not old.isdisjoint(await serving(standing)):  # every pod of every role is another one
+                while not old.isdisjoint(
+                    await serving(standing)
+                ):  # every pod of every role is another one
                     await asyncio.sleep(0.5)
             await at_work(standing, SEATS)
         finally:
@@ -132,7 +157,9 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     except Missing as missing:
         pytest.fail(str(missing))
 
-    own = json.loads(await ask("-n", house.SPACE, "get", "secret", "moothall-bus", "-o", "json"))["data"]
+    own = json.loads(await ask("-n", house.SPACE, "get", "secret", "moothall-bus", "-o", "json"))[
+        "data"
+    ]
 
     async def give(credentials: Mapping[str, str]) -> None:
         patch = json.dumps({"data": credentials})
@@ -148,7 +175,9 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
         "moothall": f"registry.local/moothall:{before.TAG}",
         "workspace": f"registry.local/moothall-workspace:{before.TAG}",
     }
-    await give({name: own["services.creds"] for name in own if name.endswith(".creds")})  # before, all roles had the same
+    await give(
+        {name: own["services.creds"] for name in own if name.endswith(".creds")}
+    )  # before, all roles had the same
     await asyncio.to_thread(house.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)

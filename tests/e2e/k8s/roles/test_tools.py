@@ -1,4 +1,6 @@
-"""A caller of tools while their role is replaced: refused as UNAVAILABLE, and answered once the new process has the lease."""
+"""A caller of tools while their role is replaced: refused as UNAVAILABLE, and answered once the new
+process has the lease.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ async def rpc(standing: Standing, method: str, request: object) -> Any:
 async def visit(standing: Standing, request_id: str) -> None:
     """A whole visit: open, call, close."""
     where = common_pb2.Repository(id=standing.repository)
-    opened = await rpc(standing, "OpenWorkspace", pb.OpenWorkspaceRequest(repository=where, role="DEV"))
+    opened = await rpc(
+        standing, "OpenWorkspace", pb.OpenWorkspaceRequest(repository=where, role="DEV")
+    )
     request = pb.CallToolRequest(
         request_id=request_id,
         workspace_id=opened.workspace_id,
@@ -36,11 +40,17 @@ async def visit(standing: Standing, request_id: str) -> None:
     )
     request.arguments.update({"path": "src/utils.py"})
     answer = await rpc(standing, "CallTool", request)
-    assert (answer.status, "def add(a, b):" in answer.output["content"]) == ("success", True), answer
-    await rpc(standing, "CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+    assert (answer.status, "def add(a, b):" in answer.output["content"]) == ("success", True), (
+        answer
+    )
+    await rpc(
+        standing, "CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id)
+    )
 
 
-async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(standing: Standing) -> None:
+async def test_a_caller_of_tools_is_told_to_ask_again_while_they_restart_and_is_answered_then(
+    standing: Standing,
+) -> None:
     await visit(standing, "before")
     refused: list[grpc.StatusCode] = []
     await ask("-n", SPACE, "rollout", "restart", "deployment/moothall-tools")

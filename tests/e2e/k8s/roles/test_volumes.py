@@ -1,7 +1,8 @@
-"""What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of the page, in a house by role.
+"""What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of
+the page, in a house by role.
 
-Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no cypher-shell is here, so its statement is
-sent by a driver.
+Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no
+cypher-shell is here, so its statement is sent by a driver.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Copies:
 
 
 async def inside(*command: str, check: bool = True) -> str:
-    return await ask("-n", SPACE, "exec", "deploy/moothall-api", "-c", "moothall", "--", *command, check=check)
+    return await ask(
+        "-n", SPACE, "exec", "deploy/moothall-api", "-c", "moothall", "--", *command, check=check
+    )
 
 
 async def told() -> list[str]:
@@ -84,14 +87,18 @@ async def secrets_of_then() -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def copies(standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory) -> Copies:
+async def copies(
+    standing: Standing, undisturbed: Seen, tmp_path_factory: pytest.TempPathFactory
+) -> Copies:
     """Scaled to none, copied, and scaled up again as the page says it."""
     before, folder = await told(), tmp_path_factory.mktemp("copies")
     down, *up = page.lines("kubectl -n moothall scale deployment/moothall-")
     await page.run(by_role(down, SPACE))
     await none_serves(standing)
     for name in KEPT:
-        subprocess.run(("cp", "--archive", str(standing.folders.root / name), str(folder)), check=True)
+        subprocess.run(
+            ("cp", "--archive", str(standing.folders.root / name), str(folder)), check=True
+        )
     for line in up:
         await page.run(by_role(line, SPACE))
     await all_rolled_out()
@@ -110,7 +117,9 @@ async def status(standing: Standing, token: str) -> grpc.StatusCode:
     async with standing.stub() as stub:
         try:
             who = (("authorization", f"Bearer {token}"),)
-            await stub.GetStatus(pb.GetStatusRequest(), metadata=who, timeout=30, wait_for_ready=True)
+            await stub.GetStatus(
+                pb.GetStatusRequest(), metadata=who, timeout=30, wait_for_ready=True
+            )
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
@@ -125,12 +134,16 @@ async def shown(standing: Standing) -> str:
     return await asyncio.to_thread(ssl.get_server_certificate, (standing.doors["moothall"], 8080))
 
 
-async def test_credentials_are_replaced_as_the_page_says(standing: Standing, home: Home, copies: Copies, tmp_path: Path) -> None:
+async def test_credentials_are_replaced_as_the_page_says(
+    standing: Standing, home: Home, copies: Copies, tmp_path: Path
+) -> None:
     house.certificate(home, f"{SPACE}-new")
     for end in ("crt", "key"):
         (tmp_path / f"tls.{end}").write_bytes((home.keys / f"{SPACE}-new.{end}").read_bytes())
     (tmp_path / "ca.crt").write_bytes(standing.authority)
-    (tmp_path / "settings.env").write_text(f"MOOTHALL_GRPC__TOKEN={NEW_TOKEN}\nMOOTHALL_GRAPH__PASSWORD={NEW_PASSWORD}\n")
+    (tmp_path / "settings.env").write_text(
+        f"MOOTHALL_GRPC__TOKEN={NEW_TOKEN}\nMOOTHALL_GRAPH__PASSWORD={NEW_PASSWORD}\n"
+    )
     (tmp_path / "neo4j.env").write_text(f"NEO4J_AUTH=neo4j/{NEW_PASSWORD}\n")
     old = WHO[0][1].removeprefix("Bearer ")
     assert await status(standing, NEW_TOKEN) is grpc.StatusCode.UNAUTHENTICATED
@@ -142,17 +155,27 @@ async def test_credentials_are_replaced_as_the_page_says(standing: Standing, hom
     assert await at_neo4j(PASSWORD, statement, "system") == "done"
     for part in ("generic moothall --from-env", "generic moothall-tls ", "generic neo4j "):
         await page.run(by_role(page.line(part), SPACE), tmp_path)
-    await page.run(by_role(page.line("kubectl -n moothall rollout restart deployment/moothall"), SPACE))
+    await page.run(
+        by_role(page.line("kubectl -n moothall rollout restart deployment/moothall"), SPACE)
+    )
     await all_rolled_out()
     await old_pods_gone()
 
     assert await status(standing, old) is grpc.StatusCode.UNAUTHENTICATED
     assert await status(standing, NEW_TOKEN) is grpc.StatusCode.OK
     assert await at_neo4j(PASSWORD, "RETURN 1", "neo4j") == "refused"
-    assert (await shown(standing)).strip() == (tmp_path / "tls.crt").read_text().strip() != before.strip()
-    request = pb.DeliberateRequest(task_description="HAIKU about a key", role="DEV", num_agents=1, task_id="later")
+    assert (
+        (await shown(standing)).strip()
+        == (tmp_path / "tls.crt").read_text().strip()
+        != before.strip()
+    )
+    request = pb.DeliberateRequest(
+        task_description="HAIKU about a key", role="DEV", num_agents=1, task_id="later"
+    )
     async with standing.stub() as stub:
-        answer = await stub.Deliberate(request, metadata=(("authorization", f"Bearer {NEW_TOKEN}"),), timeout=120)
+        answer = await stub.Deliberate(
+            request, metadata=(("authorization", f"Bearer {NEW_TOKEN}"),), timeout=120
+        )
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     await standing.written()
 
@@ -160,7 +183,9 @@ async def test_credentials_are_replaced_as_the_page_says(standing: Standing, hom
 async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
     standing: Standing, home: Home, counted: Counted, undisturbed: Seen, copies: Copies
 ) -> None:
-    assert "later" in await inside("moothall", "list", "--json"), "what came after the copies is there"
+    assert "later" in await inside("moothall", "list", "--json"), (
+        "what came after the copies is there"
+    )
     await page.run(by_role(page.lines("scale deployment/moothall --replicas=0")[0], SPACE))
     await none_serves(standing)
     await standing.leave()
@@ -169,7 +194,10 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
     assert not any(any((standing.folders.root / name).iterdir()) for name in CLAIMS)
 
     for name in KEPT:
-        subprocess.run(("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)), check=True)
+        subprocess.run(
+            ("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)),
+            check=True,
+        )
     for given in (house.places(standing.folders), copies.secrets):
         await ask("apply", "-f", "-", given=given)
     await asyncio.to_thread(house.install, home, house.values(counted.url))

@@ -1,4 +1,6 @@
-"""What we rely on in the client beyond what it promises: a release that changes it fails here, with the name of what it changed."""
+"""What we rely on in the client beyond what it promises: a release that changes it fails here, with
+the name of what it changed.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,19 @@ def test_the_clients_fields_are_the_ones_that_put_writes_to() -> None:
         ("_process_msg", ["self", "sid", "subject", "reply", "data", "headers"]),
         ("_process_headers", ["self", "headers"]),
         ("_parse_header_lines", ["raw"]),
-        ("subscribe", ["self", "subject", "queue", "cb", "future", "max_msgs", "pending_msgs_limit", "pending_bytes_limit"]),
+        (
+            "subscribe",
+            [
+                "self",
+                "subject",
+                "queue",
+                "cb",
+                "future",
+                "max_msgs",
+                "pending_msgs_limit",
+                "pending_bytes_limit",
+            ],
+        ),
     ],
 )
 def test_what_is_overridden_or_called_takes_what_it_took(name: str, parameters: list[str]) -> None:
@@ -55,7 +69,9 @@ async def test_headers_are_read_by_our_own_parser() -> None:
             Counting.seen = raw
             return LeanClient._parse_header_lines(raw)
 
-    found = await Counting()._process_headers(b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\n\r\n")
+    found = await Counting()._process_headers(
+        b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\n\r\n"
+    )
     assert Counting.seen
     assert found == {"Status": "100", "Description": "Idle Heartbeat", "Nats-Last-Consumer": "3"}
 
@@ -73,10 +89,15 @@ async def test_a_subscription_has_its_id_and_its_queue() -> None:
 
 
 def test_a_message_is_made_of_what_came() -> None:
-    assert {"_client", "subject", "reply", "data", "headers", "_sid"} <= {field.name for field in fields(Msg)}
+    assert {"_client", "subject", "reply", "data", "headers", "_sid"} <= {
+        field.name for field in fields(Msg)
+    }
 
 
 def test_the_client_is_imported_without_what_only_websockets_need() -> None:
-    said = "import sys, moothall.bus.nats, nats.aio.transport as t; print('aiohttp' in sys.modules, t.aiohttp)"
+    said = (
+        "import sys, moothall.bus.nats, nats.aio.transport as t; print('aiohttp' in sys.modules, "
+        "t.aiohttp)"
+    )
     shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
     assert shown.stdout == "False None\n"

@@ -1,4 +1,6 @@
-"""Who writes a story better: rules, which add no wish, and a model where its reply scores higher."""
+"""Who writes a story better: rules, which add no wish, and a model where its reply scores
+higher.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,15 @@ from moothall.planning.coach import StoryDraft, check, score
 from support.desk import MemoryDesk
 
 DRAFTS = st.builds(
-    StoryDraft, st.text(max_size=200), st.text(max_size=400), st.lists(st.text(max_size=120), max_size=12).map(tuple)
+    StoryDraft,
+    st.text(max_size=200),
+    st.text(max_size=400),
+    st.lists(st.text(max_size=120), max_size=12).map(tuple),
 )
-GOOD = StoryDraft("Export invoices as CSV", "As an accountant, I want invoices as a file, so that I can book them.")
+GOOD = StoryDraft(
+    "Export invoices as CSV",
+    "As an accountant, I want invoices as a file, so that I can book them.",
+)
 STORY = """Title: Export invoices as CSV
 Description: As an accountant, I want the invoices of a month as a file, so that I can book them.
 Criteria:
@@ -31,8 +39,12 @@ async def decide(desk: MemoryDesk, content: str) -> str:
     """Play the council; return what it was asked."""
     await desk.submitted.wait()
     (task_id,) = desk.known()
-    result = Result(1, "agent-po-001", "po", 1.0, (), passed_gates=True, proven=False, content=content)
-    await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,)))
+    result = Result(
+        1, "agent-po-001", "po", 1.0, (), passed_gates=True, proven=False, content=content
+    )
+    await desk.decide(
+        Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
+    )
     return desk.request(task_id).description
 
 
@@ -61,32 +73,55 @@ def test_a_criterion_with_a_condition_becomes_gherkin(criterion: str, better: st
 
 def test_a_long_title_is_cut_at_a_word_and_kept_in_the_description() -> None:
     long = StoryDraft(
-        "Export all invoices of a month as a CSV file that the accounting department can book without typing", "", GOOD.ac
+        "Export all invoices of a month as a CSV file that the accounting department can book "
+        "without typing",
+        "",
+        GOOD.ac,
     )
     better = refine(long)
-    assert better.title == "Export all invoices of a month as a CSV file that the accounting department can"
+    assert (
+        better.title
+        == "Export all invoices of a month as a CSV file that the accounting department can"
+    )
     assert long.title in better.description
 
 
 def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
     draft = suggest("I want to export invoices as CSV so that accounting can book them.")
     assert draft.title == "Export invoices as CSV"
-    assert draft.description == "As a <who>, I want this: I want to export invoices as CSV, so that accounting can book them."
+    assert draft.description == (
+        "As a <who>, I want this: I want to export invoices as CSV, so that accounting can "
+        "book them."
+    )
     assert all("<" in line for line in draft.ac)
-    assert suggest("as a clerk I want invoices").description == "as a clerk I want invoices, so that <why>."
+    assert (
+        suggest("as a clerk I want invoices").description
+        == "as a clerk I want invoices, so that <why>."
+    )
 
 
 @pytest.mark.parametrize("marks", ["", "**"])
 def test_a_reply_is_read_line_by_line(marks: str) -> None:
-    said = f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
-    assert read(said) == StoryDraft("Export", "As a clerk\nI want it.", ("- Given a, when b, then c",))
+    said = (
+        f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want "
+        f"it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
+    )
+    assert read(said) == StoryDraft(
+        "Export", "As a clerk\nI want it.", ("- Given a, when b, then c",)
+    )
     assert read("I cannot do that.") == StoryDraft()
 
 
-@pytest.mark.parametrize(("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)])
-async def test_the_better_one_is_taken_and_who_wrote_it_is_said(desk: MemoryDesk, said: str, by: str) -> None:
+@pytest.mark.parametrize(
+    ("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
+)
+async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
+    desk: MemoryDesk, said: str, by: str
+) -> None:
     author = Author(desk, 5, model=True)
-    written, asked = await asyncio.gather(author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(desk, said))
+    written, asked = await asyncio.gather(
+        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(desk, said)
+    )
     assert written.by == by
     assert (written.score.total == 100) == (by == MODEL)
     assert "--- end ---" in asked  # fenced, with a mark of its own
@@ -99,7 +134,9 @@ async def test_without_an_answer_the_rules_write(desk: MemoryDesk) -> None:
 
 
 async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None:
-    asking = asyncio.create_task(Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL))
+    asking = asyncio.create_task(
+        Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+    )
     await desk.submitted.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):

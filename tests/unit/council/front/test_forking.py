@@ -47,7 +47,9 @@ async def events_of(bus: MemoryBus, task_id: str) -> Sequence[Event]:
     return [recorded.event async for recorded in bus.replay(deliberation_topics(task_id))]
 
 
-async def fork(house: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1") -> Deliberation:
+async def fork(
+    house: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
+) -> Deliberation:
     asked = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
     d: Deliberation = await desk_of(house.bus).submit(asked, LOCAL)
     return d
@@ -55,7 +57,9 @@ async def fork(house: Any, turn: int, words: str = "", seat: str = "", of_: str 
 
 async def run(house: Any, d: Deliberation) -> list[Event]:
     recording = Recording.of(await take_over(house.bus, d, await events_of(house.bus, d.task_id)))
-    return [event for event in await house.run(d, recording) if event.data.get("task_id") == d.task_id]
+    return [
+        event for event in await house.run(d, recording) if event.data.get("task_id") == d.task_id
+    ]
 
 
 def script(_body: Any, headers: Any) -> str:
@@ -67,14 +71,21 @@ def script(_body: Any, headers: Any) -> str:
     return (LOOK, NOTE, finish("Noted."))[min(turn, 3) - 1]
 
 
-async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(council: Any) -> None:
+async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
+    council: Any,
+) -> None:
     async with council(script) as house:
         source = house.deliberation("single", 1)
         await begun(house.bus, source)
         assert outcomes(await house.run(source)) == {ONE: "proposed"}
         asked = len(house.server.requests)
         d = await fork(house, 2, INSTEAD)
-        assert (d.task_id, d.seats, d.fork and d.fork.step, d.seed != source.seed) == ("task-1-f1", (ONE,), "propose/0.2", True)
+        assert (d.task_id, d.seats, d.fork and d.fork.step, d.seed != source.seed) == (
+            "task-1-f1",
+            (ONE,),
+            "propose/0.2",
+            True,
+        )
         events = await run(house, d)
         live = house.server.requests[asked:]
         assert [call.call_id for call in live] == [f"task-1-f1/{ONE}/propose/0.3"]
@@ -98,14 +109,20 @@ async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
         turns = len(of(await house.run(house.deliberation("single", 1)), EventType.SEAT_TURN))
         asked = len(house.server.requests)
         events = await run(house, await fork(house, turns, INSTEAD))
-        assert [call.call_id for call in house.server.requests[asked:]] == [f"task-1-f1/{ONE}/propose/0.{turns + 1}"]
+        assert [call.call_id for call in house.server.requests[asked:]] == [
+            f"task-1-f1/{ONE}/propose/0.{turns + 1}"
+        ]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world" in proposed["proposal"]["diff"]
 
 
 async def test_a_fork_about_text_goes_on_after_its_answer(council: Any) -> None:
     def answer(body: Any, _headers: Any) -> str:
-        return finish("Bonjour") if "in French" in str(body["messages"][-1]["content"]) else finish("Hello")
+        return (
+            finish("Bonjour")
+            if "in French" in str(body["messages"][-1]["content"])
+            else finish("Hello")
+        )
 
     async with council(answer) as house:
         source = house.deliberation("single", 1, repository=None, base_sha=None)
@@ -150,7 +167,9 @@ async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
 async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(council: Any) -> None:
     def answer(_body: Any, headers: Any) -> str:
         turn = int(step_of(headers).split(".")[1])
-        return (append(), NOTE, act(("files.write", {"path": "MORE.md", "content": "second\n"})))[min(turn, 3) - 1]
+        return (append(), NOTE, act(("files.write", {"path": "MORE.md", "content": "second\n"})))[
+            min(turn, 3) - 1
+        ]
 
     async with council(answer) as house:
         await begun(house.bus, house.deliberation("single", 1))
@@ -173,11 +192,17 @@ async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
             await take_over(house.bus, d, await events_of(house.bus, d.task_id))
 
 
-async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(council: Any) -> None:
+async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
+    council: Any,
+) -> None:
     async with council(script) as house:
         await begun(house.bus, house.deliberation("single", 1))
         await house.run(house.deliberation("single", 1))
-        assert [(await fork(house, 1)).task_id for _ in range(3)] == ["task-1-f1", "task-1-f2", "task-1-f3"]
+        assert [(await fork(house, 1)).task_id for _ in range(3)] == [
+            "task-1-f1",
+            "task-1-f2",
+            "task-1-f3",
+        ]
         asked = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
         desk = desk_of(house.bus)
         one, two = [await desk.submit(asked, LOCAL) for _ in range(2)]
@@ -196,7 +221,9 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(c
         (Fork("Task", 1), "is not an id"),
     ],
 )
-async def test_what_is_not_there_is_named_with_what_is(council: Any, asked: Fork, wanted: str) -> None:
+async def test_what_is_not_there_is_named_with_what_is(
+    council: Any, asked: Fork, wanted: str
+) -> None:
     async with council(script) as house:
         source = house.deliberation("vote", 2)
         await begun(house.bus, source)
@@ -206,8 +233,18 @@ async def test_what_is_not_there_is_named_with_what_is(council: Any, asked: Fork
 
 
 async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
-    told = {"task_id": d.task_id, "seat": ONE, "phase": "propose", "round": 0, "turn": number, "operations": [], **data}
-    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told, ordinal=str((data.get("phase"), number))))
+    told = {
+        "task_id": d.task_id,
+        "seat": ONE,
+        "phase": "propose",
+        "round": 0,
+        "turn": number,
+        "operations": [],
+        **data,
+    }
+    await bus.publish(
+        new_event(EventType.SEAT_TURN, d.task_id, told, ordinal=str((data.get("phase"), number)))
+    )
 
 
 async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
@@ -219,7 +256,9 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
         await turned(house.bus, d, 1, phase="revise", round=1)
         assert (await fork(house, 1)).max_turns == d.max_turns + 1
         with pytest.raises(
-            InvalidRequest, match=r"acted outside with git\.push, which must not be done again; fork from turn 1 or"
+            InvalidRequest,
+            match=r"acted outside with git\.push, which must not be done again; fork from "
+            r"turn 1 or",
         ):
             await fork(house, 2)
 
@@ -228,11 +267,16 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
     ("operation", "said"),
     [
         ({"tool": "http.post", "status": "success"}, r"acted outside with http\.post"),
-        ({"tool": "mcp.gone.pay", "status": "success"}, r"acted with mcp\.gone\.pay, which is unknown here"),
+        (
+            {"tool": "mcp.gone.pay", "status": "success"},
+            r"acted with mcp\.gone\.pay, which is unknown here",
+        ),
         ({"tool": "files.rewrite", "status": "invalid"}, ""),
     ],
 )
-async def test_a_tool_of_any_family_may_act_outside(council: Any, operation: dict[str, str], said: str) -> None:
+async def test_a_tool_of_any_family_may_act_outside(
+    council: Any, operation: dict[str, str], said: str
+) -> None:
     async with council(script) as house:
         d = house.deliberation("single", 1)
         await begun(house.bus, d)
@@ -258,10 +302,20 @@ class Slow(MemoryBus):
 async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
     bus, d = Slow(), deliberation()
     await begun(bus, d)
-    told = {"task_id": d.task_id, "seat": d.seats[0], "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    told = {
+        "task_id": d.task_id,
+        "seat": d.seats[0],
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
     await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
     desk = desk_of(bus)
-    asked = [DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words)) for words in ("a", "b", "c")]
+    asked = [
+        DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
+        for words in ("a", "b", "c")
+    ]
     made = await asyncio.gather(*(desk.submit(one, LOCAL) for one in asked))
     assert {one.task_id for one in made} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
     with pytest.raises(AlreadyExists):
@@ -284,9 +338,18 @@ class Noting(MemoryBus):
 async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
     bus, d = Noting(), deliberation()
     await begun(bus, d)
-    told = {"task_id": d.task_id, "seat": d.seats[0], "phase": "propose", "round": 0, "turn": 1, "operations": []}
+    told = {
+        "task_id": d.task_id,
+        "seat": d.seats[0],
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
     await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
-    await desk_of(bus).submit(DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL)
+    await desk_of(bus).submit(
+        DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL
+    )
     await desk_of(bus).submit(DeliberationRequest("Say hello", "dev", about_text=True), LOCAL)
     assert bus.fresh == [False, True]
 
@@ -314,7 +377,11 @@ async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) ->
 
 async def test_another_tenant_has_no_such_task(council: Any) -> None:
     async with council(script) as house:
-        d = replace(house.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme")
-        await house.bus.publish(new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d), tenant="acme"))
+        d = replace(
+            house.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme"
+        )
+        await house.bus.publish(
+            new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d), tenant="acme")
+        )
         with pytest.raises(NotFound, match="no deliberation"):
             await fork(house, 1)

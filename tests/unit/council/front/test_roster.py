@@ -19,7 +19,10 @@ from moothall.testing.bus import MemoryBus
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OTHER = Principal("eve", "elsewhere")
 PLAIN = CouncilConfig()
-MODELS = Models.of(LlmSettings(model="qwen", tier="small"), {"x": LlmSettings(model="deep", tier="large", roles=("qa",))})
+MODELS = Models.of(
+    LlmSettings(model="qwen", tier="small"),
+    {"x": LlmSettings(model="deep", tier="large", roles=("qa",))},
+)
 
 
 @pytest.fixture
@@ -37,9 +40,16 @@ async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
     assert await roster.list(LOCAL) == []
 
 
-async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(bus: MemoryBus, roster: Roster) -> None:
-    made = await roster.create("DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL)
-    assert (made.id, [agent.id for agent in made.agents]) == ("council-dev", ["agent-dev-001", "agent-dev-002"])
+async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
+    bus: MemoryBus, roster: Roster
+) -> None:
+    made = await roster.create(
+        "DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL
+    )
+    assert (made.id, [agent.id for agent in made.agents]) == (
+        "council-dev",
+        ["agent-dev-001", "agent-dev-002"],
+    )
     fresh = Roster(bus, LimitSettings())
     await fresh.refresh()
     assert fresh.find("dev", "local") == made
@@ -49,22 +59,41 @@ async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(bus: Memor
 
 
 async def test_its_settings_fill_the_zeros_of_a_request(roster: Roster) -> None:
-    params = {"protocol": "debate", "adaptive": "true", "max_iterations": "4", "timeout_seconds": "60"}
-    council = await roster.create("dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL)
+    params = {
+        "protocol": "debate",
+        "adaptive": "true",
+        "max_iterations": "4",
+        "timeout_seconds": "60",
+    }
+    council = await roster.create(
+        "dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL
+    )
     asked = DeliberationRequest("x", "dev")
     planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
     assert planned.seats == ("agent-dev-001", "agent-dev-002")
     assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
     assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
     own = plan(
-        DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"), LOCAL, Defaults(LimitSettings()), NOW, council
+        DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"),
+        LOCAL,
+        Defaults(LimitSettings()),
+        NOW,
+        council,
     )
     assert (own.rounds, len(own.seats), own.protocol) == (1, 1, "vote")
     with pytest.raises(InvalidRequest, match="the dev council has 2: agent-dev-001, agent-dev-002"):
-        plan(DeliberationRequest("x", "dev", num_agents=3), LOCAL, Defaults(LimitSettings()), NOW, council)
+        plan(
+            DeliberationRequest("x", "dev", num_agents=3),
+            LOCAL,
+            Defaults(LimitSettings()),
+            NOW,
+            council,
+        )
 
 
-async def test_the_same_again_changes_nothing_and_another_is_refused(bus: MemoryBus, roster: Roster) -> None:
+async def test_the_same_again_changes_nothing_and_another_is_refused(
+    bus: MemoryBus, roster: Roster
+) -> None:
     made = await roster.create("dev", 2, PLAIN, LOCAL)
     assert await roster.create("dev", 2, PLAIN, LOCAL) == made
     assert (await bus.state("COUNCILS")).messages == 1
@@ -91,9 +120,17 @@ async def test_agents_come_and_go(roster: Roster) -> None:
     with pytest.raises(NotFound, match="CreateCouncil"):
         await roster.register("dev", Agent("specialist"), LOCAL)
     await roster.create("dev", 1, PLAIN, LOCAL)
-    agent = Agent("specialist", Capabilities(("refactoring",), "x", 2, ("python",)), "https://agents.example/a", {"team": "a"})
+    agent = Agent(
+        "specialist",
+        Capabilities(("refactoring",), "x", 2, ("python",)),
+        "https://agents.example/a",
+        {"team": "a"},
+    )
     for _ in range(2):
-        assert [one.id for one in (await roster.register("dev", agent, LOCAL)).agents] == ["agent-dev-001", "specialist"]
+        assert [one.id for one in (await roster.register("dev", agent, LOCAL)).agents] == [
+            "agent-dev-001",
+            "specialist",
+        ]
     with pytest.raises(AlreadyExists, match="other data"):
         await roster.register("dev", Agent("specialist"), LOCAL)
     await roster.unregister("dev", "agent-dev-001", LOCAL)
@@ -134,7 +171,9 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
         (CouncilConfig(params={"max_iterations": "999"}), "max_iterations 100"),
     ],
 )
-async def test_what_is_wrong_with_a_council_is_named(roster: Roster, config: CouncilConfig, wanted: str) -> None:
+async def test_what_is_wrong_with_a_council_is_named(
+    roster: Roster, config: CouncilConfig, wanted: str
+) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         await roster.create("dev", 1, config, LOCAL)
 
@@ -175,12 +214,22 @@ async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None
     assert {len(council.agents)} == won
 
 
-async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(bus: MemoryBus, roster: Roster) -> None:
+async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
+    bus: MemoryBus, roster: Roster
+) -> None:
     other = Roster(bus, LimitSettings())
     async with asyncio.TaskGroup() as group:
         following = group.create_task(roster.run())
-        for data in ({"role": "wizard"}, {"role": "dev", "agents": 7, "config": {}}, {"role": "dev", "agent": None}):
-            for kind in (EventType.COUNCIL_CREATED, EventType.AGENT_REGISTERED, EventType.COUNCIL_DELETED):
+        for data in (
+            {"role": "wizard"},
+            {"role": "dev", "agents": 7, "config": {}},
+            {"role": "dev", "agent": None},
+        ):
+            for kind in (
+                EventType.COUNCIL_CREATED,
+                EventType.AGENT_REGISTERED,
+                EventType.COUNCIL_DELETED,
+            ):
                 await bus.publish(new_event(kind, "x", data, ordinal=str(data)))
         made = await other.create("qa", 1, PLAIN, LOCAL)
         async with asyncio.timeout(10):

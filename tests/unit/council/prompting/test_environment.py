@@ -13,10 +13,16 @@ def said(needs: dict[str, str], *notes: str) -> list[str]:
 
 def test_a_language_without_a_version_is_not_told() -> None:
     assert said({"rust": ""}) == []
-    assert said({"rust": "", "node": ">=20", "python-pin": "3.11"}) == ["The project asks for node >=20, python (pinned) 3.11."]
+    assert said({"rust": "", "node": ">=20", "python-pin": "3.11"}) == [
+        "The project asks for node >=20, python (pinned) 3.11."
+    ]
 
 
 def test_the_version_of_the_sandbox_is_told_where_it_is_another() -> None:
     note = "the repository asks for Node >=22; going on with 20.20.2, which is here"
-    assert said({"node": ">=22"}, note) == ["The repository asks for Node >=22; going on with 20.20.2, which is here."]
-    assert said({"node": ">=22", "python": ">=3.9"}, note)[0] == "The project asks for python >=3.9."
+    assert said({"node": ">=22"}, note) == [
+        "The repository asks for Node >=22; going on with 20.20.2, which is here."
+    ]
+    assert (
+        said({"node": ">=22", "python": ">=3.9"}, note)[0] == "The project asks for python >=3.9."
+    )

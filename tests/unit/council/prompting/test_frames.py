@@ -24,8 +24,14 @@ FILES = (
             '  File "/workspace/src/x.py", line 12, in f\n  File "tests/test_x.py", line 3\n',
             (("tests/test_x.py", 3), ("src/x.py", 12)),
         ),
-        ("tests/test_x.py:5: in test_x\nsrc/x.py:12: ValueError\n", (("src/x.py", 12), ("tests/test_x.py", 5))),
-        ("    at Object.<anonymous> (lib/a.js:3:5)\n    at file:///workspace/lib/a.js:9:1", (("lib/a.js", 3), ("lib/a.js", 9))),
+        (
+            "tests/test_x.py:5: in test_x\nsrc/x.py:12: ValueError\n",
+            (("src/x.py", 12), ("tests/test_x.py", 5)),
+        ),
+        (
+            "    at Object.<anonymous> (lib/a.js:3:5)\n    at file:///workspace/lib/a.js:9:1",
+            (("lib/a.js", 3), ("lib/a.js", 9)),
+        ),
         ("    cart_test.go:12: got 1\n", (("pkg/cart/cart_test.go", 12),)),
         ("\t/workspace/pkg/other/cart.go:7 +0x1d\n", (("pkg/other/cart.go", 7),)),
         ("thread panicked at src/lib.rs:10:5:\n", (("src/lib.rs", 10),)),
@@ -43,8 +49,15 @@ def test_a_folder_decides_between_files_of_one_name() -> None:
 
 
 def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
-    cases = {"tests/test_x.py::test_a": "failed", "tests/test_x.py::test_b": "failed", "c": "passed", "flaky": "errored"}
-    run = CheckRun("tests", Verdict.FAILED, cases, details={"tests/test_x.py::test_b": "src/x.py:1: E"})
+    cases = {
+        "tests/test_x.py::test_a": "failed",
+        "tests/test_x.py::test_b": "failed",
+        "c": "passed",
+        "flaky": "errored",
+    }
+    run = CheckRun(
+        "tests", Verdict.FAILED, cases, details={"tests/test_x.py::test_b": "src/x.py:1: E"}
+    )
     found = red_cases({"tests": run}, FILES, {}, ("flaky",))
     assert [(item.case, item.frames) for item in found] == [
         ("tests/test_x.py::test_b", (("src/x.py", 1),)),
@@ -54,14 +67,29 @@ def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
 
 
 def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
-    same, other = "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no", "src/x.py:1: in g\nE   TypeError: but"
-    details = {"a": same.format(3), "b": same.format(5), "c": other, "d": "src/x.py:2: in g\nE   TypeError: no"}
+    same, other = (
+        "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no",
+        "src/x.py:1: in g\nE   TypeError: but",
+    )
+    details = {
+        "a": same.format(3),
+        "b": same.format(5),
+        "c": other,
+        "d": "src/x.py:2: in g\nE   TypeError: no",
+    }
     run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
     found = red_cases({"tests": run}, FILES, {})
     assert [item.case for item in found] == ["a", "c", "d", "b"]
     assert found[0].way == found[-1].way != found[1].way
-    panics = [f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run" for at, name in enumerate("ab")]
-    ways = [Red("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way for at, text in enumerate(panics) for end in "xy"]
+    panics = [
+        f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run"
+        for at, name in enumerate("ab")
+    ]
+    ways = [
+        Red("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way
+        for at, text in enumerate(panics)
+        for end in "xy"
+    ]
     assert ways[0] == ways[2] != ways[1] == ways[3]
 
 
@@ -73,5 +101,10 @@ def test_a_check_without_cases_is_one_case() -> None:
 
 
 def test_a_huge_output_is_read_from_its_end() -> None:
-    run = CheckRun("build", Verdict.FAILED, {}, "src/x.py:1: a\n" + "x" * 1_000_000 + "\nsrc/lib.rs:3:1: error" * 1000)
+    run = CheckRun(
+        "build",
+        Verdict.FAILED,
+        {},
+        "src/x.py:1: a\n" + "x" * 1_000_000 + "\nsrc/lib.rs:3:1: error" * 1000,
+    )
     assert red_cases({"build": run}, FILES, {})[0].frames == (("src/lib.rs", 3),)

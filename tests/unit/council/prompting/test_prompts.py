@@ -36,7 +36,12 @@ def deliberation(**fields: Any) -> Deliberation:
         "protocol": "vote",
         "seats": ("agent-dev-001",),
     }
-    return Deliberation(**({**values, "rounds": 0, "deadline": datetime(2030, 1, 1, tzinfo=UTC), "max_turns": 3} | fields))
+    return Deliberation(
+        **(
+            {**values, "rounds": 0, "deadline": datetime(2030, 1, 1, tzinfo=UTC), "max_turns": 3}
+            | fields
+        )
+    )
 
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
@@ -64,13 +69,19 @@ def test_the_worked_example_is_itself_a_turn(mode: Any, span: Passage | None, to
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "file"), [(None, "src/maths.py"), (OWN, "src/a.py")])
-def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(mode: Any, span: Passage | None, file: str) -> None:
+def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(
+    mode: Any, span: Passage | None, file: str
+) -> None:
     example = prompts.example_of(Shown((), (), "", example=span))
-    asked = prompts.seat_prompt("S", "shared", "dev", "", about_text=False, asked=mode, example=example)[-1].content
+    asked = prompts.seat_prompt(
+        "S", "shared", "dev", "", about_text=False, asked=mode, example=example
+    )[-1].content
     assert file in asked
     assert ("maths" in asked) == (span is None)
     look, end = asked.split("these two:\n")[1].split("\nNow do the task.")[0].rsplit("\n", 1)
-    assert [action.tool for action in read_turn(ChatReply(look, "stop", Usage()), mode).actions] in (
+    assert [
+        action.tool for action in read_turn(ChatReply(look, "stop", Usage()), mode).actions
+    ] in (
         ["files.read"],
         ["files.search"],
     )
@@ -82,7 +93,9 @@ def test_a_council_about_text_has_no_example_to_copy() -> None:
 
 
 def test_the_seats_part_comes_last() -> None:
-    shared = prompts.shared_text(deliberation(), Shown((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py"))
+    shared = prompts.shared_text(
+        deliberation(), Shown((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py")
+    )
     one = prompts.seat_prompt("S", shared, "dev", "one way", about_text=False)
     two = prompts.seat_prompt("S", shared, "qa", "another", about_text=False)
     assert one[0] == two[0]
@@ -92,7 +105,9 @@ def test_the_seats_part_comes_last() -> None:
 
 
 def test_requirements_and_rubric_are_shown_and_judged() -> None:
-    d = deliberation(constraints=Constraints(rubric="short", requirements=("has a test", "is typed")))
+    d = deliberation(
+        constraints=Constraints(rubric="short", requirements=("has a test", "is typed"))
+    )
     assert prompts.criteria(d.constraints) == ("has a test", "is typed", "short")
     assert "2. is typed" in prompts.shared_text(d, None)
     assert prompts.criteria(Constraints()) == ("It does what the task asks.",)
@@ -122,7 +137,12 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     run = ready.runs["tests"]
     ready = replace(
-        ready, runs={"tests": replace(run, details={"tests/test_money.py::test_pay": "src/pkg/money.py:1: ValueError"})}
+        ready,
+        runs={
+            "tests": replace(
+                run, details={"tests/test_money.py::test_pay": "src/pkg/money.py:1: ValueError"}
+            )
+        },
     )
     asked: list[SurveyOrder] = []
 
@@ -132,7 +152,9 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
             Passage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
             Passage("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
         )
-        return Survey(spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN)
+        return Survey(
+            spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN
+        )
 
     shown = await show(ready, "Mend pay", read, 2000, look)
     (order,) = asked
@@ -142,21 +164,36 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
     assert {"pay", "Mend", "ValueError"} <= set(order.words)
     assert shown.cases == (("tests/test_money.py::test_pay", "src/pkg/money.py:1: ValueError"),)
     assert shown.code == (("src/pkg/money.py, line 1", "def pay(): ..."),)
-    assert [path for path, _ in shown.files] == ["src/pkg/money.py", "src/pkg/other.py", "lib/cart.js"]
+    assert [path for path, _ in shown.files] == [
+        "src/pkg/money.py",
+        "src/pkg/other.py",
+        "lib/cart.js",
+    ]
     assert shown.map == "lib/x.py:\n  def far()"  # without what is shown whole
     assert shown.example == OWN
     text = prompts.shared_text(deliberation(), shown)
     order_of = [
         text.index(part)
-        for part in ("test_pay fails now", "a test that fails now", "which the failing tests run", "money.py [", "map of")
+        for part in (
+            "test_pay fails now",
+            "a test that fails now",
+            "which the failing tests run",
+            "money.py [",
+            "map of",
+        )
     ]
     assert order_of == sorted(order_of)
 
 
 async def test_many_red_cases_are_named_and_counted() -> None:
-    run = CheckRun("tests", Verdict.FAILED, {f"tests/test_money.py::test_{n}": "failed" for n in range(50)})
+    run = CheckRun(
+        "tests", Verdict.FAILED, {f"tests/test_money.py::test_{n}": "failed" for n in range(50)}
+    )
     ready = Prepared(
-        Base("r", "0" * 40, Profile(known_failures=("tests/test_money.py::test_0",))), "k", tuple(sorted(FILES)), {"tests": run}
+        Base("r", "0" * 40, Profile(known_failures=("tests/test_money.py::test_0",))),
+        "k",
+        tuple(sorted(FILES)),
+        {"tests": run},
     )
     shown = await show(ready, "Mend", read, 4000)
     assert shown.cases[0] == ("tests/test_money.py::test_1", "")
@@ -166,16 +203,27 @@ async def test_many_red_cases_are_named_and_counted() -> None:
 async def test_what_fails_as_another_case_does_is_named_and_not_shown_again() -> None:
     ready = prepared(**{f"tests/test_money.py::test_{name}": "failed" for name in "abc"})
     run = ready.runs["tests"]
-    said = {case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}" for case in run.cases}
-    shown = await show(replace(ready, runs={"tests": replace(run, details=said)}), "Mend", read, 4000)
-    assert [(case[-1], bool(text)) for case, text in shown.cases] == [("a", True), ("c", True), ("b", False)]
+    said = {
+        case: f"src/pkg/money.py:1: in pay\nE   {'KeyError' if case.endswith('c') else 'TypeError'}"
+        for case in run.cases
+    }
+    shown = await show(
+        replace(ready, runs={"tests": replace(run, details=said)}), "Mend", read, 4000
+    )
+    assert [(case[-1], bool(text)) for case, text in shown.cases] == [
+        ("a", True),
+        ("c", True),
+        ("b", False),
+    ]
 
 
 async def test_what_a_check_says_that_only_advises_is_not_shown() -> None:
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     lint = CheckRun("lint", Verdict.FAILED, output="src/pkg/money.py:1:1: D100 missing docstring")
     base = replace(ready.base, profile=replace(ready.base.profile, advisory=("lint",)))
-    shown = await show(replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read, 4000)
+    shown = await show(
+        replace(ready, base=base, runs={**ready.runs, "lint": lint}), "Mend", read, 4000
+    )
     assert [case for case, _ in shown.cases] == ["tests/test_money.py::test_pay"]
 
 
@@ -189,14 +237,18 @@ FILES = {
     "src/pkg/money.py": "def pay(): ...",
     "src/pkg/other.py": "x = 1",
     "lib/cart.js": "exports.x = 1",
-    "tests/test_money.py": "from pkg.money import pay\nfrom pkg import other\n\n\ndef test_pay():\n    assert pay()\n",
+    "tests/test_money.py": (
+        "from pkg.money import pay\nfrom pkg import other\n\n\ndef test_pay():\n    assert pay()\n"
+    ),
     "tests/test_ok.py": "def test_ok():\n    assert True\n",
     "tests/cart.test.js": "const cart = require('../lib/cart')\n",
 }
 
 
 def prepared(**cases: str) -> Prepared:
-    run = CheckRun("tests", Verdict.FAILED, {key.replace("__", "::"): value for key, value in cases.items()})
+    run = CheckRun(
+        "tests", Verdict.FAILED, {key.replace("__", "::"): value for key, value in cases.items()}
+    )
     return Prepared(Base("r", "0" * 40, Profile()), "k", tuple(sorted(FILES)), {"tests": run})
 
 
@@ -207,14 +259,22 @@ async def read(path: str) -> str:
 
 
 async def test_failing_tests_come_first_then_what_they_import() -> None:
-    ready = prepared(**{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"})
+    ready = prepared(
+        **{"tests/test_money.py::test_pay": "failed", "tests/test_ok.py::test_ok": "passed"}
+    )
     shown = await show(ready, "Mend pay, see README.md", read, 2000)
     assert [path for path, _ in shown.failing] == ["tests/test_money.py"]
-    assert [path for path, _ in shown.files] == ["README.md", "src/pkg/money.py", "src/pkg/other.py"]
+    assert [path for path, _ in shown.files] == [
+        "README.md",
+        "src/pkg/money.py",
+        "src/pkg/other.py",
+    ]
     assert shown.listing.splitlines() == sorted(FILES)
 
 
-@pytest.mark.parametrize("case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"])
+@pytest.mark.parametrize(
+    "case", ["tests/test_money.py", "tests/test_money.py::test_pay", "tests.test_money::test_pay"]
+)
 def test_a_case_leads_to_its_file(case: str) -> None:
     ready = prepared()
     ready.runs["tests"].cases[case] = "errored"  # type: ignore[index] # a dict, here
@@ -232,7 +292,11 @@ async def test_a_runner_without_cases_is_read_by_its_output() -> None:
 
 async def test_the_repositorys_own_instructions_are_shown_as_far_as_there_is_room() -> None:
     async def with_guide(path: str) -> str:
-        return "Write British English.\n" + "and more\n" * 500 if path == "AGENTS.md" else await read(path)
+        return (
+            "Write British English.\n" + "and more\n" * 500
+            if path == "AGENTS.md"
+            else await read(path)
+        )
 
     ready = prepared(**{"tests/test_money.py::test_pay": "failed"})
     ready = replace(ready, files=("AGENTS.md", *ready.files))
@@ -241,7 +305,9 @@ async def test_the_repositorys_own_instructions_are_shown_as_far_as_there_is_roo
     assert 150 < tokens(shown.guide) <= 201
     text = prompts.shared_text(deliberation(), shown)
     assert text.index("Write British") < text.index("a test that fails now")
-    assert "AGENTS.md" not in prompts.shared_text(deliberation(), await show(prepared(), "Mend pay", read, 2000))
+    assert "AGENTS.md" not in prompts.shared_text(
+        deliberation(), await show(prepared(), "Mend pay", read, 2000)
+    )
 
 
 @pytest.mark.parametrize("budget", [200, 400, 1000])
@@ -281,5 +347,7 @@ def test_the_oldest_results_go_first_and_the_last_turns_stay() -> None:
 def test_a_conversation_fits_its_window(count: int, size: int, budget: int) -> None:
     messages = window(HEAD, turns(count, size), budget)
     assert messages[:2] == HEAD
-    assert [message.role for message in messages[2:]] == ["assistant", "user"] * ((len(messages) - 2) // 2)
+    assert [message.role for message in messages[2:]] == ["assistant", "user"] * (
+        (len(messages) - 2) // 2
+    )
     assert sum(tokens(message.content) for message in messages) <= max(budget, 620)

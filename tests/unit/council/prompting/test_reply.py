@@ -37,9 +37,13 @@ BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
         (7, ((("7", 0.0),),), 7),
     ],
 )
-def test_a_score_is_the_mean_of_those_that_might_have_stood_there(score: int, digits: tuple[Likely, ...], mean: float) -> None:
+def test_a_score_is_the_mean_of_those_that_might_have_stood_there(
+    score: int, digits: tuple[Likely, ...], mean: float
+) -> None:
     text = json.dumps({"comment": "c", "met": [], "unmet": [], "score": score})
-    assert reply.read_review(ChatReply(text, "stop", Usage(), digits=digits), 1).score == pytest.approx(mean)
+    assert reply.read_review(
+        ChatReply(text, "stop", Usage(), digits=digits), 1
+    ).score == pytest.approx(mean)
 
 
 def said(text: str, finish_reason: str = "stop") -> ChatReply:
@@ -50,20 +54,32 @@ def said(text: str, finish_reason: str = "stop") -> ChatReply:
     "text",
     [
         '{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}',
-        '```json\n{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}\n```',
+        (
+            '```json\n{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": '
+            '"a.py"}}]}\n```'
+        ),
         'Sure:\n{"thought": "t", "actions": [{"name": "files.read", "args": {"path": "a.py"}}]}',
-        '<think>{"finish": "no"}</think>{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}',
+        (
+            '<think>{"finish": "no"}</think>{"thought": "t", "actions": [{"tool": "files.read", '
+            '"args": {"path": "a.py"}}]}'
+        ),
     ],
 )
 def test_json_turns(text: str) -> None:
-    assert reply.read_turn(said(text), "json") == Turn("t", (Action("files.read", {"path": "a.py"}),))
+    assert reply.read_turn(said(text), "json") == Turn(
+        "t", (Action("files.read", {"path": "a.py"}),)
+    )
 
 
 def test_both_spellings_say_the_same() -> None:
     as_json = '{"thought": "look", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(said(f"look\n{BLOCK}"), "blocks")
+    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
+        said(f"look\n{BLOCK}"), "blocks"
+    )
     as_json = '{"thought": "", "finish": "Added it."}'
-    assert reply.read_turn(said(as_json), "json") == reply.read_turn(said("<finish>Added it.</finish>"), "blocks")
+    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
+        said("<finish>Added it.</finish>"), "blocks"
+    )
 
 
 def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
@@ -76,11 +92,16 @@ def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
 
 def test_a_block_in_a_markdown_fence_is_read() -> None:
     text = '<tool>\n```json\n{"name": "files.read", "args": {"path": "a.py"}}\n```\n</tool>'
-    assert reply.read_turn(said(text), "blocks").actions == (Action("files.read", {"path": "a.py"}),)
+    assert reply.read_turn(said(text), "blocks").actions == (
+        Action("files.read", {"path": "a.py"}),
+    )
 
 
 def test_raw_line_breaks_in_a_string_are_read() -> None:
-    text = '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n"}}</tool>'
+    text = (
+        '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n'
+        '"}}</tool>'
+    )
     assert reply.read_turn(said(text), "blocks").actions[0].arguments["content"] == "x = 1\ny = 2\n"
 
 
@@ -99,7 +120,11 @@ def test_python_is_read() -> None:
         ("json", '{"actions": []}', "list of 1 to 8"),
         ("json", '{"actions": ["files.read"]}', "an action is an object"),
         ("json", '{"actions": [{"args": {}}]}', "does not name its tool"),
-        ("json", '{"actions": [{"tool": "files.read", "args": "a.py"}]}', "args of files.read are no object"),
+        (
+            "json",
+            '{"actions": [{"tool": "files.read", "args": "a.py"}]}',
+            "args of files.read are no object",
+        ),
         ("json", '{"actions": [{"tool": "a", "args": {"x": ' + "[" * 100_000, "nested too deeply"),
         ("blocks", "I think so.", "none of <tool>, <finish>"),
         ("blocks", f"{BLOCK}<python>x = 1</python>", "tool and python"),
@@ -110,7 +135,9 @@ def test_python_is_read() -> None:
         ("blocks", BLOCK * 9, "9 tool calls"),
     ],
 )
-def test_what_is_no_turn_is_named_and_the_right_form_shown(mode: Any, text: str, wrong: str) -> None:
+def test_what_is_no_turn_is_named_and_the_right_form_shown(
+    mode: Any, text: str, wrong: str
+) -> None:
     with pytest.raises(MalformedReplyError) as caught:
         reply.read_turn(said(text), mode)
     assert wrong in str(caught.value)
@@ -131,9 +158,20 @@ def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
     assert sum([bool(turn.actions), turn.python is not None, turn.finish is not None]) == 1
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
 def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
-    for wrapped in (value, {"actions": value}, {"finish": value}, {"actions": [value]}, {"approaches": value, "score": value}):
+    for wrapped in (
+        value,
+        {"actions": value},
+        {"finish": value},
+        {"actions": [value]},
+        {"approaches": value, "score": value},
+    ):
         text = json.dumps(wrapped)
         for read in (
             lambda r: reply.read_turn(r, "json"),
@@ -149,7 +187,10 @@ def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
 def test_the_schema_takes_turns_and_nothing_else() -> None:
     schema = reply.turn_schema(SPECS).schema
     good = [
-        {"thought": "t", "actions": [{"tool": "files.append", "args": {"path": "a", "content": "b"}}]},
+        {
+            "thought": "t",
+            "actions": [{"tool": "files.append", "args": {"path": "a", "content": "b"}}],
+        },
         {"thought": "t", "finish": "x"},
     ]
     bad = [
@@ -180,7 +221,12 @@ def test_every_string_and_list_of_every_schema_is_bounded() -> None:
                 walk(inner)
 
     every = list_tools(grant_for("dev"))
-    for schema in (reply.turn_schema(every), reply.turn_schema(()), reply.approaches_schema(3), reply.review_schema(4)):
+    for schema in (
+        reply.turn_schema(every),
+        reply.turn_schema(()),
+        reply.approaches_schema(3),
+        reply.review_schema(4),
+    ):
         walk(dict(schema.schema))
 
 
@@ -189,14 +235,24 @@ def test_without_tools_only_finish_is_left() -> None:
 
 
 def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
-    said_four = '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup table"]}'
-    assert reply.read_approaches(said(said_four), 3) == ("Use a loop", "a set instead", "a lookup table")
+    said_four = (
+        '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
+        'table"]}'
+    )
+    assert reply.read_approaches(said(said_four), 3) == (
+        "Use a loop",
+        "a set instead",
+        "a lookup table",
+    )
     with pytest.raises(MalformedReplyError, match="1 distinct approaches, and 2 are needed"):
         reply.read_approaches(said('{"approaches": ["use a loop", "files.read"]}'), 2)
 
 
 def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
-    text = '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, 3], "unmet": [2, true], "score": 8}'
+    text = (
+        '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, '
+        '3], "unmet": [2, true], "score": 8}'
+    )
     assert reply.read_review(said(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
     for score in ("11", "-1", "8.5", '"8"', "true", "null"):
         with pytest.raises(MalformedReplyError, match="score"):
@@ -206,26 +262,37 @@ def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
 def test_what_a_server_told_of_a_score_is_on_record() -> None:
     """Else a review would count otherwise when its deliberation is taken up again."""
     answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
-    data = json.loads(json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)}))
+    data = json.loads(
+        json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)})
+    )
     found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
     assert found.answers["t/a/verify/1.1"] == answer
 
 
 @given(st.text(), st.text(), st.integers(min_value=0))
-def test_what_there_is_of_an_answer_is_how_the_whole_begins(thought: str, answer: str, cut: int) -> None:
-    for text in (json.dumps({"thought": thought, "finish": answer}), json.dumps({"finish": answer}, ensure_ascii=False)):
+def test_what_there_is_of_an_answer_is_how_the_whole_begins(
+    thought: str, answer: str, cut: int
+) -> None:
+    for text in (
+        json.dumps({"thought": thought, "finish": answer}),
+        json.dumps({"finish": answer}, ensure_ascii=False),
+    ):
         assert answer.strip().startswith(answer_so_far(text[: cut % (len(text) + 1)]))
         assert answer_so_far(text) == answer.strip()
 
 
 @given(st.text(alphabet="abc <>/finsh\n"), st.integers(min_value=0))
-def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(answer: str, cut: int) -> None:
+def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
+    answer: str, cut: int
+) -> None:
     text = f"so <finish>{answer}</finish>"
     whole = answer_so_far(text)
     assert whole == answer.partition("</finish>")[0].strip()
     assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
 
 
-@pytest.mark.parametrize("text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '{"finish": 1}', "{{"])
+@pytest.mark.parametrize(
+    "text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '{"finish": 1}', "{{"]
+)
 def test_no_answer_that_has_begun_is_none(text: str) -> None:
     assert answer_so_far(text) == ""

@@ -31,7 +31,10 @@ It gives [[1, 2]] today.
         ("parse('1,2') has to return [1, 2].", ["parse('1,2') gives [1, 2]"]),
         ("`int_of('x')` should raise ValueError.", ["int_of('x') gives ValueError"]),
         ("mod::half(3) → 1; `s.half(4)` == `2`", ["mod::half(3) gives 1", "s.half(4) gives 2"]),
-        ("```js\nround(2.5) // => 3\nround(-0.5) // => 0\n```", ["round(2.5) gives 3", "round(-0.5) gives 0"]),
+        (
+            "```js\nround(2.5) // => 3\nround(-0.5) // => 0\n```",
+            ["round(2.5) gives 3", "round(-0.5) gives 0"],
+        ),
         ("```go\nif Sum(2, 3) != 5 {}\n```\nSum(2, 3) should be 5", ["Sum(2, 3) gives 5"]),
         ("```rust\nassert_eq!(half(4), 2);\n```", ["assert_eq!(half(4), 2);"]),
         (
@@ -39,7 +42,13 @@ It gives [[1, 2]] today.
             ["expect(add(1, 2)).toBe(3);", "assert.equal(add(0, 0), 0);"],
         ),
         ("```python\nassert add(1, 2) == 3\n```", ["add(1, 2) gives 3"]),
-        (SESSION, ["list(chunked([1, 2, 3], 2)) gives [[1, 2], [3]]", "chunked([], 0) gives ValueError: n must be positive"]),
+        (
+            SESSION,
+            [
+                "list(chunked([1, 2, 3], 2)) gives [[1, 2], [3]]",
+                "chunked([], 0) gives ValueError: n must be positive",
+            ],
+        ),
     ],
 )
 def test_examples_of_four_languages_are_found(task: str, wanted: list[str]) -> None:
@@ -67,11 +76,19 @@ def test_tests_that_lack_an_example_are_told() -> None:
     tests = 'def test_slug():\n    assert slug("A b") == "a-b"\n    assert slug("") == ""\n'
     missing = missing_examples(task, tests)
     assert examples_text(missing) == "- discount(200, 10) gives 180"
-    assert missing_examples(task, tests + "\n\ndef test_d():\n    assert discount(price=200, percent=10) == 180\n") == ()
+    assert (
+        missing_examples(
+            task, tests + "\n\ndef test_d():\n    assert discount(price=200, percent=10) == 180\n"
+        )
+        == ()
+    )
 
 
 def test_a_long_text_is_read_fast_and_bounded() -> None:
-    assert len(find_examples("\n".join(f"f({number}) should be {number}" for number in range(100)))) == 20
+    assert (
+        len(find_examples("\n".join(f"f({number}) should be {number}" for number in range(100))))
+        == 20
+    )
     find_examples("f(" * 20_000)
     find_examples(">>> f(\n" * 5_000)
     find_examples("`a.b(" + "(" * 10_000)

@@ -1,4 +1,6 @@
-"""What a seat with native tools reads: the words it is shown an outline for, folders, and results as they are."""
+"""What a seat with native tools reads: the words it is shown an outline for, folders, and results
+as they are.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,19 @@ from moothall.domain.tool import ToolResult, ToolStatus
 )
 def test_identifiers_that_are_code_come_first(text: str, first: tuple[str, ...]) -> None:
     assert identifiers(text)[: len(first)] == first
-    assert set(text.replace("`", " ").split()) & {"counts", "when", "Another"} <= set(identifiers(text))
+    assert set(text.replace("`", " ").split()) & {"counts", "when", "Another"} <= set(
+        identifiers(text)
+    )
 
 
 def test_files_of_small_source_folders_are_named_while_there_is_room() -> None:
-    files = ["Cargo.toml", "src/eval.rs", "src/lib.rs", "docs/a.md", *(f"data/{number}.rs" for number in range(13))]
+    files = [
+        "Cargo.toml",
+        "src/eval.rs",
+        "src/lib.rs",
+        "docs/a.md",
+        *(f"data/{number}.rs" for number in range(13)),
+    ]
     assert list_folders(files).split("\n") == [
         "Cargo.toml",
         "data/ (13 files)",

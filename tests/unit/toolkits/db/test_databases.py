@@ -28,7 +28,10 @@ ANYTHING: Any = st.recursive(
     | st.text(st.characters(exclude_categories=["Cs"]))
     | st.binary()
     | st.dates(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
@@ -58,12 +61,21 @@ def test_a_table_lets_out_only_so_much(rows: list[list[str]]) -> None:
 async def test_what_is_not_set_says_which_setting_is_missing() -> None:
     call = ToolCall("request-1", "db.redis", {"command": "GET", "args": ["a"]}, in_seconds(20))
     result = await DatabaseTools(DbSettings()).call(call, Room(), "local")
-    assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (ToolStatus.ERROR, True)
+    assert (result.status, "MOOTHALL_DB__REDIS_URL is not set" in result.error) == (
+        ToolStatus.ERROR,
+        True,
+    )
 
 
 def test_a_url_of_another_kind_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"db\.redis_url is no URL that begins with redis://") as caught:
-        DatabaseTools(DbSettings(tenants={"acme": Databases(redis_url=SecretStr("http://ann:hush-hush@host"))}))
+    with pytest.raises(
+        ConfigurationError, match=r"db\.redis_url is no URL that begins with redis://"
+    ) as caught:
+        DatabaseTools(
+            DbSettings(
+                tenants={"acme": Databases(redis_url=SecretStr("http://ann:hush-hush@host"))}
+            )
+        )
     assert "hush" not in caught.value.message
     with pytest.raises(ConfigurationError):
         url_of(DbSettings(neo4j_url=SecretStr("bolt://[")), "neo4j")
@@ -71,9 +83,17 @@ def test_a_url_of_another_kind_is_named() -> None:
 
 def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
     db = DbFamily().own(
-        load_settings(db={"postgres_url": "postgresql://one", "tenants": {"acme": {"redis_url": "redis://:pass%20word@two"}}})
+        load_settings(
+            db={
+                "postgres_url": "postgresql://one",
+                "tenants": {"acme": {"redis_url": "redis://:pass%20word@two"}},
+            }
+        )
     )
-    assert [url_of(db.of("acme"), server) for server in ("postgres", "redis")] == ["", "redis://:pass%20word@two"]
+    assert [url_of(db.of("acme"), server) for server in ("postgres", "redis")] == [
+        "",
+        "redis://:pass%20word@two",
+    ]
     assert url_of(db.of("other"), "postgres") == "postgresql://one"
     assert {"pass%20word", "pass word", "redis://:pass%20word@two"} <= set(secret_values(db))
     assert "pass" not in db.model_dump_json().replace("password", "")
@@ -81,5 +101,8 @@ def test_a_tenant_with_servers_of_its_own_has_no_others() -> None:
 
 def test_where_databases_may_be_changed_policies_can_tell() -> None:
     changed = catalogue_of(load_settings(db={"write": True}))
-    assert ("look" in CATALOGUE["db.redis"].tags, "change" in changed["db.redis"].tags) == (True, True)
+    assert ("look" in CATALOGUE["db.redis"].tags, "change" in changed["db.redis"].tags) == (
+        True,
+        True,
+    )
     assert changed["http.get"] is CATALOGUE["http.get"]

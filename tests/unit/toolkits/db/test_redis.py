@@ -1,4 +1,6 @@
-"""What the Redis tool relies on in its client beyond what that promises: a release that changes it fails here."""
+"""What the Redis tool relies on in its client beyond what that promises: a release that changes it
+fails here.
+"""
 
 from __future__ import annotations
 

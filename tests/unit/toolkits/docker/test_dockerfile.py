@@ -18,7 +18,10 @@ def check(text: str, *, runs: bool = False) -> tuple[str, ...]:
         ("FROM scratch\nCOPY . /\n", ()),
         ('# a comment\n\nfrom python:3.12\r\nCMD ["python"]\r\n', ("python:3.12",)),
         (
-            "FROM python:3.12 AS Build\nCOPY a \\\n  # between\n\n  b /\nFROM scratch\nCOPY --chown=1:1 --from=build /a /a\n",
+            (
+                "FROM python:3.12 AS Build\nCOPY a \\\n  # between\n\n  b /\nFROM scratch\nCOPY "
+                "--chown=1:1 --from=build /a /a\n"
+            ),
             ("python:3.12",),
         ),
         ("FROM scratch\nCOPY --from=0 /a /a\nCOPY --from=python:3.12 /b /b", ("python:3.12",)),

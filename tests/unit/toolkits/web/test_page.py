@@ -14,8 +14,10 @@ HERE = URL("https://example.org/docs/a")
 def test_a_reader_sees_text_title_and_links() -> None:
     """And nothing of scripts and styles."""
     page = read_page(
-        "<html><head><title>A &amp; B</title><style>p{}</style></head><body><script>steal()</script><h2>Head</h2><p>One   two"
-        "<ul><li>first<li>second</ul><a href='../b#x'>b</a><a href='javascript:x'>no</a><template>unseen</template>",
+        "<html><head><title>A &amp; "
+        "B</title><style>p{}</style></head><body><script>steal()</script><h2>Head</h2><p>One   two"
+        "<ul><li>first<li>second</ul><a href='../b#x'>b</a><a "
+        "href='javascript:x'>no</a><template>unseen</template>",
         HERE,
     )
     assert page.title == "A & B"
@@ -28,7 +30,9 @@ def test_a_reader_sees_text_title_and_links() -> None:
 
 def test_links_are_bounded() -> None:
     """A page of a million links gives a hundred."""
-    page = read_page("".join(f"<a href='/{number}'>x</a>" for number in range(MOST_LINKS + 50)), HERE)
+    page = read_page(
+        "".join(f"<a href='/{number}'>x</a>" for number in range(MOST_LINKS + 50)), HERE
+    )
     assert len(page.links) == MOST_LINKS
 
 

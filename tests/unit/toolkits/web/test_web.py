@@ -31,18 +31,27 @@ class Site:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:  # noqa: C901, PLR0911 - a table of paths
         """Answer."""
-        self.asked.append((request.method, request.path, dict(request.headers), await request.read()))
+        self.asked.append(
+            (request.method, request.path, dict(request.headers), await request.read())
+        )
         name, _, rest = request.path.strip("/").partition("/")
         match name:
             case "to":
-                return web.Response(status=int(request.query.get("code", "302")), headers={"Location": request.query["where"]})
+                return web.Response(
+                    status=int(request.query.get("code", "302")),
+                    headers={"Location": request.query["where"]},
+                )
             case "loop":
                 return web.Response(status=302, headers={"Location": "/loop"})
             case "page":
-                return web.Response(text="<title>T</title><p>Hello <a href='/x'>x</a>", content_type="text/html")
+                return web.Response(
+                    text="<title>T</title><p>Hello <a href='/x'>x</a>", content_type="text/html"
+                )
             case "bomb":
                 packed = gzip.compress(b"\0" * 50_000_000)
-                return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "text/plain"})
+                return web.Response(
+                    body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "text/plain"}
+                )
             case "endless":
                 response = web.StreamResponse(headers={"Content-Type": "text/plain"})
                 await response.prepare(request)
@@ -56,10 +65,16 @@ class Site:
             case "bytes":
                 return web.Response(body=bytes(range(256)), content_type="application/octet-stream")
             case "odd":
-                return web.Response(body=b"x", headers={"Content-Encoding": "br", "Content-Type": "text/plain"})
+                return web.Response(
+                    body=b"x", headers={"Content-Encoding": "br", "Content-Type": "text/plain"}
+                )
             case "search":
-                found = [{"title": "t", "url": "https://example.org", "content": request.query["q"]}]
-                return web.Response(text=json.dumps({"results": found}), content_type="application/json")
+                found = [
+                    {"title": "t", "url": "https://example.org", "content": request.query["q"]}
+                ]
+                return web.Response(
+                    text=json.dumps({"results": found}), content_type="application/json"
+                )
         return web.Response(status=int(rest or 200), text=f"{request.method} {request.path}")
 
     @property
@@ -95,7 +110,13 @@ async def site() -> AsyncIterator[Site]:
 _ARGUMENTS = {spec.name: spec.arguments for spec in SPECS}
 
 
-async def act(tool: str, settings: HttpSettings, folder: Path | None = None, seconds: float = 20, **arguments: Any) -> ToolResult:
+async def act(
+    tool: str,
+    settings: HttpSettings,
+    folder: Path | None = None,
+    seconds: float = 20,
+    **arguments: Any,
+) -> ToolResult:
     """Run a tool as the gate would: arguments checked, defaults filled in."""
     checked = _ARGUMENTS[tool].model_validate(arguments).model_dump()
     call = ToolCall("request-1", tool, checked, in_seconds(seconds))
@@ -111,17 +132,33 @@ def allowing(site: Site, **more: Any) -> HttpSettings:
 async def test_every_method_reaches_the_server(site: Site, method: str) -> None:
     """With headers and body as they were given, and answers whatever the status."""
     more: dict[str, Any] = {} if method in {"get", "head"} else {"body": "né"}
-    result = await act(f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **more)
+    result = await act(
+        f"http.{method}", allowing(site), url=f"{site.url}/x/404", headers={"X-Mine": "1"}, **more
+    )
     assert result.status is ToolStatus.SUCCESS
     assert result.output["status"] == 404
     assert result.output["body"] == ("" if method == "head" else f"{method.upper()} /x/404")
     asked = site.asked[0]
-    assert (asked[0], asked[2]["X-Mine"], asked[3]) == (method.upper(), "1", "né".encode() if more else b"")
+    assert (asked[0], asked[2]["X-Mine"], asked[3]) == (
+        method.upper(),
+        "1",
+        "né".encode() if more else b"",
+    )
 
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "127.1", "0x7f.1", "2130706433", "0177.0.0.1", "[::ffff:127.0.0.1]", "0.0.0.0", "[::1]"],  # noqa: S104 - it means this machine
+    [
+        "127.0.0.1",
+        "localhost",
+        "127.1",
+        "0x7f.1",
+        "2130706433",
+        "0177.0.0.1",
+        "[::ffff:127.0.0.1]",
+        "0.0.0.0",  # noqa: S104 - it means this machine
+        "[::1]",
+    ],
 )
 async def test_this_machine_is_not_reached_however_it_is_written(site: Site, host: str) -> None:
     """The address that would be connected to is what counts."""
@@ -152,7 +189,9 @@ async def test_no_redirect_leads_inside(site: Site, where: str, tool: str) -> No
 
 async def test_redirects_are_followed_and_bounded(site: Site) -> None:
     """A 303 becomes a GET; a circle ends."""
-    result = await act("http.post", allowing(site), url=f"{site.url}/to?code=303&where=/there", body="x")
+    result = await act(
+        "http.post", allowing(site), url=f"{site.url}/to?code=303&where=/there", body="x"
+    )
     assert result.output["body"] == "GET /there"
     result = await act("http.get", allowing(site), url=f"{site.url}/loop")
     assert result.status is ToolStatus.ERROR
@@ -165,14 +204,18 @@ async def test_credentials_do_not_follow_to_another_host(site: Site) -> None:
     async with serving() as other:
         settings = HttpSettings(allow=(f"127.0.0.1:{site.port}", f"127.0.0.1:{other.port}"))
         headers = {"Authorization": "Bearer mine", "X-Kept": "1"}
-        result = await act("http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers)
+        result = await act(
+            "http.get", settings, url=f"{site.url}/to?where={other.url}/there", headers=headers
+        )
         assert result.output["status"] == 200
         assert "Authorization" not in other.asked[0][2]
         assert other.asked[0][2]["X-Kept"] == "1"
 
 
 async def test_a_name_that_changes_its_address_gains_nothing(site: Site) -> None:
-    """The address is judged where the socket is opened: it is the same answer of the name server that is connected to."""
+    """The address is judged where the socket is opened: it is the same answer of the name server
+    that is connected to.
+    """
     from moothall.network.destinations import Destinations, Unreachable
 
     for about in socket.getaddrinfo("localhost", site.port, type=socket.SOCK_STREAM):
@@ -190,9 +233,17 @@ async def test_answers_without_end_are_cut(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["bomb", "endless"])
-async def test_downloads_that_are_too_large_are_refused(site: Site, path: str, tmp_path: Path) -> None:
+async def test_downloads_that_are_too_large_are_refused(
+    site: Site, path: str, tmp_path: Path
+) -> None:
     """Half a file would be a wrong one."""
-    result = await act("http.download", allowing(site, download_bytes=100_000), tmp_path, url=f"{site.url}/{path}", path="a/b")
+    result = await act(
+        "http.download",
+        allowing(site, download_bytes=100_000),
+        tmp_path,
+        url=f"{site.url}/{path}",
+        path="a/b",
+    )
     assert result.status is ToolStatus.ERROR
     assert "more than 100000 bytes" in result.error
     assert not list(tmp_path.iterdir())
@@ -200,10 +251,14 @@ async def test_downloads_that_are_too_large_are_refused(site: Site, path: str, t
 
 async def test_a_file_comes_and_goes(site: Site, tmp_path: Path) -> None:
     """Byte for byte."""
-    result = await act("http.download", allowing(site), tmp_path, url=f"{site.url}/bytes", path="a/b.bin")
+    result = await act(
+        "http.download", allowing(site), tmp_path, url=f"{site.url}/bytes", path="a/b.bin"
+    )
     assert result.output["bytes"] == 256
     assert (tmp_path / "a/b.bin").read_bytes() == bytes(range(256))
-    result = await act("http.upload", allowing(site), tmp_path, url=f"{site.url}/up", path="a/b.bin")
+    result = await act(
+        "http.upload", allowing(site), tmp_path, url=f"{site.url}/up", path="a/b.bin"
+    )
     assert result.output["status"] == 200
     assert site.asked[-1][3] == bytes(range(256))
 
@@ -246,7 +301,9 @@ async def test_what_is_no_answer_is_an_error(site: Site) -> None:
     """A closed port, an encoding that nobody asked for."""
     with socket.create_server(("127.0.0.1", 0)) as held:
         closed = held.getsockname()[1]
-    result = await act("http.get", HttpSettings(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/")
+    result = await act(
+        "http.get", HttpSettings(allow=("127.0.0.0/8",)), url=f"http://127.0.0.1:{closed}/"
+    )
     assert result.status is ToolStatus.ERROR
     assert "cannot be reached" in result.error
     result = await act("http.get", allowing(site), url=f"{site.url}/odd")
@@ -264,15 +321,27 @@ async def test_only_what_is_allowed(site: Site) -> None:
 
 async def test_the_operators_search_server_is_asked(site: Site) -> None:
     """Wherever it is; without one, the error says how to set it."""
-    result = await act("web.search", HttpSettings(search_url=site.url), query="zoneinfo & more", engines=["wikipedia"])
-    assert result.output["results"] == [{"title": "t", "url": "https://example.org", "text": "zoneinfo & more"}]
+    result = await act(
+        "web.search",
+        HttpSettings(search_url=site.url),
+        query="zoneinfo & more",
+        engines=["wikipedia"],
+    )
+    assert result.output["results"] == [
+        {"title": "t", "url": "https://example.org", "text": "zoneinfo & more"}
+    ]
     result = await act("web.search", HttpSettings(), query="x")
     assert "MOOTHALL_HTTP__SEARCH_URL" in result.error
 
 
-@pytest.mark.parametrize("headers", [{"Host": "x"}, {"A\r\nB": "x"}, {"X": "a\r\nB: c"}, {"content-length": "5"}, {"": "x"}])
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "x"}, {"A\r\nB": "x"}, {"X": "a\r\nB: c"}, {"content-length": "5"}, {"": "x"}],
+)
 async def test_headers_cannot_smuggle(site: Site, headers: dict[str, str]) -> None:
-    """A line end, or a header that decides how the request is read, is refused before anything is sent."""
+    """A line end, or a header that decides how the request is read, is refused before anything is
+    sent.
+    """
     with pytest.raises(ValueError, match="header"):
         await act("http.get", allowing(site), url=f"{site.url}/x", headers=headers)
     assert not site.asked

@@ -30,7 +30,13 @@ def through(source: Path, target: Path) -> None:
 def listed(root: Path) -> dict[str, tuple[str, int]]:
     found = {}
     for path in sorted(root.rglob("*")):
-        kind = f"link {path.readlink()}" if path.is_symlink() else "folder" if path.is_dir() else path.read_text()
+        kind = (
+            f"link {path.readlink()}"
+            if path.is_symlink()
+            else "folder"
+            if path.is_dir()
+            else path.read_text()
+        )
         found[str(path.relative_to(root))] = kind, path.lstat().st_mode & 0o777
     return found
 
@@ -59,7 +65,9 @@ def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
     return held
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     return info, b"evil" if kind == tarfile.REGTYPE else b""
@@ -73,7 +81,11 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[ta
         [member("//out")],
         [member("link", tarfile.SYMTYPE, ".."), member("link/out")],
         [member("link", tarfile.SYMTYPE, "/"), member("link/tmp/out")],
-        [member("deep", tarfile.DIRTYPE), member("deep/link", tarfile.SYMTYPE, "../.."), member("deep/link/out")],
+        [
+            member("deep", tarfile.DIRTYPE),
+            member("deep/link", tarfile.SYMTYPE, "../.."),
+            member("deep/link/out"),
+        ],
         [member("out", tarfile.LNKTYPE, "../out")],
         [member("device", tarfile.CHRTYPE)],
         [member("pipe", tarfile.FIFOTYPE)],
@@ -81,18 +93,27 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tuple[ta
     ],
     ids=lambda members: " ".join(one.name for one, _ in members).replace("\0", "0"),
 )
-def test_nothing_is_written_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+def test_nothing_is_written_elsewhere(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
     (tmp_path / "in").mkdir()
     with contextlib.suppress(WorkspaceFailed):
         unpack(archive_of(*members), tmp_path / "in", most=MOST)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert not any(path.is_fifo() or path.is_block_device() or path.is_char_device() for path in tmp_path.rglob("*"))
+    assert not any(
+        path.is_fifo() or path.is_block_device() or path.is_char_device()
+        for path in tmp_path.rglob("*")
+    )
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "precious").write_text("mine")
-    unpack(archive_of(member("file", tarfile.SYMTYPE, "../precious"), member("file")), tmp_path / "in", most=MOST)
+    unpack(
+        archive_of(member("file", tarfile.SYMTYPE, "../precious"), member("file")),
+        tmp_path / "in",
+        most=MOST,
+    )
     assert (tmp_path / "precious").read_text() == "mine"
     assert (tmp_path / "in" / "file").read_text() == "evil"
 
@@ -130,7 +151,9 @@ def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, by
     ],
     ids=lambda bad: str(bad[0].name),
 )
-def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]) -> None:
+def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(
+    tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]
+) -> None:
     pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
     pipe.write(archive_of(member("first"), bad, member("last")).read())
     with pytest.raises(WorkspaceFailed):
@@ -161,7 +184,9 @@ def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: P
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 18, 5_000_000])
-async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(size: int, tmp_path: Path) -> None:
+async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(
+    size: int, tmp_path: Path
+) -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=theirs)
@@ -196,11 +221,15 @@ async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Pat
             await receive(out, reader)
 
 
-def test_whoever_reads_on_from_a_pipe_that_is_finished_gets_nothing_of_others(tmp_path: Path) -> None:
+def test_whoever_reads_on_from_a_pipe_that_is_finished_gets_nothing_of_others(
+    tmp_path: Path,
+) -> None:
     reads, writes = Pipe(lambda end: None, reads=False), Pipe(lambda end: None, reads=True)
     reads.finish()
     writes.finish()
-    others = [(tmp_path / name).open("w+b", buffering=0) for name in "abcd"]  # which have the numbers of its ends now
+    others = [
+        (tmp_path / name).open("w+b", buffering=0) for name in "abcd"
+    ]  # which have the numbers of its ends now
     for one in others:
         one.write(b"another's")
         one.seek(0)

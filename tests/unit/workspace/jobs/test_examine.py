@@ -1,4 +1,6 @@
-"""What `moothall doctor` says of a cluster, of which the API server is a stand-in that the real client asks."""
+"""What `moothall doctor` says of a cluster, of which the API server is a stand-in that the real
+client asks.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,20 @@ def configured(folder: Path, kubeconfig: Path, **jobs: Any) -> Settings:
 
 
 async def found(api: KubeApi, tmp_path: Path, **jobs: Any) -> dict[str, Finding]:
-    return {finding.part: finding async for finding in examine_jobs(configured(tmp_path, api.kubeconfig, **jobs))}
+    return {
+        finding.part: finding
+        async for finding in examine_jobs(configured(tmp_path, api.kubeconfig, **jobs))
+    }
 
 
 async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> None:
     api.quotas = [
-        {"status": {"hard": {"pods": "64", "requests.memory": "64Gi"}, "used": {"pods": "3", "requests.memory": "1Gi"}}}
+        {
+            "status": {
+                "hard": {"pods": "64", "requests.memory": "64Gi"},
+                "used": {"pods": "3", "requests.memory": "1Gi"},
+            }
+        }
     ]
     seen = await found(api, tmp_path, tolerations=({"key": "work", "operator": "Exists"},))
     assert all(one.ok for one in seen.values()), seen
@@ -46,7 +56,9 @@ async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> 
     assert seen["cluster quota"].detail == "pods 3 of 64, requests.memory 1Gi of 64Gi"
     (job,) = api.dry
     pod = job["spec"]["template"]["spec"]
-    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "work:1", "work:1"], "the real one is tried"
+    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "work:1", "work:1"], (
+        "the real one is tried"
+    )
     assert pod["tolerations"] == [{"key": "work", "operator": "Exists"}]
     assert api.jobs == {}, "and not kept"
 
@@ -80,7 +92,10 @@ async def test_a_quota_without_room_for_one_more_workspace_is_said(
 
 
 async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_path: Path) -> None:
-    api.invalid = 'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Unsupported value: "Sometimes"'
+    api.invalid = (
+        'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Unsupported value: '
+        '"Sometimes"'
+    )
     refused = (await found(api, tmp_path))["cluster job"]
     assert "Unsupported value" in refused.detail
     api.invalid, api.warning = "", "would violate PodSecurity"
@@ -92,7 +107,9 @@ async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_pat
     assert "the namespace nowhere" in elsewhere.mend
 
 
-async def test_a_cluster_that_is_not_there_is_all_that_is_said(api: KubeApi, tmp_path: Path) -> None:
+async def test_a_cluster_that_is_not_there_is_all_that_is_said(
+    api: KubeApi, tmp_path: Path
+) -> None:
     (tmp_path / "none").write_text("{}", encoding="utf-8")
     (only,) = [finding async for finding in examine_jobs(configured(tmp_path, tmp_path / "none"))]
     assert "no cluster is known" in only.detail
@@ -112,7 +129,13 @@ async def test_the_doctor_asks_for_no_wall_of_this_machine_and_says_what_keeps_a
     api: KubeApi, tmp_path: Path
 ) -> None:
     seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]
-    assert [one.part for one in seen] == ["cluster", "cluster rights", "cluster quota", "cluster job", "workspace job"]
+    assert [one.part for one in seen] == [
+        "cluster",
+        "cluster rights",
+        "cluster quota",
+        "cluster job",
+        "workspace job",
+    ]
     assert [one.ok for one in seen] == [True, True, True, True, False]
     assert "127.0.0.1:9" in seen[-1].detail, "the bus is away, and is named"
     api.denied = {("create", "jobs")}

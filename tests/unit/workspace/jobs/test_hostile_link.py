@@ -33,7 +33,9 @@ Said = dict[str, Any]
 
 
 class LyingPods(Cluster):
-    """Pods that are nothing but a link; what it answers is said by tests. What it is not told to say is what an honest one says."""
+    """Pods that are nothing but a link; what it answers is said by tests. What it is not told to
+    say is what an honest one says.
+    """
 
     def __init__(self, settings: Settings, carrier: Carrier) -> None:
         super().__init__(settings.jobs, "lying")
@@ -77,7 +79,9 @@ class LyingPods(Cluster):
 
     def _control(self, streams: Streams, asked: Said) -> None:
         answer = self.answers.get(asked["op"])
-        streams[1].write(pack({"status": "success", "id": asked["id"], **(answer(asked) if answer else {})}))
+        streams[1].write(
+            pack({"status": "success", "id": asked["id"], **(answer(asked) if answer else {})})
+        )
 
     def _hands(self, streams: Streams, asked: Said) -> None:
         self.hands(streams, asked)
@@ -95,7 +99,12 @@ def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobBox:
     (tree / "file").write_text("text")
     (tmp_path / "secret").write_text("word")
     settings = Settings(data_dir=tmp_path / "data")
-    return JobBox(BoxSetup("key", (tree,), **place), tmp_path / "box", settings, Pods(pods, pods._carrier, lambda _: {}))
+    return JobBox(
+        BoxSetup("key", (tree,), **place),
+        tmp_path / "box",
+        settings,
+        Pods(pods, pods._carrier, lambda _: {}),
+    )
 
 
 @pytest.fixture
@@ -141,8 +150,14 @@ async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobBo
 
 
 async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: JobBox) -> None:
-    pods.answers["changes"] = lambda _: {"changes": [change(), change(path="gone", content=None)], "ignored": []}
-    assert [one.path for one in (await box.changes(["file"], CAPS, all_of)).changes] == ["file", "gone"]
+    pods.answers["changes"] = lambda _: {
+        "changes": [change(), change(path="gone", content=None)],
+        "ignored": [],
+    }
+    assert [one.path for one in (await box.changes(["file"], CAPS, all_of)).changes] == [
+        "file",
+        "gone",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +187,9 @@ async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: 
     ],
     ids=str,
 )
-async def test_changes_that_no_link_of_ours_tells_of_are_refused(pods: LyingPods, box: JobBox, said: Said) -> None:
+async def test_changes_that_no_link_of_ours_tells_of_are_refused(
+    pods: LyingPods, box: JobBox, said: Said
+) -> None:
     pods.answers["changes"] = lambda _: said
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.changes(["file"], CAPS, all_of)
@@ -188,7 +205,11 @@ async def test_a_tree_that_is_none_is_refused(pods: LyingPods, box: JobBox, said
 @pytest.mark.parametrize("said", [{}, {"port": "x"}, {"port": None}], ids=str)
 async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, said: Said) -> None:
     pods.answers["port"] = lambda _: said
-    box = box_of(pods, tmp_path, reach=Reach(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}))
+    box = box_of(
+        pods,
+        tmp_path,
+        reach=Reach(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}),
+    )
     with pytest.raises(SandboxUnavailable, match="broke its protocol"):
         await box.start()
 
@@ -199,7 +220,9 @@ def some_of_a_tree(folder: Path) -> Said:
     return {"data": base64.b64encode(held.getvalue()[:700]).decode()}
 
 
-async def test_a_pod_that_goes_while_its_files_come_back_says_why(pods: LyingPods, box: JobBox, tmp_path: Path) -> None:
+async def test_a_pod_that_goes_while_its_files_come_back_says_why(
+    pods: LyingPods, box: JobBox, tmp_path: Path
+) -> None:
     def lose(_asked: Said) -> Said:
         pods.say(box.job, "its pod was ended: Evicted")
         return some_of_a_tree(tmp_path / "base")
@@ -209,7 +232,9 @@ async def test_a_pod_that_goes_while_its_files_come_back_says_why(pods: LyingPod
         await box.take_back()
 
 
-async def test_who_gives_up_while_files_come_back_has_given_up(pods: LyingPods, box: JobBox, tmp_path: Path) -> None:
+async def test_who_gives_up_while_files_come_back_has_given_up(
+    pods: LyingPods, box: JobBox, tmp_path: Path
+) -> None:
     asked = asyncio.Event()
 
     def answer(_asked: Said) -> Said:
@@ -224,17 +249,23 @@ async def test_who_gives_up_while_files_come_back_has_given_up(pods: LyingPods, 
         await taking
 
 
-async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(pods: LyingPods, box: JobBox) -> None:
+async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(
+    pods: LyingPods, box: JobBox
+) -> None:
     def end(streams: Streams, _asked: Said) -> None:
         streams[1].close()
-        asyncio.get_running_loop().call_later(0.5, pods.say, box.job, "hands used more memory than it may and was killed")
+        asyncio.get_running_loop().call_later(
+            0.5, pods.say, box.job, "hands used more memory than it may and was killed"
+        )
 
     pods.hands = end
     with pytest.raises(WorkspaceFailed, match="hands used more memory than it may"):
         await box.request("run", wall_seconds=20, argv=("true",), env={})
 
 
-async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(pods: LyingPods, tmp_path: Path) -> None:
+async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
+    pods: LyingPods, tmp_path: Path
+) -> None:
     settings, made = Settings(data_dir=tmp_path / "data"), list[JobBox]()
 
     def make(place: BoxSetup, folder: Path, _beside: Box | None) -> Box:

@@ -82,7 +82,9 @@ async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others
     add(api, "foreign", "gone", house="theirs")
     go_on(reconciler, time, 59, "me", "living")
     await reconciler.look()
-    assert set(api.jobs) == {"lost", "kept", "foreign"}, "who begins to listen has not heard anybody yet"
+    assert set(api.jobs) == {"lost", "kept", "foreign"}, (
+        "who begins to listen has not heard anybody yet"
+    )
     go_on(reconciler, time, 2, "me", "living")
     await reconciler.look()
     assert set(api.jobs) == {"kept", "foreign"}
@@ -116,7 +118,9 @@ async def test_a_job_of_its_own_that_it_had_removed_is_removed_again_and_one_in_
     assert set(api.jobs) == {"used"}
 
 
-async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(api: KubeApi, reconciler: Reconciler) -> None:
+async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(
+    api: KubeApi, reconciler: Reconciler
+) -> None:
     api.denied.add(("list", "jobs"))
     with pytest.raises(SandboxUnavailable, match=r"Jobs cannot be listed: jobs is forbidden"):
         await reconciler.look()
@@ -158,7 +162,9 @@ async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
 
 
 @pytest.mark.e2e
-async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(api: KubeApi, tmp_path: Path) -> None:
+async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
+    api: KubeApi, tmp_path: Path
+) -> None:
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         said = jobs(api).model_copy(update={"orphan_seconds": 2.0})
         settings = Settings(bus=BusSettings(url=url), jobs=said)
@@ -169,7 +175,9 @@ async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(api: KubeApi, tm
     assert set(api.jobs) == {"foreign"}
 
 
-async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(api: KubeApi, cluster: Cluster) -> None:
+async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(
+    api: KubeApi, cluster: Cluster
+) -> None:
     api.job("one", **cluster.labels)
     await cluster.label("one", {"moothall/task": "t1"})
     assert api.jobs["one"]["metadata"]["labels"] == {**cluster.labels, "moothall/task": "t1"}
@@ -188,12 +196,21 @@ async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster)
 
 def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
     def named(**said: Any) -> str:
-        return house_of(Settings(bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")), jobs=JobSettings(**said)))
+        return house_of(
+            Settings(
+                bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")),
+                jobs=JobSettings(**said),
+            )
+        )
 
     seen = "nats://bus.moothall:4222"
     assert named(bus_url=seen) == named(url="nats://me:secret@bus.moothall:4222") == named(url=seen)
     assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
     assert named() != named(bus_url=seen)
-    first, second = (make(tmp_path / name)["links.json"].read_text() for name in ("first", "second"))
+    first, second = (
+        make(tmp_path / name)["links.json"].read_text() for name in ("first", "second")
+    )
     assert named(link_keys=first) == named(link_keys=first)
-    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, "an account hears its own alone"
+    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, (
+        "an account hears its own alone"
+    )

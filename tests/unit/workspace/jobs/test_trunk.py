@@ -31,11 +31,20 @@ class Lossy(Queues):
 
 
 @asynccontextmanager
-async def trunks(queues: Queues, accepted: list[tuple[int, Streams]] | None = None) -> AsyncIterator[tuple[Trunk, Trunk]]:
+async def trunks(
+    queues: Queues, accepted: list[tuple[int, Streams]] | None = None
+) -> AsyncIterator[tuple[Trunk, Trunk]]:
     carrier = Carrier(queues.send, queues.hear)
-    host = Trunk(carrier, "pod-in", "pod-out", lambda number, streams: (accepted or []).append((number, streams)))
+    host = Trunk(
+        carrier,
+        "pod-in",
+        "pod-out",
+        lambda number, streams: (accepted or []).append((number, streams)),
+    )
     if accepted is not None:
-        host = Trunk(carrier, "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams)))
+        host = Trunk(
+            carrier, "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
+        )
     pod = Trunk(carrier, "pod-out", "pod-in")
     running = [asyncio.create_task(one.run()) for one in (host, pod)]
     try:
@@ -62,9 +71,17 @@ async def close(*streams: Streams) -> None:
         await writer.wait_closed()
 
 
-@given(st.lists(st.tuples(st.sampled_from([CONTROL, HANDS]), st.binary(min_size=1, max_size=400_000)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([CONTROL, HANDS]), st.binary(min_size=1, max_size=400_000)),
+        min_size=1,
+        max_size=6,
+    )
+)
 @settings(max_examples=15, deadline=None)
-def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(sent: list[tuple[int, bytes]]) -> None:
+def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
+    sent: list[tuple[int, bytes]],
+) -> None:
     async def main() -> None:
         async with trunks(Queues()) as (host, pod):
             pairs = {number: await ends(host, pod, number) for number in (CONTROL, HANDS)}
@@ -85,7 +102,7 @@ def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(sent: list[
     asyncio.run(main())
 
 
-async def test_a_stream_that_the_pod_opens_is_accepted_once_and_what_comes_after_its_end_is_dropped() -> None:
+async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are_dropped() -> None:
     accepted: list[tuple[int, Streams]] = []
     async with trunks(Queues(), accepted) as (_, pod):
         theirs = await asyncio.open_connection(sock=await pod.open(FIRST))
@@ -143,13 +160,18 @@ class Flooding:
 
 
 @pytest.mark.parametrize(
-    "stream", [HANDS, CODE, 7, FIRST], ids=["read slowly", "not opened yet", "never opened", "opened by the pod"]
+    "stream",
+    [HANDS, CODE, 7, FIRST],
+    ids=["read slowly", "not opened yet", "never opened", "opened by the pod"],
 )
 async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
     accepted: list[tuple[int, Streams]] = []
     queues = Queues()
     host = Trunk(
-        Carrier(queues.send, queues.hear), "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
+        Carrier(queues.send, queues.hear),
+        "pod-in",
+        "pod-out",
+        lambda number, streams: accepted.append((number, streams)),
     )
     running = asyncio.create_task(host.run())
     await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""The same house beside the metrics server: HorizontalPodAutoscalers have figures, and bring more pods by them."""
+"""The same house beside the metrics server: HorizontalPodAutoscalers have figures, and bring more
+pods by them.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,18 @@ async def measured(standing: Standing, home: Home) -> None:
         await applied(await asyncio.to_thread(METRICS.applied, home))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
-    await ask("-n", "kube-system", "rollout", "status", "deployment/metrics-server", "--timeout=180s")
-    await ask("wait", "apiservice/v1beta1.metrics.k8s.io", "--for=condition=Available", "--timeout=120s")
+    await ask(
+        "-n", "kube-system", "rollout", "status", "deployment/metrics-server", "--timeout=180s"
+    )
+    await ask(
+        "wait", "apiservice/v1beta1.metrics.k8s.io", "--for=condition=Available", "--timeout=120s"
+    )
 
 
 async def scaler(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await ask("-n", house.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json"))
+    found: dict[str, Any] = json.loads(
+        await ask("-n", house.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json")
+    )
     return found
 
 
@@ -69,5 +77,9 @@ async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)
         await rolled_out("deployment/moothall-api")
-    ready = [pod for pod in await standing.pods("app.kubernetes.io/component=api") if pod.status.phase == "Running"]
+    ready = [
+        pod
+        for pod in await standing.pods("app.kubernetes.io/component=api")
+        if pod.status.phase == "Running"
+    ]
     assert len(ready) >= 3

@@ -1,4 +1,6 @@
-"""The same house with its hosts on a RayCluster of the KubeRay operator, one on each node: a host is killed with -9, then their head; then all are replaced."""
+"""The same house with its hosts on a RayCluster of the KubeRay operator, one on each node: a host
+is killed with -9, then their head; then all are replaced.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from support.kube.stood import applied, give_images, rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
-HOSTS, HEAD = "ray.io/cluster=hosts,ray.io/group=hosts", "ray.io/cluster=hosts,ray.io/node-type=head"
+HOSTS, HEAD = (
+    "ray.io/cluster=hosts,ray.io/group=hosts",
+    "ray.io/cluster=hosts,ray.io/node-type=head",
+)
 
 
 async def ready() -> None:
@@ -37,7 +42,9 @@ async def waited(*what: str) -> None:
         await ask("-n", house.SPACE, "wait", *what, "--timeout=240s")
     except AssertionError as error:
         seen = await ask("-n", house.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
-        said = await ask("-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False)
+        said = await ask(
+            "-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False
+        )
         raise AssertionError(f"{error}\n{seen[-6000:]}\n{said[-4000:]}") from error
 
 
@@ -48,7 +55,9 @@ async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
         await asyncio.to_thread(RAY.make, home, print)
         await give_images(home)
         await applied(await asyncio.to_thread(RAY.applied, home))
-        await ask("-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s")
+        await ask(
+            "-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s"
+        )
         await asyncio.to_thread(house.install, home, house.values(counted.url, ray=True))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
@@ -63,7 +72,11 @@ async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
 async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, home: Home) -> None:
     pods = await standing.pods(HOSTS)
     assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
-    said = json.loads(await ask("-n", house.SPACE, "exec", "deploy/moothall-api", "--", "moothall", "fleet", "--json"))
+    said = json.loads(
+        await ask(
+            "-n", house.SPACE, "exec", "deploy/moothall-api", "--", "moothall", "fleet", "--json"
+        )
+    )
     assert {host["node"] for host in said["hosts"]} == {pod.status.pod_ip for pod in pods}
     assert on_ray.end.winner.endswith("3")
     assert await standing.left() == []
@@ -73,10 +86,14 @@ KILLED = {"a host": (HOSTS, 1), "the head": (HEAD, 1)}
 
 
 @pytest.mark.parametrize("what", KILLED)
-async def test_rays_nodes_that_are_killed_change_nothing(what: str, standing: Standing, on_ray: Seen) -> None:
+async def test_rays_nodes_that_are_killed_change_nothing(
+    what: str, standing: Standing, on_ray: Seen
+) -> None:
     selector, most = KILLED[what]
     seen = await standing.council(
-        f"without-{what.replace(' ', '-')}-of-ray", standing.killing(selector, most=most), EventType.SEAT_PROPOSED
+        f"without-{what.replace(' ', '-')}-of-ray",
+        standing.killing(selector, most=most),
+        EventType.SEAT_PROPOSED,
     )
     assert seen.hit, "somebody was there to be killed"
     assert on_ray.difference(seen) == ""
@@ -85,7 +102,9 @@ async def test_rays_nodes_that_are_killed_change_nothing(what: str, standing: St
     await ready()
 
 
-async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(standing: Standing, on_ray: Seen) -> None:
+async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(
+    standing: Standing, on_ray: Seen
+) -> None:
     old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}
 
     async def blow() -> int:

@@ -1,4 +1,6 @@
-"""The same house with the small local model, with its real weights, as the model server in the cluster."""
+"""The same house with the small local model, with its real weights, as the model server in the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,33 @@ async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", given=small.objects(weights))
     await rolled_out(f"deployment/{small.NAME}")
-    said = house.values(small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS))
+    said = house.values(
+        small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS)
+    )
     await asyncio.to_thread(house.install, home, said)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
-    await ask("-n", house.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s")
+    await ask(
+        "-n", house.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s"
+    )
     await ask("delete", "pv", small.VOLUME, "--timeout=60s")
 
 
 async def test_a_council_is_answered_by_the_small_model(standing: Standing, on_small: None) -> None:
-    request = pb.DeliberateRequest(task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model")
+    request = pb.DeliberateRequest(
+        task_description=TASK, role="DEV", num_agents=2, task_id="on-the-small-model"
+    )
     async with standing.stub() as stub:
         answer = await stub.Deliberate(request, metadata=WHO, timeout=600, wait_for_ready=True)
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
     assert all(len(result.proposal.content.split()) > 1 for result in answer.results), answer
     topic = (Channel.RESULTS.of("on-the-small-model"),)
-    calls = [one.event.data async for one in standing.bus.replay(topic) if one.event.type is EventType.MODEL_CALLED]
+    calls = [
+        one.event.data
+        async for one in standing.bus.replay(topic)
+        if one.event.type is EventType.MODEL_CALLED
+    ]
     assert {call["model"] for call in calls} == {small.NAME}
     assert all(call["answer"] for call in calls)
     sys.stdout.write(f"{len(calls)} calls; the winner said: {answer.results[0].proposal.content}\n")
