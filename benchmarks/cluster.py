@@ -26,9 +26,9 @@ from benchmarks.micro import Times, prepared
 from benchmarks.served import GRAPH_LATER
 from benchmarks.stub import Stub, running_stub
 from benchmarks.workload import text_act
+from moothall.app.repositories import open_hands
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from moothall.wiring.trusted import open_hands
 from support.kube import house, reached
 from support.kube.ctl import ask
 from support.kube.programs import Home

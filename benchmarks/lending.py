@@ -14,12 +14,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from moothall.bus.nats.jetstream import open_bus
-from moothall.bus.nats.server import embedded_server
+from moothall.app.repositories import open_hands, open_lending, trusted_repositories
 from moothall.config import RaySettings
 from moothall.domain.task import RepositoryRef
+from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.server import embedded_server
 from moothall.settings import load_settings
-from moothall.wiring.trusted import open_hands, open_lending, trusted_repositories
 from support.repos import Repo, make_repo
 
 _FILES = 100

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
+from moothall.app.repositories import Hands, open_hands
+from moothall.app.repository import register
+from moothall.app.rules import open_rules
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.code_block_calls import Allowance, BlockCalls
+from moothall.authorization.gateway import Gate
+from moothall.authorization.grants import grant_for
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.event import Event, EventType, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolResult
-from moothall.guard.audit import AuditLog
-from moothall.guard.blocks import Allowance, BlockCalls
-from moothall.guard.gate import Gate
-from moothall.guard.grants import grant_for
-from moothall.guard.seat import SeatContext
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
 from moothall.ports import Workspace
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from moothall.wiring.repository import register
-from moothall.wiring.rules import open_rules
-from moothall.wiring.trusted import Hands, open_hands
 from support.gate import Facts, Room
 from support.repos import make_repo
 

@@ -17,14 +17,14 @@ from pydantic import SecretStr
 
 from benchmarks.micro import Times
 from moothall.config import GraphSettings, LimitSettings
-from moothall.council.prompting.briefing import Briefings
+from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.shape import LABELS
+from moothall.graph.schema import LABELS
 from moothall.graph.store import CypherGraph
 
 SERVER = "MOOTHALL_TEST_NEO4J_URL"

@@ -28,8 +28,8 @@ from benchmarks.machine import part_of
 from benchmarks.served import GRAPH_LATER, Served, served
 from benchmarks.stub import Stub
 from benchmarks.workload import text_act
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
+from moothall.events.nats.server import embedded_server
 
 _CLUSTER = Path(__file__).resolve().parent.parent / "tests" / "cluster" / "ray_cluster.py"
 _PERIOD_US = 10_000  # short, so that a part is never away for long

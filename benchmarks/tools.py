@@ -19,11 +19,11 @@ from benchmarks.load import Act, Probe, Run, side_by_side, taking_turns
 from benchmarks.served import Served
 from benchmarks.stub import Stub
 from benchmarks.workload import Wrong
+from moothall.app.repository import register
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
-from moothall.wiring.repository import register
 
 CALLS = 9
 TURNS = 3

@@ -19,8 +19,10 @@ from benchmarks.quality import equal, report
 from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
+from moothall.app.repository import register
+from moothall.app.server import House, model_url, open_house
 from moothall.cli.council import hold_council
-from moothall.cli.narrator import Narrator
+from moothall.cli.progress import Narrator
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
@@ -28,8 +30,6 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import MoothallError
 from moothall.settings import load_settings
-from moothall.wiring.house import House, model_url, open_house
-from moothall.wiring.repository import register
 
 TEMPERATURES = (0.2, 0.6, 1.0)
 """Of the bare samples: those of a council of three."""
@@ -62,7 +62,7 @@ class Results:
 async def _bare(
     settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int
 ) -> None:
-    from moothall.model.client import open_model
+    from moothall.llm.client import open_model
 
     left = [problem for problem in problems if not results.has(problem, "bare")]
     if not left:
@@ -121,7 +121,7 @@ def _open(
 async def _best_of_n(
     settings: Settings, problems: tuple[Problem, ...], results: Results, seed: int, tokens: int
 ) -> None:
-    from moothall.model.client import open_model
+    from moothall.llm.client import open_model
 
     way = equal.named(equal.BEST_OF_N, tokens)
     left = [problem for problem in problems if not results.has(problem, way)]

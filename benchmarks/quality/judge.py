@@ -11,12 +11,12 @@ from pathlib import Path
 import git
 
 from benchmarks.quality.problems import HIDDEN, SEEN, Problem
+from moothall.app.repositories import open_hands
 from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
-from moothall.repositories.trusted import TrustedRepositories
-from moothall.wiring.trusted import open_hands
+from moothall.repositories.service import TrustedRepositories
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Moothall's own environment.
 
 import asyncio
 
-from moothall.model.weights import fetch_weights
+from moothall.llm.weights import fetch_weights
 from moothall.settings import load_settings
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from moothall.aio import Capacity
+from moothall.concurrency import Capacity
 from moothall.domain.chat import ChatReply, ChatRequest, ModelDescription, ReplyMode, Writing
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.event import Event, Recorded

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from moothall.config import RaySettings
-from moothall.fleet import ray_fleet
+from moothall.workers import ray_fleet
 
 
 async def host(name: str, ready: Callable[[], None], *, node: str) -> None:

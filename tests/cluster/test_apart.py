@@ -17,8 +17,8 @@ import pytest_asyncio
 
 import apart
 from house import Command, by_task, git, scripted
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
+from moothall.events.nats.server import embedded_server
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from ray_nodes import TOKEN
 from serving import serving, until_begun

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from house import Command, by_task, git, scripted
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
+from moothall.events.nats.server import embedded_server
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 from ray_nodes import TOKEN, growing_nodes, hosts_below, ray_nodes

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.nats.jetstream import open_bus
-from moothall.bus.nats.server import embedded_server
+from moothall.authorization.story_budgets import BUCKET, Accounts
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget
-from moothall.guard.accounts import BUCKET, Accounts
+from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.server import embedded_server
 from support.spending import STORY, TENANT
 
 pytestmark = pytest.mark.e2e

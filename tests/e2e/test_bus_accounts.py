@@ -12,17 +12,17 @@ import nkeys
 import pytest
 from click.testing import CliRunner
 
-from moothall.bus.nats import accounts
-from moothall.bus.nats.carrying import open_carrying
-from moothall.bus.nats.connection import connection
-from moothall.bus.nats.jetstream import open_bus
+from moothall.app.repositories import open_hands
 from moothall.cli import main
 from moothall.config import BusSettings, JobSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
+from moothall.events.nats import accounts
+from moothall.events.nats.connection import connection
+from moothall.events.nats.core_messages import open_carrying
+from moothall.events.nats.jetstream import open_bus
 from moothall.settings import load_settings
-from moothall.wiring.trusted import open_hands
 from support.accounts import House, refused, served
 
 pytestmark = pytest.mark.e2e

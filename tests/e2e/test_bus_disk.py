@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
-from moothall.bus.registry import WORK
 from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
+from moothall.events.registry import WORK
 
 pytestmark = pytest.mark.e2e
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 from nats.js.api import StorageType
 
-from moothall.bus.nats.connection import connection, without_credentials
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.nats.connection import connection, without_credentials
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
 from support.servers import free_port, relayed
 
 pytestmark = pytest.mark.e2e
@@ -307,7 +307,7 @@ import asyncio, sys
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from moothall.bus.nats.server import embedded_server
+from moothall.events.nats.server import embedded_server
 from moothall.config import BusSettings
 
 async def main():

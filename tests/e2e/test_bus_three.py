@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from moothall.bus.nats import accounts
-from moothall.bus.nats.connection import connection
-from moothall.bus.nats.jetstream import open_bus
-from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import ConfigurationError
+from moothall.events.nats import accounts
+from moothall.events.nats.connection import connection
+from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.server import _binary
 from support.servers import free_port
 
 pytestmark = pytest.mark.e2e

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from moothall.bus import registry
-from moothall.bus.codec import encode
-from moothall.bus.nats import accounts
-from moothall.bus.nats.connection import connection
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.permissions import USERS
 from moothall.domain.event import EventType, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable
+from moothall.events import registry
+from moothall.events.codec import encode
+from moothall.events.nats import accounts
+from moothall.events.nats.connection import connection
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.permissions import USERS
 from support.accounts import House, refused, served
 from support.visitors import tool_house
 

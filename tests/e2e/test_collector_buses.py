@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from moothall.bus.nats.jetstream import open_bus
-from moothall.bus.nats.server import embedded_server
 from moothall.collector import Collector
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.topic import Channel
+from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.server import embedded_server
 from moothall.ports import Bus
 from moothall.testing.bus import MemoryBus
 from support.story import SEATS, START, Remembering, Story, full

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from house import Command, git
+from moothall.app.bus import open_log
+from moothall.app.repositories import trusted_repositories
 from moothall.config import LlmSettings
-from moothall.council.front.desk import Desk
-from moothall.council.front.request import Defaults
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
 from moothall.settings import load_settings
 from moothall.testing.servers import SERVERS, served
-from moothall.wiring.bus import open_log
-from moothall.wiring.trusted import trusted_repositories
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

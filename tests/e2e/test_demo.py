@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from house import Command, Run, git
-from moothall.model.weights import fetch_weights
+from moothall.llm.weights import fetch_weights
 from moothall.settings import load_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

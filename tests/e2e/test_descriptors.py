@@ -16,16 +16,16 @@ import pytest
 from served import make_command, served
 
 from house import Command
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings, SandboxSettings
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult
-from moothall.inside import chromium as chromium_start
-from moothall.model.local import local_model_server
+from moothall.events.nats.server import embedded_server
+from moothall.llm.local import local_model_server
 from moothall.network.proxy import listener
 from moothall.processes import start_process
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import run_sandbox
+from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.settings import load_settings
 from moothall.testing.model import ScriptedModel
 from moothall.toolkits.mcp.links import LinkEnd, in_sandbox

@@ -18,11 +18,11 @@ import grpc.aio
 import pytest
 from served import ALICE, Served, make_command, served
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
 

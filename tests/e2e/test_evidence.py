@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.council.judging import trial
-from moothall.council.judging.recheck import facts_text
+from moothall.deliberation.judging import trial
+from moothall.deliberation.judging.evaluator import facts_text
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.repository import Patch
 from moothall.ranking import changed_files

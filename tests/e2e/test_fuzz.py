@@ -23,15 +23,15 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from served import ALICE, EVE, Served, make_command, served
 
-from moothall.bus import codec
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
+from moothall.app import data_dir_lock
 from moothall.config import BusSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType, new_event
 from moothall.domain.ids import ROLES
+from moothall.events import codec
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
-from moothall.wiring import directory
 from support.processes import command_line, descendants
 from support.story import deliberation, full
 
@@ -89,7 +89,7 @@ async def test_ten_thousand_messages_that_nobody_meant(
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
     async with served(command) as house:
         before = _processes(house.pid)
-        address = directory.find(command.data_dir)
+        address = data_dir_lock.find(command.data_dir)
         assert address is not None
         seen = await _fuzz_grpc(house)
         async with open_bus(BusSettings(), address.bus_url) as bus:

@@ -20,7 +20,7 @@ from moothall.errors import (
 )
 from moothall.network.destinations import Destinations
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.githttp import git_server
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from house import git
+from moothall.app.repositories import open_hands
+from moothall.app.repository import register
 from moothall.domain.evidence import Verdict
 from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
-from moothall.wiring.repository import register
-from moothall.wiring.trusted import open_hands
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

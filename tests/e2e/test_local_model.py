@@ -18,16 +18,16 @@ import pytest
 import pytest_asyncio
 
 from moothall.config import LimitSettings, LlmSettings
-from moothall.council.prompting.briefing import Briefings
-from moothall.council.prompting.text import most_tokens
+from moothall.deliberation.prompts.briefing import Briefings
+from moothall.deliberation.prompts.text import most_tokens
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.chat import ChatReply, Message
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.errors import ConfigurationError
-from moothall.model.client import OpenAIModel, open_model
-from moothall.model.counting import counting
-from moothall.model.local import local_model_server
+from moothall.llm.client import OpenAIModel, open_model
+from moothall.llm.counting import counting
+from moothall.llm.local import local_model_server
 from moothall.settings import load_settings
 from moothall.testing.chat_contract import FINISH, ChatModelContract, ask
 from moothall.testing.server_contract import Expected, ServerContract
@@ -172,7 +172,7 @@ import asyncio, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from moothall.settings import load_settings
-from moothall.model.local import local_model_server
+from moothall.llm.local import local_model_server
 
 async def main():
     settings = load_settings()
@@ -225,7 +225,7 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
     (server,) = [
         child
         for child in psutil.Process().children()
-        if "moothall.model.serve_local" in command_line(child)
+        if "moothall.llm.serve_local" in command_line(child)
     ]
     begun = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -236,6 +236,6 @@ async def test_killed_under_a_call_it_is_started_again_and_the_call_is_answered_
     (again,) = [
         child
         for child in psutil.Process().children()
-        if "moothall.model.serve_local" in command_line(child)
+        if "moothall.llm.serve_local" in command_line(child)
     ]
     assert again.pid != server.pid

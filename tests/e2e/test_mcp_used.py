@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from house import SOLVED, Command, git, scripted, turn
-from moothall.guard.grants import policies_folder
+from moothall.authorization.grants import policies_folder
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from house import Command
-from moothall.bus.nats.server import embedded_server
 from moothall.config import BusSettings
-from moothall.fleet.ray_authentication import Access, probe_access
+from moothall.events.nats.server import embedded_server
 from moothall.testing.model import scripted_model
+from moothall.workers.ray_authentication import Access, probe_access
 from ray_nodes import NO_TOKEN, TOKEN, hosts_below, ray_nodes
 from serving import until_serving
 from support.processes import all_gone, descendants

@@ -21,13 +21,13 @@ import pytest_asyncio
 from served import ALICE, make_command
 
 from house import Command
-from moothall.bus.lease import BUCKET
-from moothall.bus.nats import accounts
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.errors import GraphUnavailable
-from moothall.graph.elsewhere import OverBus
+from moothall.events.lease import BUCKET
+from moothall.events.nats import accounts
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.graph.remote import OverBus
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from moothall.bus.dead import letters
+from moothall.authorization.audit import verify_all
+from moothall.authorization.overrides import REVOKED, Revocations
 from moothall.domain.tool import ToolStatus
 from moothall.domain.topic import Channel
-from moothall.guard.audit import verify_all
-from moothall.guard.orders import REVOKED, Revocations
+from moothall.events.dead_letters import letters
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN
 from support.visitors import ToolHouse, tool_house

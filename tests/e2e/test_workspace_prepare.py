@@ -12,7 +12,7 @@ from moothall.config import Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError, WorkspaceFailed
-from moothall.workspace.box import Box
+from moothall.workspace.executor_client import Box
 from moothall.workspace.layout import environment_key, prepared_key
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer

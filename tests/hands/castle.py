@@ -22,21 +22,21 @@ import pytest_asyncio
 
 from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
 from hostile_site import site
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.call_context import Meter, SeatContext
+from moothall.authorization.gateway import Gate
+from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, SandboxSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
-from moothall.guard.rules import Rules
-from moothall.guard.seat import Meter, SeatContext
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
+from moothall.tool_sessions.persistent_workspace import StandingWorkspace
 from moothall.toolkits.web.settings import HttpSettings
 from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
-from moothall.visits.standing import StandingWorkspace
 from moothall.workspace.gittools import GitState
 from support.gate import Facts, in_seconds
 from support.local import PYTEST, Local, local

@@ -13,13 +13,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.call_context import Meter, SeatContext
+from moothall.authorization.gateway import Gate
+from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.tool import Grant, ToolCall, ToolResult
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
-from moothall.guard.rules import Rules
-from moothall.guard.seat import Meter, SeatContext
 from moothall.settings import load_settings
 from moothall.toolkits.mcp.family import McpFamily
 from moothall.toolkits.mcp.spec import keep, read_offers

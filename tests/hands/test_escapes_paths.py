@@ -15,9 +15,9 @@ import pytest
 from castle import SECRET, Castle, walled  # noqa: F401 - a fixture
 from corpus.attempt import Attempt
 from corpus.paths import ATTEMPTS
-from moothall.inside import files
-from moothall.inside.paths import ToolFailure
-from moothall.inside.texts import TextLimits
+from moothall.sandbox_runtime import files
+from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.texts import TextLimits
 from support.tools import CATALOGUE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from moothall.app.repositories import Hands, open_hands
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
@@ -21,7 +22,6 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.ports import Workspace as OpenWorkspace
 from moothall.settings import load_settings
 from moothall.toolkits.web.settings import HttpSettings
-from moothall.wiring.trusted import Hands, open_hands
 from support.githttp import GitServer, git_server
 from support.repos import Repo, make_repo
 

@@ -16,14 +16,14 @@ from counting_site import counting_site
 from test_workflow_kills import kill, serve, until
 
 from house import Command
-from moothall.bus import codec
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.registry import subject
+from moothall.authorization.tokens import narrow, request_digest
 from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
-from moothall.guard.tokens import narrow, request_digest
+from moothall.events import codec
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.registry import subject
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.gate import in_seconds

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 from counting_site import Site, counting_site
 
-from moothall.guard.audit import verify_all
-from moothall.guard.orders import SWITCHES, Switches
+from moothall.authorization.audit import verify_all
+from moothall.authorization.overrides import SWITCHES, Switches
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from moothall.app.repositories import open_hands
+from moothall.app.repository import register
 from moothall.config import SandboxSettings
 from moothall.domain.evidence import Verdict
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.settings import load_settings
-from moothall.wiring.repository import register
-from moothall.wiring.trusted import open_hands
 from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e

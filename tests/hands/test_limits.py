@@ -12,7 +12,7 @@ import pytest
 
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.sandbox import cgroups
-from moothall.workspace.boxlog import folder_of
+from moothall.workspace.executor_log import folder_of
 from moothall.workspace.local import LocalWorkspace
 from support.local import Local, local
 from support.ordinary import interpreter_for_all, run_as_ordinary_user

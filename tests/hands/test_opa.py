@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from moothall.authorization.grants import policies_folder
+from moothall.authorization.policy import Policy
 from moothall.domain.tool import ToolStatus
-from moothall.guard.grants import policies_folder
-from moothall.guard.policy import Policy
 from moothall.policy.opa import Opa, opa
 from support import gobuilt
 from support import opa as real

@@ -15,13 +15,13 @@ import pytest
 from pydantic import SecretStr
 from querying import PASSWORD, ask
 
+from moothall.app.rules import open_rules
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.gateway import Gate
 from moothall.domain.tool import ToolStatus
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.db.settings import Databases, DbSettings
-from moothall.wiring.rules import open_rules
 from support import servers
 from support.gate import Facts, House, tool_call
 

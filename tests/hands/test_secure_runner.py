@@ -12,13 +12,13 @@ import grpc.aio
 import pytest
 from google.protobuf import json_format
 
+from moothall.authorization.audit import verify_all
+from moothall.authorization.tokens import narrow
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.task import RepositoryRef
-from moothall.guard.audit import verify_all
-from moothall.guard.tokens import narrow
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
-from moothall.visits.visits import Awaited
+from moothall.tool_sessions.manager import Awaited
 from support.callers import OTHER
 from support.visitors import ToolHouse, tool_house
 

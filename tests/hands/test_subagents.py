@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from moothall.config import RunnerSettings
-from moothall.council.recording import Recording
+from moothall.deliberation.recorded_model import Recording
 from moothall.domain.budget import Budget
 from moothall.domain.event import EventType
 from moothall.testing.model import step_of

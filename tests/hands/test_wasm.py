@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import wasmtime
 
+from moothall.app.repositories import open_hands
+from moothall.app.repository import register
 from moothall.config.agents import WasmSettings
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.inside.wasm import Run, compile_module
+from moothall.sandbox_runtime.wasm import Run, compile_module
 from moothall.settings import load_settings
 from moothall.telemetry import metrics
-from moothall.wiring.repository import register
-from moothall.wiring.trusted import open_hands
 from support.repos import make_repo
 
 pytestmark = pytest.mark.e2e

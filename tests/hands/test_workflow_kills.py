@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from house import Command
-from moothall.guard.audit import verify_all
+from moothall.authorization.audit import verify_all
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from moothall.guard.audit import verify_all
+from moothall.authorization.audit import verify_all
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN, doors_of
 from support.desk import MemoryDesk

@@ -13,7 +13,7 @@ from served import Served, served
 from steps import AC, BRIEF, look, stands, write
 
 from house import Command, git
-from moothall.services.page.people import People
+from moothall.api.web.user_accounts import People
 from world import BIDI, HOSTILE, Reader, commits, reader
 
 pytest_plugins = ["given"]

@@ -13,7 +13,7 @@ from served import served
 from steps import AC, BRIEF, stands, until, write
 
 from house import git
-from moothall.model.weights import fetch_weights
+from moothall.llm.weights import fetch_weights
 from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
 from world import Reader, make_command, reader

@@ -13,7 +13,7 @@ from served import served
 from steps import BRIEF, look, write
 
 from house import Command
-from moothall.planning.coach import CRITERIA, TITLE_CHARS
+from moothall.stories.coach import CRITERIA, TITLE_CHARS
 from support.provider import CLIENT, SECRET, provider
 from world import HOSTILE, Reader, reader
 

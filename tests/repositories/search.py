@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 
+from moothall.app.repositories import open_hands
+from moothall.app.repository import register
 from moothall.config import Settings
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.ports import Workspaces
 from moothall.repositories.patch_rules import matches
-from moothall.wiring.repository import register
-from moothall.wiring.trusted import open_hands
 from mutate import Fault, faults, mutable
 
 _TRIES = 24

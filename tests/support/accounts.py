@@ -15,9 +15,9 @@ from pathlib import Path
 import nats.errors
 from nats.aio.client import Client, RawCredentials
 
-from moothall.bus.nats import accounts
-from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings
+from moothall.events.nats import accounts
+from moothall.events.nats.server import _binary
 
 
 @dataclass(frozen=True, slots=True)

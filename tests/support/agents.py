@@ -15,18 +15,18 @@ import pytest
 
 from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET, AgentSessions
+from moothall.api.health import Checkup, Probe
+from moothall.authorization.grants import read_grants
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.overview import Condition
+from moothall.domain.status import Condition
 from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import Temporary
-from moothall.guard.grants import read_grants
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.ports import Workspace
-from moothall.services.checkup import Checkup, Probe
 from moothall.testing.bus import MemoryBus
 from moothall.tools.arguments import Arguments
 from moothall.tools.catalogue import CATALOGUE

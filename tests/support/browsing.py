@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from moothall.planning.coach import StoryDraft
-from moothall.services.doors import Doors
+from moothall.api.dependencies import Doors
+from moothall.stories.coach import StoryDraft
 from support.callers import TOKEN
 
 HOSTILE = "<script>alert(1)</script>\u202egnp.exe"

@@ -12,23 +12,23 @@ from typing import Any, cast
 import grpc.aio
 
 from moothall import config
+from moothall.api.bundles import BUCKET as BUNDLES
+from moothall.api.bundles import Bundles
+from moothall.api.dependencies import Doors
+from moothall.api.grpc_server import Server, grpc_server
+from moothall.api.health import Checkup
+from moothall.authorization.recent_decisions import Decisions
+from moothall.authorization.story_budgets import BUCKET, Accounts
 from moothall.collector.overview import Overview
-from moothall.collector.tally import Tally
-from moothall.council.front.author import Author
-from moothall.council.front.roster import Roster
-from moothall.council.prompting.briefing import Briefings
+from moothall.collector.statistics import Tally
+from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.identity import LOCAL, Principal
-from moothall.guard.accounts import BUCKET, Accounts
-from moothall.guard.decisions import Decisions
+from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.story_writer import Author
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
-from moothall.planning.board import Board
-from moothall.planning.notes import Notes
-from moothall.planning.planner import Planner
-from moothall.services.bundles import BUCKET as BUNDLES
-from moothall.services.bundles import Bundles
-from moothall.services.checkup import Checkup
-from moothall.services.doors import Doors
-from moothall.services.grpc_server import Server, grpc_server
+from moothall.stories.board import Board
+from moothall.stories.notes import Notes
+from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
 from support.graph import MemoryGraph

@@ -13,6 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.gateway import Gate
 from moothall.collector.decide import decide
 from moothall.collector.fold import fold
 from moothall.config import (
@@ -22,9 +24,9 @@ from moothall.config import (
     LlmSettings,
     RunnerSettings,
 )
-from moothall.council.prompting.survey import Surveyor
-from moothall.council.protocols import Parts, deliberate
-from moothall.council.recording import Recording
+from moothall.deliberation.prompts.repo_map import Surveyor
+from moothall.deliberation.protocols import Parts, deliberate
+from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import seat_id
@@ -32,9 +34,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.repository import Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.domain.topic import Channel
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
-from moothall.model.client import open_model
+from moothall.llm.client import open_model
 from moothall.ports import RunCode
 from moothall.telemetry.events import write_of
 from moothall.testing.bus import MemoryBus

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.council.facts import Facts
-from moothall.council.judging.recheck import Bench
-from moothall.council.judging.runs import FreshRuns
+from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.deliberation.judging.evaluator import Bench
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
-from moothall.inside import files
-from moothall.inside.paths import ToolFailure
-from moothall.inside.texts import TextLimits
+from moothall.sandbox_runtime import files
+from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.texts import TextLimits
 from support.gate import Room
 
 _LIMITS = TextLimits(5_000_000, 60_000)

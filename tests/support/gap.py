@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.council.facts import Facts
-from moothall.council.judging.recheck import Bench
-from moothall.council.judging.runs import FreshRuns
+from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.deliberation.judging.evaluator import Bench
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Profile
 from moothall.domain.task import VALIDATION, Deliberation, RepositoryRef

@@ -11,6 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.gateway import Gate
+from moothall.authorization.grants import grant_for
+from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
 from moothall.domain.budget import Ledger
 from moothall.domain.code import Ask, BlockRun, CodeBlock
@@ -20,11 +25,6 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.repository import Patch
 from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import WorkspaceFailed
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
-from moothall.guard.grants import grant_for
-from moothall.guard.rules import Rules
-from moothall.guard.seat import SeatContext
 from moothall.ports import Hear
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from moothall.config import Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
-from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import INSIDE, bundle
-from moothall.workspace.jobs.box import CodeBox, JobBox, Pods
-from moothall.workspace.jobs.cluster import Cluster
-from moothall.workspace.jobs.link import LINK, Folders, PodLink
-from moothall.workspace.jobs.trunk import Carrier
+from moothall.workspace.executor_client import Box, BoxSetup
+from moothall.workspace.kubernetes.box import CodeBox, JobBox, Pods
+from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
+from moothall.workspace.kubernetes.multiplexer import Carrier
 from moothall.workspace.pool import MakeBox
 
 

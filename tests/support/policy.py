@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
+from moothall.authorization.policy import Decide
 from moothall.errors import PolicyUnavailable
-from moothall.guard.policy import Decide
 from moothall.policy.opa import PATH
 from moothall.policy.rego import Rego
 

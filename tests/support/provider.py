@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from moothall.services.asgi import ListenAddress, ServerLimits, serving
+from moothall.api.asgi import ListenAddress, ServerLimits, serving
 
 CLIENT, SECRET = "moothall", "the secret of this client"
 Forge = Callable[[dict[str, Any], dict[str, Any], Any], str]

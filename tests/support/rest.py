@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 
 from moothall import config
-from moothall.services.doors import Doors
-from moothall.services.rest.server import http_server
+from moothall.api.dependencies import Doors
+from moothall.api.http.server import http_server
 from support.callers import TOKEN, TOKENS
 
 

@@ -21,9 +21,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from moothall.council.facts import Facts
-from moothall.council.judging.recheck import Bench, Judged
-from moothall.council.judging.runs import FreshRuns
+from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.deliberation.judging.evaluator import Bench, Judged
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
@@ -36,7 +36,7 @@ from moothall.testing.bus import MemoryBus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from moothall.wiring.trusted import Hands
+    from moothall.app.repositories import Hands
 
 NO_TEST, NEW_FILE, EXISTING_FILE, SECOND = "no test", "new file", "existing file", "second right"
 MODES = (NO_TEST, NEW_FILE, EXISTING_FILE, SECOND)

@@ -12,11 +12,11 @@ import json
 import random
 import sys
 
-from moothall.bus.nats.jetstream import open_bus
+from moothall.authorization.story_budgets import BUCKET, Accounts, Purse
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.errors import BudgetExceeded
-from moothall.guard.accounts import BUCKET, Accounts, Purse
+from moothall.events.nats.jetstream import open_bus
 
 STORY, TENANT = "story-1", "local"
 _CALLS = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.aio import Capacity
+from moothall.concurrency import Capacity
 from moothall.domain.budget import Usage
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded, new_event

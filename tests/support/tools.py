@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from moothall.app.rules import catalogue_of
 from moothall.settings import AllSettings
 from moothall.tools.spec import ToolSpec
-from moothall.wiring.rules import catalogue_of
 
 CATALOGUE: Final[Mapping[str, ToolSpec]] = catalogue_of(AllSettings())

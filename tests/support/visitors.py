@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from moothall.bus import codec
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.nats.server import embedded_server
-from moothall.bus.registry import subject
+from moothall.app.rules import open_rules
+from moothall.app.tool_sessions import execution_service, tool_service, workflow_service
+from moothall.authorization.tokens import narrow, request_digest
 from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event
 from moothall.domain.tool import ToolCall
 from moothall.domain.topic import Channel
-from moothall.guard.tokens import narrow, request_digest
+from moothall.events import codec
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
+from moothall.events.registry import subject
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.settings import load_settings
-from moothall.visits.visits import Visits
-from moothall.wiring.rules import open_rules
-from moothall.wiring.visits import execution_service, tool_service, workflow_service
-from moothall.workflows.running import Workflows
+from moothall.tool_sessions.manager import Visits
+from moothall.workflows.runner import Workflows
 from support.callers import TOKEN, doors_of, serving
 from support.desk import MemoryDesk
 from support.gate import in_seconds

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, Parking
+from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
-from moothall.guard.parking import BUCKET, SPENT_BUCKET, Parking
-from moothall.guard.rules import Rules
 from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.visits.visits import Visits
+from moothall.tool_sessions.manager import Visits
 from support.gate import House, Room, open_house
 
 SHA = "a" * 40
@@ -118,7 +118,7 @@ async def visiting(
     """Let callers visit. With a bus, requests that the policy denies can be parked; `rules` are
     those of the gate.
     """
-    from moothall.guard.approvals import Approvals
+    from moothall.authorization.approvals import Approvals
 
     guard = GuardSettings(**(limits or {}))
     if bus is not None:

@@ -12,11 +12,11 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
-from moothall.planning.board import Board
-from moothall.planning.card import Card
-from moothall.planning.coach import StoryDraft
-from moothall.planning.planner import Planner
-from moothall.planning.work import Work
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.stories.executor import Work
+from moothall.stories.planner import Planner
+from moothall.stories.story_state import Card
 from moothall.testing.bus import MemoryBus
 from support.desk import Lands, MemoryDesk
 

@@ -18,16 +18,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from moothall.authorization.paths import covers
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import NotFound, PatchRefused, WorkspaceFailed
-from moothall.guard.paths import covers
-from moothall.inside import cases, checks, files, texts
-from moothall.inside.paths import ToolFailure
-from moothall.inside.plugins import FOLDER as REPORTERS
 from moothall.ports import NOTHING, Hear
+from moothall.sandbox_runtime import cases, checks, files, texts
+from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
 from support.repos import Repo
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "--tb=short")

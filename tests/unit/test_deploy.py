@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from moothall.bus.nats.accounts import make
 from moothall.cli.deliberate import deliberate
+from moothall.events.nats.accounts import make
 from moothall.settings import load_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy/k8s"

@@ -11,9 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from moothall.bus.nats.accounts import make
-from moothall.bus.nats.permissions import USERS
+from moothall.api.http.server import http_server
+from moothall.app.bus import ROLES, embedded_parts, parse_roles
 from moothall.config import GrpcSettings, Settings
+from moothall.events.nats.accounts import make
+from moothall.events.nats.permissions import USERS
 from moothall.pb.context.v1 import context_pb2
 from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2
@@ -23,9 +25,7 @@ from moothall.pb.shannon.agent import agent_pb2
 from moothall.pb.storycoach.v1 import storycoach_pb2
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.pb.workspace.v1 import workspace_pb2
-from moothall.services.rest.server import http_server
 from moothall.settings import load_settings
-from moothall.wiring.bus import ROLES, embedded_parts, parse_roles
 from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
 from support.desk import MemoryDesk
 from support.kube.manifests import Objects, kustomized, objects

@@ -7,9 +7,9 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from moothall.inside import coder, syntax
-from moothall.inside.confinement import BOOT
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
+from moothall.sandbox_runtime import code_runner, syntax
+from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
 
 ROOT = Path(__file__).parents[2]
@@ -17,10 +17,10 @@ TEXT = (ROOT / "Dockerfile.workspace").read_text(encoding="utf-8")
 
 
 def test_what_lies_in_the_image_of_workspaces_is_where_it_is_looked_for() -> None:
-    assert f"COPY src/moothall/inside {INSIDE}/moothall/inside\n" in TEXT
-    assert f"COPY src/moothall/inside/plugins {INSIDE}/plugins\n" in TEXT
+    assert f"COPY src/moothall/sandbox_runtime {INSIDE}/moothall/sandbox_runtime\n" in TEXT
+    assert f"COPY src/moothall/sandbox_runtime/plugins {INSIDE}/plugins\n" in TEXT
     assert f"--target {syntax.GRAMMARS} " in TEXT
-    assert f"ln -s {syntax.GRAMMARS} {coder.MONTY} " in TEXT
+    assert f"ln -s {syntax.GRAMMARS} {code_runner.MONTY} " in TEXT
     assert f"mkdir -p {WORKSPACE} {ENVIRONMENT} /link" in TEXT
 
 
@@ -29,8 +29,8 @@ def test_of_ours_it_holds_what_runs_inside_alone_and_nobody_is_root() -> None:
     assert copied == {
         "requirements/workspace.txt",
         "src/moothall/__init__.py",
-        "src/moothall/inside",
-        "src/moothall/inside/plugins",
+        "src/moothall/sandbox_runtime",
+        "src/moothall/sandbox_runtime/plugins",
     }
     for name in ("Dockerfile", "Dockerfile.workspace"):
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -74,5 +74,5 @@ def test_moothall_executor_is_a_command_of_the_image_of_workspaces(tmp_path: Pat
     )
     told = subprocess.run(["sh", str(script), "serve"], check=False, capture_output=True, text=True)
     assert (told.returncode, "moothall executor SOCKET OPTIONS" in told.stderr) == (2, True)
-    boot = BOOT.format(module="moothall.inside.hands").replace("'", r"\"")
+    boot = BOOT.format(module="moothall.sandbox_runtime.container_init").replace("'", r"\"")
     assert f'exec python3 -I -S -c "{boot}" "$@"' in script.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moothall.bus.event_specs import EVENT_SPECS
+from moothall.events.event_specs import EVENT_SPECS
 from support.recovery.matrix import check_covered
 from support.recovery.scene import NOT_SCRIPTED
 

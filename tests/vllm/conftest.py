@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from moothall.config import LlmSettings
-from moothall.model.client import OpenAIModel, open_model
+from moothall.llm.client import OpenAIModel, open_model
 from moothall.settings import load_settings
 
 _MEASURED = pytest.StashKey[list[str]]()

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from house import Command
-from moothall.model.client import OpenAIModel
+from moothall.llm.client import OpenAIModel
 from moothall.testing.chat_contract import ChatModelContract
 from moothall.testing.server_contract import Expected, ServerContract
 

@@ -18,7 +18,7 @@ import pytest
 
 from moothall.domain.event import EventType
 from moothall.domain.task import Constraints
-from moothall.model.client import OpenAIModel
+from moothall.llm.client import OpenAIModel
 from support.council import CouncilHouse, of, open_council
 from support.repos import SAMPLE
 from support.watching import WatchedModel, block_size, in_common, perfect_prefill, tokenized

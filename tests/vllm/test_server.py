@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from moothall.config import LlmSettings
-from moothall.council.prompting.reply import (
+from moothall.deliberation.prompts.reply import (
     approaches_schema,
     read_review,
     read_turn,
@@ -27,7 +27,7 @@ from moothall.errors import (
     ModelReplyInvalid,
     ModelUnavailable,
 )
-from moothall.model.client import OpenAIModel, open_model
+from moothall.llm.client import OpenAIModel, open_model
 from moothall.testing.chat_contract import ask
 from support.tools import CATALOGUE
 

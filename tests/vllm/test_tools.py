@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moothall.domain.event import EventType
-from moothall.model.client import OpenAIModel
+from moothall.llm.client import OpenAIModel
 from support.council import of, open_council
 from support.watching import WatchedModel
 

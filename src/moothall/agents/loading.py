@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
-from moothall.agents.order import of_specs, of_tasks
+from moothall.agents.dependency_order import of_specs, of_tasks
 from moothall.agents.specs import Spec
 from moothall.errors import InvalidRequest, WrongField, wrong_fields
 

@@ -13,11 +13,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.agents.direct import Direct, ToolRun
-from moothall.agents.enforcer import Enforcer
+from moothall.agents.admission import Enforcer
 from moothall.agents.queries import Mode, Query, SessionContext
 from moothall.agents.sessions import AgentSessions, written_paths
-from moothall.aio import merge
+from moothall.agents.tool_sequence import Direct, ToolRun
+from moothall.concurrency import merge
 from moothall.config import AgentSettings
 from moothall.domain.budget import Budget, Usage
 from moothall.domain.chat import Writing
@@ -30,9 +30,9 @@ from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
 from moothall.telemetry import get_logger
+from moothall.tool_sessions.manager import Visits
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import ToolSpec
-from moothall.visits.visits import Visits
 
 log = get_logger(__name__)
 

@@ -19,8 +19,8 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Action
 from moothall.errors import AlreadyExists, NotFound, Temporary
 from moothall.ports import Bucket
+from moothall.tool_sessions.manager import OpenedVisit, Visits
 from moothall.tools.spec import ToolSpec
-from moothall.visits.visits import OpenedVisit, Visits
 
 BUCKET = "sessions"
 _TRIES = 20

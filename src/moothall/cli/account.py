@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.run import say, settings_of, speak_errors
+from moothall.cli.runtime import say, settings_of, speak_errors
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.services.page.people import People
+    from moothall.api.web.user_accounts import People
 
 
 @click.group()
@@ -89,7 +89,7 @@ def password(context: click.Context, *, name: str) -> None:
 
 
 def _people(context: click.Context) -> People:
-    from moothall.services.page.people import People
+    from moothall.api.web.user_accounts import People
 
     return People(settings_of(context, narrated=True).data_dir)
 

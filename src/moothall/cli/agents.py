@@ -12,15 +12,15 @@ import click
 
 from moothall.agents.loading import Loaded, Wrong, check_order, load
 from moothall.agents.specs import Spec
-from moothall.cli.exits import EXIT_NONE
+from moothall.app.preflight import NamedRepository, check_early, check_request
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option, repository_options
-from moothall.cli.plain import plain, teller
 from moothall.cli.ranges import field_range
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain, teller
 from moothall.config import AgentSettings, Settings
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
-from moothall.wiring.early import NamedRepository, check_early, check_request
 
 _LOG = "reading the log of tasks"
 
@@ -151,7 +151,7 @@ async def resume(settings: Settings, *, name: str) -> None:
 @with_settings(_LOG)
 async def stop(settings: Settings, *, name: str) -> None:
     """Stop the agent NAME for good: it is not made again, whatever its file says."""
-    from moothall.wiring.tasks import cancel
+    from moothall.app.tasks import cancel
 
     for task in await _at_work(settings, name):
         task_id, status = await cancel(settings, task, "stopped on the command line", say)
@@ -159,14 +159,14 @@ async def stop(settings: Settings, *, name: str) -> None:
 
 
 async def _turn(settings: Settings, name: str, *, paused: bool, done: str, before: str) -> None:
+    from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
-    from moothall.planning import saying
-    from moothall.wiring.tasks import open_tasks
+    from moothall.stories import comments
 
     found = await _at_work(settings, name)
     async with open_tasks(settings, say) as tasks:
         for task in found:
-            changed = await saying.pause(tasks.desk, task, LOCAL, paused=paused)
+            changed = await comments.pause(tasks.desk, task, LOCAL, paused=paused)
             click.echo(f"{task}: {done if changed else before}")
 
 
@@ -174,7 +174,7 @@ async def _at_work(settings: Settings, name: str) -> Sequence[str]:
     """Return the tasks of an agent that is at work. Raises `NotFound`, which names those that
     are.
     """
-    from moothall.wiring.tasks import open_tasks
+    from moothall.app.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         live = [view for view in await tasks.latest("live", 1000) if view.agent]
@@ -191,7 +191,7 @@ def _load(settings: Settings, paths: Sequence[Path]) -> Loaded:
     """Read the files, and say what is wrong: with them, or by the settings, so that no run fails
     for it once others have ended.
     """
-    from moothall.agents.running import request_of
+    from moothall.agents.runner import request_of
 
     loaded, longest = (
         load(paths or (Path("agents"),), settings.agents.file_bytes),
@@ -249,13 +249,13 @@ async def _run(
         settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell
     )
     # Only now: a second of imports that a wrong address need not wait for.
-    from moothall.agents.running import AgentRun, State, first_line
+    from moothall.agents.runner import AgentRun, State, first_line
+    from moothall.app.repository import find_repository, unseen
+    from moothall.app.server import open_house
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import check_id, new_task_id
-    from moothall.wiring.house import open_house
-    from moothall.wiring.repository import find_repository, unseen
 
     run_name = check_id(name, "--run") if name else new_task_id()
     repository = await find_repository(settings, named)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli import complete
-from moothall.cli.asking import AskOptions, show_answer
-from moothall.cli.exits import exit_code
+from moothall.cli.ask_options import AskOptions, show_answer
+from moothall.cli.exit_codes import exit_code
 from moothall.cli.options import (
     example,
     json_option,
@@ -21,18 +22,17 @@ from moothall.cli.options import (
     text_option,
     verbose_option,
 )
-from moothall.cli.plain import plain, teller
 from moothall.cli.ranges import SEED, SettingRange
-from moothall.cli.run import result_of, say, settings_of, speak_errors
+from moothall.cli.runtime import result_of, say, settings_of, speak_errors
+from moothall.cli.text import plain, teller
 from moothall.config import Settings
 from moothall.domain.ids import is_id
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest
 from moothall.errors import InvalidRequest
-from moothall.wiring.early import NamedRepository, check_early
 
 if TYPE_CHECKING:  # imported once the model server has answered
-    from moothall.wiring.repository import Diff
+    from moothall.app.repository import Diff
 
 _LAST = "\0"  # of --continue without a task
 
@@ -210,7 +210,7 @@ def _read_prompt(prompt: str, goes_on: str | None) -> tuple[str, str | None]:
 async def _ask(asking: AskOptions) -> _Asked:
     asked = await _check_early(asking, asking.request)
     # Only now, as in `deliberate`.
-    from moothall.cli.door import open_door
+    from moothall.cli.ask_session import open_door
 
     narrator = asking.narrator()
     with narrator.watching():
@@ -221,7 +221,7 @@ async def _ask(asking: AskOptions) -> _Asked:
 
 async def _talk(asking: AskOptions) -> int:
     asked = await _check_early(asking, replace(asking.request, description="?"))
-    from moothall.cli.talk import talk
+    from moothall.cli.chat import talk
 
     return await talk(asking, asked=asked)
 
@@ -248,7 +248,7 @@ def _is_wanted(*, yes: bool, quiet: bool) -> bool:
 
 
 def _apply(settings: Settings, files: Path, changes: Sequence[Diff]) -> tuple[str, ...]:
-    from moothall.wiring.repository import take_over
+    from moothall.app.repository import take_over
 
     paths = result_of(take_over(settings, files, *changes))
     say(f"applied to {', '.join(plain(path, 80) for path in paths)}")

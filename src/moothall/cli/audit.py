@@ -6,10 +6,10 @@ from contextlib import aclosing
 
 import click
 
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.topic import Channel
 from moothall.errors import MoothallError
@@ -32,10 +32,10 @@ async def verify(settings: Settings, *, approvals: bool) -> int:
     AUDIT stream was told, which for hosts on other machines is all that there is here. Exit code 1
     where one was.
     """
-    from moothall.guard.audit_stream import read_told
-    from moothall.guard.chain import StreamChains, verify_all
-    from moothall.guard.keys import keys_of
-    from moothall.wiring.bus import open_log
+    from moothall.app.bus import open_log
+    from moothall.authorization.audit_chain import StreamChains, verify_all
+    from moothall.authorization.audit_stream import read_told
+    from moothall.authorization.keys import keys_of
 
     keys = keys_of(settings.guard, settings.data_dir)
     key, hosts, told = keys.audit, keys.of_hosts().audit, StreamChains()
@@ -82,8 +82,8 @@ async def alerts(settings: Settings, *, as_json: bool) -> None:
     """List what the guard called out: many refusals of one principal or task, and attempts to get
     past the walls.
     """
+    from moothall.app.bus import open_log
     from moothall.domain.event import EventType
-    from moothall.wiring.bus import open_log
 
     async with (
         open_log(settings, lambda _: None) as bus,

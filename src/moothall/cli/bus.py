@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from moothall.cli.options import example
-from moothall.cli.plain import plain
-from moothall.cli.run import speak_errors
+from moothall.cli.runtime import speak_errors
+from moothall.cli.text import plain
 
 
 @click.group()
@@ -33,7 +33,7 @@ def keys(folder: Path, renew: Path | None) -> None:
     """Make an account for the house on a NATS of your own, and what servers, services and hosts
     need to use it, in FOLDER.
     """
-    from moothall.bus.nats.accounts import FILES, make
+    from moothall.events.nats.accounts import FILES, make
 
     for name, path in make(folder, renew).items():
         click.echo(plain(f"{path}  {FILES[name]}"))

@@ -16,16 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from moothall.cli import complete
-from moothall.cli.exits import EXIT_WRONG
+from moothall.cli.exit_codes import EXIT_WRONG
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
-from moothall.cli.run import print_json, with_settings
+from moothall.cli.runtime import print_json, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 
 if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.ranking.base import CheckRow, Diagnosis
+    from moothall.app.repository import RepositoryCheck
+    from moothall.ranking.baseline import CheckRow, Diagnosis
     from moothall.ranking.failures import Failures
-    from moothall.wiring.repository import RepositoryCheck
 
 _SHOWN = 20
 _INDENT, _REASON = 2, 400
@@ -70,9 +70,9 @@ async def check(
     Exit codes: 0 where a council could be judged, also with red tests; 2 where nothing could be,
     with what to write where.
     """
-    from moothall.ranking.base import diagnose
-    from moothall.wiring.early import NamedRepository
-    from moothall.wiring.repository import check_repository, write_profile
+    from moothall.app.preflight import NamedRepository
+    from moothall.app.repository import check_repository, write_profile
+    from moothall.ranking.baseline import diagnose
 
     err, out = Console(stderr=True, highlight=False, quiet=as_json), sys.stdout
     with (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.documents import CleanDocument, KeptEntry
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
 from moothall.cli.ranges import FiniteRange
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.codec import dump
 
@@ -44,7 +44,7 @@ async def clean(
     needed.
     Exit code 1 where something that should go could not.
     """
-    from moothall.wiring.cleaning import clean_up
+    from moothall.app.cleaning import clean_up
 
     def tell_removed(item: Kept) -> None:
         if not as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from moothall.cli.options import example
-from moothall.cli.run import speak_errors
+from moothall.cli.runtime import speak_errors
 
 
 @click.command(

@@ -9,7 +9,7 @@ import click
 from pydantic import BaseModel
 
 from moothall.cli.options import example, json_option
-from moothall.cli.run import file_of, settings_of, speak_errors
+from moothall.cli.runtime import file_of, settings_of, speak_errors
 from moothall.config import default_file
 
 

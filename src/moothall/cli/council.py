@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from rich.console import Console
 
-from moothall.cli.exits import exit_code
-from moothall.cli.run import say
+from moothall.cli.exit_codes import exit_code
+from moothall.cli.runtime import say
 from moothall.cli.show import as_json, show_outcome
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -24,8 +24,8 @@ from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, MoothallError
 
 if TYPE_CHECKING:  # whoever calls has one of them
-    from moothall.council.front.desk import Desk
-    from moothall.services.remote import RemoteKernel
+    from moothall.api.remote import RemoteKernel
+    from moothall.orchestrator.service import Desk
 
 _CANCEL_SECONDS = 5.0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from moothall.app.preflight import NamedRepository, check_early
 from moothall.cli import complete
 from moothall.cli.hidden_tests import read_hidden_tests
 from moothall.cli.options import (
@@ -19,14 +20,13 @@ from moothall.cli.options import (
     text_option,
     verbose_option,
 )
-from moothall.cli.plain import teller
 from moothall.cli.ranges import SEED, SettingRange
-from moothall.cli.run import with_settings
+from moothall.cli.runtime import with_settings
+from moothall.cli.text import teller
 from moothall.config import Settings
 from moothall.domain.outcome import Outcome
 from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest
-from moothall.wiring.early import NamedRepository, check_early
 
 Tell = Callable[[Outcome], int]
 """Tells an outcome and returns the exit code."""
@@ -187,7 +187,7 @@ async def deliberate(
     )
     named = NamedRepository(repo, ref, text, profile)
     if hidden:
-        from moothall.wiring.repository import files_here
+        from moothall.app.repository import files_here
 
         top = None if text else await files_here(settings, repo)
         request = replace(
@@ -233,10 +233,10 @@ async def _deliberate(
 ) -> int:
     asked = await check_early(settings, request, named, teller(quiet=quiet))
     # Only now: a second of imports that a wrong address need not wait for.
+    from moothall.app.repository import find_repository, unseen
+    from moothall.app.server import open_house
     from moothall.cli.council import hold_council
-    from moothall.cli.narrator import Narrator
-    from moothall.wiring.house import open_house
-    from moothall.wiring.repository import find_repository, unseen
+    from moothall.cli.progress import Narrator
 
     narrator = Narrator(quiet=quiet, verbose=verbose)
     repository = await find_repository(settings, named)
@@ -269,9 +269,9 @@ async def _deliberate_at(
     verbose: bool,
 ) -> int:
     """Ask a server elsewhere, which fetches the repository itself."""
+    from moothall.app.repository import files_here, kernel_of, names
     from moothall.cli.council import hold_council
-    from moothall.cli.narrator import Narrator
-    from moothall.wiring.repository import files_here, kernel_of, names
+    from moothall.cli.progress import Narrator
 
     named.check()
     narrator = Narrator(quiet=quiet, verbose=verbose)

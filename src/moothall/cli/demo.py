@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from moothall.cli.council import hold_council, tell_outcome
-from moothall.cli.narrator import Narrator
 from moothall.cli.options import example, json_option
+from moothall.cli.progress import Narrator
 from moothall.cli.ranges import SEED, SettingRange
-from moothall.cli.run import say, with_settings
+from moothall.cli.runtime import say, with_settings
 from moothall.cli.show import first_added
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
@@ -64,10 +64,10 @@ async def demo(
 
 async def _show_on_page(settings: Settings) -> None:
     """Put the task on the board as a story, have its council begin, and open its page."""
+    from moothall.app.server import page_link
+    from moothall.app.tasks import register_named
     from moothall.cli.serve import serve_until_stopped, show_page
     from moothall.repositories.sample import make_sample_repository
-    from moothall.wiring.house import page_link
-    from moothall.wiring.tasks import register_named
 
     sample = settings.data_dir / "demo" / new_task_id()
     await make_sample_repository(sample)
@@ -85,9 +85,9 @@ async def _show_on_page(settings: Settings) -> None:
 
 async def _begin_story(settings: Settings, repository: str) -> str:
     """Return the id of the demo's story, once its design is accepted."""
-    from moothall.planning.coach import StoryDraft
-    from moothall.planning.lifecycle import Blocked
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.coach import StoryDraft
+    from moothall.stories.lifecycle import Blocked
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.create(
@@ -105,9 +105,9 @@ async def _begin_story(settings: Settings, repository: str) -> str:
 
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
+    from moothall.app.repository import register
+    from moothall.app.server import open_house
     from moothall.repositories.sample import make_sample_repository
-    from moothall.wiring.house import open_house
-    from moothall.wiring.repository import register
 
     started = time.monotonic()
     if settings.ray.mode == "auto":  # what a demo shows is the whole house

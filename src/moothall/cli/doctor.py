@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moothall.cli.documents import findings_document
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.fleet import time_of
 from moothall.cli.options import example, json_option
-from moothall.cli.run import print_json, with_settings
+from moothall.cli.runtime import print_json, with_settings
 from moothall.config import LlmSettings, RaySettings, SandboxSettings, Settings
 from moothall.config.models import DEFAULT
-from moothall.council.model_texts import describe_reply, window_text
+from moothall.deliberation.model_texts import describe_reply, window_text
 from moothall.domain.code import CodeBlock
 from moothall.domain.fleet import HostState
-from moothall.domain.overview import Finding
+from moothall.domain.status import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
-from moothall.workspace.box import BoxSetup
+from moothall.workspace.executor_client import BoxSetup
 from moothall.workspace.pool import BoxPool, MakeBox
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
-    from moothall.model.client import OpenAIModel
+    from moothall.llm.client import OpenAIModel
 
 _JOB = "workspace job"
 _BLOCK_SECONDS = 60.0
@@ -120,7 +120,7 @@ async def _this_machine(settings: Settings) -> AsyncIterator[Finding]:
 
 async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
     """No wall of this machine is asked for: what the cluster says, and then a workspace there."""
-    from moothall.wiring.jobs import examine_jobs, open_jobs
+    from moothall.app.jobs import examine_jobs, open_jobs
 
     findings = [finding async for finding in examine_jobs(settings)]
     for finding in findings:
@@ -203,8 +203,8 @@ async def _python(settings: Settings, make: MakeBox | None = None) -> Finding:
 
 
 async def _bus(settings: Settings) -> Finding:
-    from moothall.bus.registry import EVENTS
-    from moothall.wiring.bus import open_log
+    from moothall.app.bus import open_log
+    from moothall.events.registry import EVENTS
 
     what = settings.bus.url or "embedded nats-server"
     try:
@@ -221,7 +221,7 @@ async def _bus(settings: Settings) -> Finding:
 
 
 async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
-    from moothall.fleet.ray_authentication import HELP, Access, describe, probe_access
+    from moothall.workers.ray_authentication import HELP, Access, describe, probe_access
 
     access, reason = await probe_access(address)
     detail = describe(access, address, reason)
@@ -240,7 +240,7 @@ async def _ray_cluster(ray: RaySettings, address: str) -> Finding:
 
 
 async def _fleet(settings: Settings) -> Finding:
-    from moothall.wiring.bus import hosts
+    from moothall.app.bus import hosts
 
     mend = (
         "look into their logs, and into Ray's where ray.address names one; `moothall serve` "
@@ -267,8 +267,8 @@ def _held(host: HostState) -> str:
 
 
 async def _model(data_dir: Path, llm: LlmSettings, part: str) -> AsyncIterator[Finding]:
-    from moothall.model.client import open_model
-    from moothall.model.weights import local_weights
+    from moothall.llm.client import open_model
+    from moothall.llm.weights import local_weights
 
     if llm.base_url is None:
         found = local_weights(llm, data_dir)

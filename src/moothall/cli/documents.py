@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from moothall.agents.running import Ended
+from moothall.agents.runner import Ended
 from moothall.domain.codec import dump
 from moothall.domain.fleet import HostState
 from moothall.domain.outcome import Outcome
-from moothall.domain.overview import Finding, TaskView
-from moothall.ranking.base import CheckRow
+from moothall.domain.status import Finding, TaskView
+from moothall.ranking.baseline import CheckRow
 
 VERSION: Literal[1] = 1
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

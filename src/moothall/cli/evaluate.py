@@ -17,18 +17,18 @@ from rich.table import Table
 from rich.text import Text
 
 from moothall.cli import complete
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
 from moothall.cli.ranges import SEED, SettingRange
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
-from moothall.disk import lock_file
 from moothall.domain.ids import is_id
 from moothall.errors import InvalidRequest, MoothallError, NotFound
+from moothall.file_locks import lock_file
 
 if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.evaluate.running import Configuration
+    from moothall.evaluate.runner import Configuration
     from moothall.evaluate.tasks import Lines, Task
     from moothall.repositories.profile import Commands
 
@@ -179,7 +179,7 @@ async def evaluate(
     Exit codes: 0 measured, 1 no commit became a task, 2 wrong use or a broken part.
     """
     from moothall.domain.codec import dump
-    from moothall.evaluate.running import (
+    from moothall.evaluate.runner import (
         RESULTS,
         Options,
         check_configurations,
@@ -245,9 +245,9 @@ class Origin:
 
 async def _origin(settings: Settings, repo: str) -> Origin:
     """Return the named repository, or the one of the current folder. Raises `InvalidRequest`."""
+    from moothall.app.repositories import trusted_repositories
+    from moothall.app.repository import files_here
     from moothall.domain.identity import LOCAL
-    from moothall.wiring.repository import files_here
-    from moothall.wiring.trusted import trusted_repositories
 
     there = not repo or await asyncio.to_thread(Path(repo).exists)
     files = await files_here(settings, repo) if there else None
@@ -301,13 +301,13 @@ async def _work(
     place: Path,
 ) -> list[Task]:
     """Mine tasks, run those without a result, and return them."""
+    from moothall.app.repository import register
     from moothall.evaluate.harbor import Harbor
     from moothall.evaluate.miner import COMMITS, Miner
     from moothall.evaluate.paraphrase import open_rewriter
-    from moothall.evaluate.running import Runner, open_judge, own_settings
+    from moothall.evaluate.runner import Runner, open_judge, own_settings
     from moothall.evaluate.tasks import Lines, write_task
     from moothall.repositories.gitcmd import GitRunner
-    from moothall.wiring.repository import register
 
     def tell(line: str) -> None:
         say(plain(line))
@@ -347,10 +347,10 @@ async def _work(
 
 async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
     """Refuse configurations with which no deliberation could start, before anything is mined."""
+    from moothall.app.preflight import check_request
     from moothall.domain.protocol import PROTOCOLS
     from moothall.domain.task import DeliberationRequest
-    from moothall.model.reaching import reach_all
-    from moothall.wiring.early import check_request
+    from moothall.llm.startup_check import reach_all
 
     known = [name for name, kind in PROTOCOLS.items() if not kind.answers]
     for one in configurations:

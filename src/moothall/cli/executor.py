@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 
 from moothall.cli.options import example
-from moothall.cli.run import settings_of, speak_errors
+from moothall.cli.runtime import settings_of, speak_errors
 from moothall.errors import ConfigurationError
-from moothall.inside.confinement import EXECUTOR_PID, ROOT
+from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT
 
 _SOCKET = "/link/link.sock"
 
@@ -36,14 +36,14 @@ def executor(context: click.Context, *, socket: str, options: str) -> None:
             f'{os.getpid()}. Hosts start it: set workspace.kind = "kubernetes", and run `moothall '
             "serve`"
         )
-    from moothall.inside import hands
+    from moothall.sandbox_runtime import container_init
 
     sys.argv = ["moothall executor", socket, options or json.dumps(_walls(context))]
-    hands.main()
+    container_init.main()
 
 
 def _walls(context: click.Context) -> dict[str, object]:
-    from moothall.workspace.box import EXECUTOR, BoxSetup
+    from moothall.workspace.executor_client import EXECUTOR, BoxSetup
 
     sandbox = settings_of(context, narrated=True).sandbox
     walls = BoxSetup("", ()).describe_walls(sandbox, own_users=False, cgroup=False, proxied=False)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import click
 
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.fleet import HostState
 
@@ -21,9 +21,9 @@ async def fleet(settings: Settings, *, as_json: bool) -> int:
     """List the hosts that answer: each with its machine, what it holds, and since when. Exit code 1
     where none does.
     """
+    from moothall.app.bus import hosts
     from moothall.cli.documents import FleetDocument
     from moothall.domain.codec import dump
-    from moothall.wiring.bus import hosts
 
     found = await hosts(settings)
     if as_json:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
 from moothall.cli.ranges import SettingRange
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 
 if TYPE_CHECKING:
-    from moothall.wiring.visits import WorkflowRequest
+    from moothall.app.tool_sessions import WorkflowRequest
 
 _WIDTH = 300
 
@@ -59,8 +59,8 @@ async def run_(
 
     Exit codes: 0 every step succeeded, 1 not, 2 wrong use or a broken part.
     """
-    from moothall.wiring.repository import register
-    from moothall.wiring.visits import WorkflowRequest
+    from moothall.app.repository import register
+    from moothall.app.tool_sessions import WorkflowRequest
 
     document = _read(file, workflow_id)
     asked = WorkflowRequest(
@@ -85,7 +85,7 @@ def _read(file: Path, workflow_id: str) -> dict[str, Any]:
 
 async def _tell(settings: Settings, asked: WorkflowRequest, *, as_json: bool) -> dict[str, Any]:
     """Show what happens, and return how it ended."""
-    from moothall.wiring.visits import run_workflow
+    from moothall.app.tool_sessions import run_workflow
 
     told: dict[str, Any] = {
         "version": 1,

@@ -11,7 +11,7 @@ import click
 from moothall.cli import complete
 from moothall.cli.options import example, json_option, task_argument, verbose_option
 from moothall.cli.ranges import SEED
-from moothall.cli.run import with_settings
+from moothall.cli.runtime import with_settings
 from moothall.config import Settings
 from moothall.domain.ids import check_id
 from moothall.domain.task import DeliberationRequest, Fork
@@ -72,11 +72,11 @@ async def fork(
 
     Exit codes: as of `deliberate`.
     """
+    from moothall.app.repository import kernel_of
+    from moothall.app.server import open_house
+    from moothall.app.tasks import tasks_of
     from moothall.cli.council import hold_council, tell_outcome
-    from moothall.cli.narrator import Narrator
-    from moothall.wiring.house import open_house
-    from moothall.wiring.repository import kernel_of
-    from moothall.wiring.tasks import tasks_of
+    from moothall.cli.progress import Narrator
 
     check_id(task, "TASK")
     request = DeliberationRequest(

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import check_id
@@ -102,8 +102,8 @@ def _pair(text: str) -> tuple[str, str]:
 async def _query(
     settings: Settings, question: str, given: Mapping[str, str], *, as_json: bool
 ) -> int:
+    from moothall.app.graph import open_answers
     from moothall.graph.questions import prepare
-    from moothall.wiring.graph import open_answers
 
     prepare(question, given)  # a wrong question needs no graph
     async with open_answers(settings) as answers:
@@ -125,8 +125,8 @@ async def _query_line(
 ) -> int:
     from dataclasses import asdict
 
-    from moothall.cli.plain import plain
-    from moothall.wiring.repository import line_provenance
+    from moothall.app.repository import line_provenance
+    from moothall.cli.text import plain
 
     _, _, path, line = place
     origin, rows = await line_provenance(settings, place, given, tenant)
@@ -165,7 +165,7 @@ def _show(question: str, rows: Any) -> None:
 @with_settings()
 async def show(settings: Settings, *, as_json: bool) -> None:
     """Count nodes and relations."""
-    from moothall.wiring.graph import open_answers
+    from moothall.app.graph import open_answers
 
     async with open_answers(settings) as answers:
         counts = await answers.counts()
@@ -193,7 +193,7 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     """Empty the graph and replay the log into it; then compare it with what it was. Exit code 1
     where it differs.
     """
-    from moothall.wiring.graph import rebuild as rebuilt
+    from moothall.app.graph import rebuild as rebuilt
 
     def tell(seq: int, last: int) -> None:
         say(f"replayed up to seq {seq} of {last}")

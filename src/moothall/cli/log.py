@@ -9,9 +9,9 @@ from contextlib import aclosing
 import click
 
 from moothall.cli.options import example
-from moothall.cli.plain import plain
 from moothall.cli.ranges import SEQUENCE
-from moothall.cli.run import print_json, say, speak_errors, with_settings
+from moothall.cli.runtime import print_json, say, speak_errors, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.codec import dump
 from moothall.domain.event import Recorded
@@ -37,7 +37,7 @@ async def tail(
     settings: Settings, *, task_id: str, after_seq: int, follow: bool, as_json: bool
 ) -> None:
     """Print events, oldest first."""
-    from moothall.wiring.bus import open_log
+    from moothall.app.bus import open_log
 
     topics: Sequence[Topic] = ()
     if task_id:
@@ -75,8 +75,8 @@ async def check(settings: Settings) -> int:
     """Read the whole log and say whether something is missing; mark the deliberations concerned.
     Exit code 1 where it is.
     """
-    from moothall.cli.exits import EXIT_NONE
-    from moothall.wiring.bus import look, mark, open_log
+    from moothall.app.bus import look, mark, open_log
+    from moothall.cli.exit_codes import EXIT_NONE
 
     async with open_log(settings, say) as bus:
         report = await look(settings.data_dir, bus)
@@ -97,7 +97,7 @@ async def prune(settings: Settings, *, keep: int) -> None:
     """Delete the oldest events, and what nothing refers to any more: documents, large values,
     patches, old checkouts.
     """
-    from moothall.wiring.cleaning import prune as prune_all
+    from moothall.app.cleaning import prune as prune_all
 
     gone = await prune_all(settings, keep, say)
     click.echo(f"{gone.events} events deleted")
@@ -115,8 +115,8 @@ async def prune(settings: Settings, *, keep: int) -> None:
 @with_settings(narrated=False)
 async def dead(settings: Settings, *, replay_seq: int | None) -> None:
     """List what could not be handled, with the reasons; or send one again."""
-    from moothall.bus.dead import letters, replay
-    from moothall.wiring.bus import open_log
+    from moothall.app.bus import open_log
+    from moothall.events.dead_letters import letters, replay
 
     async with open_log(settings, say) as bus:
         if replay_seq is not None:
@@ -136,6 +136,6 @@ async def dead(settings: Settings, *, replay_seq: int | None) -> None:
 @speak_errors
 def asyncapi() -> None:
     """Print the AsyncAPI document of all events, made from the registry."""
-    from moothall.bus.adapter import asyncapi as document
+    from moothall.events.adapter import asyncapi as document
 
     print_json(document())

@@ -7,7 +7,7 @@ from __future__ import annotations
 import click
 
 from moothall.cli.options import example
-from moothall.cli.run import with_settings
+from moothall.cli.runtime import with_settings
 from moothall.config import Settings
 from moothall.errors import ConfigurationError
 

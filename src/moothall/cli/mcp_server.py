@@ -12,13 +12,15 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 import moothall
+from moothall.app.graph import open_answers
+from moothall.app.repository import line_provenance, register
+from moothall.app.server import open_house
 from moothall.cli.council import hold_council
 from moothall.cli.documents import outcome_document
-from moothall.cli.run import say
+from moothall.cli.runtime import say
 from moothall.collector.progress import Progress, describe
 from moothall.config import Settings, secret_values
-from moothall.council.front.desk import Desk
-from moothall.council.prompting.briefing import Briefings
+from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.event import Recorded
 from moothall.domain.identity import LOCAL
@@ -26,9 +28,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.secrets import scrub
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError
-from moothall.wiring.graph import open_answers
-from moothall.wiring.house import open_house
-from moothall.wiring.repository import line_provenance, register
+from moothall.orchestrator.service import Desk
 
 P = ParamSpec("P")
 T = TypeVar("T")

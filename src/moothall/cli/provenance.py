@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from moothall.cli.plain import plain
+from moothall.cli.text import plain
 
 _SHORT, _LONG = 100, 240
 Node = Mapping[str, Any]

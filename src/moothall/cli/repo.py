@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from moothall.cli.options import example, json_option, repository_argument
-from moothall.cli.run import print_json, say, settings_of, speak_errors, with_settings
+from moothall.cli.runtime import print_json, say, settings_of, speak_errors, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -98,9 +98,9 @@ async def add(
     --setup, --check and --profile say how a repository is set up and checked to which no
     .moothall.toml can be committed. What is not given stays as it was.
     """
+    from moothall.app.repositories import trusted_repositories
+    from moothall.app.repository import commands_said
     from moothall.domain.task import RepositoryRef
-    from moothall.wiring.repository import commands_said
-    from moothall.wiring.trusted import trusted_repositories
 
     commands = commands_said(setup, checks, profile)
     repositories = trusted_repositories(settings)
@@ -129,7 +129,7 @@ async def remove(settings: Settings, *, repository: str) -> None:
     """Forget REPOSITORY, a registered id, and remove its clone. The repository itself stays as it
     is, with its branches.
     """
-    from moothall.wiring.cleaning import unregister
+    from moothall.app.cleaning import unregister
 
     gone = await unregister(settings, repository)
     click.echo(f"{gone.id} is removed; {gone.origin} itself is untouched")
@@ -145,7 +145,7 @@ def list_(context: click.Context, *, as_json: bool) -> None:
     """List them, of all tenants: id, place, what becomes of a winner, and which checks were said
     here instead of found out.
     """
-    from moothall.wiring.trusted import trusted_repositories
+    from moothall.app.repositories import trusted_repositories
 
     known = trusted_repositories(settings_of(context)).registry.all()
     entries = [entry for entry in known if entry.listed and not entry.of]

@@ -7,8 +7,8 @@ import json
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 
@@ -26,8 +26,8 @@ def requeue() -> None:
 @with_settings()
 async def list_(settings: Settings, *, tenant: str, as_json: bool) -> None:
     """List what waits, the longest first."""
+    from moothall.app.rules import open_parking
     from moothall.domain.codec import dump
-    from moothall.wiring.rules import open_parking
 
     async with open_parking(settings) as known:
         waiting = known.list_waiting(tenant)
@@ -72,7 +72,7 @@ async def refuse(settings: Settings, *, request: str, reason: str, tenant: str) 
 async def _resolve(
     settings: Settings, tenant: str, request: str, reason: str, *, allowed: bool
 ) -> None:
-    from moothall.wiring.rules import open_parking
+    from moothall.app.rules import open_parking
 
     async with open_parking(settings) as known:
         item = await known.resolve(

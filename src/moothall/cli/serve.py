@@ -12,7 +12,7 @@ import click
 
 from moothall.cli.options import example
 from moothall.cli.ranges import field_range
-from moothall.cli.run import say, with_settings
+from moothall.cli.runtime import say, with_settings
 from moothall.config import GrpcSettings, Settings
 
 
@@ -44,7 +44,7 @@ async def serve(settings: Settings, *, port: int | None, only: tuple[str, ...]) 
             update={"grpc": settings.grpc.model_copy(update={"port": port})}
         )
     if only:
-        from moothall.wiring.bus import parse_roles
+        from moothall.app.bus import parse_roles
 
         settings = settings.model_copy(
             update={"serve": settings.serve.model_copy(update={"only": parse_roles(only)})}
@@ -67,8 +67,8 @@ async def serve_until_stopped(
     """Serve, and say where. `ready` hears the link that signs a browser in once, empty where there
     is none.
     """
-    from moothall.wiring.bus import roles_of
-    from moothall.wiring.house import open_house
+    from moothall.app.bus import roles_of
+    from moothall.app.server import open_house
 
     async with open_house(settings, say, serving=True) as house:
         if house.metrics_port:
@@ -97,8 +97,8 @@ async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
     """Open the page, on the board or on STORY. Where no house serves, one is started, and serves
     until Ctrl-C.
     """
+    from moothall.app.server import page_link
     from moothall.domain.ids import check_id
-    from moothall.wiring.house import page_link
 
     story = check_id(story_id, "STORY") if story_id else ""
 

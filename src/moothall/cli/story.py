@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from moothall.cli.options import example, json_option
-from moothall.cli.plain import plain
 from moothall.cli.ranges import FiniteRange
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.planning.card import Card
-    from moothall.planning.rounds import RoundTask
-    from moothall.wiring.tasks import Stories
+    from moothall.app.tasks import Stories
+    from moothall.stories.story_state import Card
+    from moothall.stories.task_history import RoundTask
 
 _BOARD = "reading the board"
 _COMMENT = click.option("--comment", default="", help="Why, or what is to be different.")
@@ -91,9 +91,9 @@ async def new(
     **budget: float,
 ) -> None:
     """Put a story with TITLE on the board, and say what it lacks."""
+    from moothall.app.tasks import open_stories, register_named
     from moothall.domain.budget import Budget
-    from moothall.planning.coach import StoryDraft, check, score
-    from moothall.wiring.tasks import open_stories, register_named
+    from moothall.stories.coach import StoryDraft, check, score
 
     draft = check(StoryDraft(title, brief, ac))
     given = Budget(
@@ -121,8 +121,8 @@ story.add_command(add)
 @with_settings(_BOARD)
 async def list_(settings: Settings, *, as_json: bool) -> None:
     """List the board, state by state."""
-    from moothall.planning.card import by_state
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.story_state import by_state
 
     async with open_stories(settings, say) as stories:
         cards = await stories.board.cards(LOCAL)
@@ -158,8 +158,8 @@ def _row(card: Card) -> dict[str, object]:
 @with_settings(_BOARD)
 async def show(settings: Settings, *, story_id: str, as_json: bool) -> None:
     """Show STORY: what it asks for, where it stands, what it waits for, and what happened."""
-    from moothall.planning.rounds import rounds, task_ids
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.task_history import rounds, task_ids
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
@@ -219,7 +219,7 @@ def _line(event: Event) -> str:
 
 
 def _of_line(event: Event) -> str:
-    from moothall.planning.card import remark
+    from moothall.stories.story_state import remark
 
     said = remark(event)
     return f" of {plain(said.path, 200)}, line {said.line}" if said else ""
@@ -255,8 +255,8 @@ async def reject(settings: Settings, *, story_id: str, comment: str) -> int:
 
 
 async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) -> int:
-    from moothall.planning.lifecycle import lifecycle
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.lifecycle import lifecycle
 
     async with open_stories(settings, say) as stories:
         card = await stories.board.card(story_id, LOCAL)
@@ -275,7 +275,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
 
 
 def _waits(card: Card, stories: Stories) -> str:
-    from moothall.planning.card import COMPLETED
+    from moothall.stories.story_state import COMPLETED
 
     if card.stand.state != "build":
         return ""
@@ -309,8 +309,8 @@ async def comment(
     settings: Settings, *, story_id: str, text: str, line: str, removed: bool, task: str
 ) -> None:
     """Say TEXT about STORY, or about a line of what was built for it."""
-    from moothall.planning.saying import Spot, remark
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.comments import Spot, remark
 
     path, _, number = line.rpartition(":")
     if line and not (path and number.isascii() and number.isdecimal() and len(number) < _DIGITS):
@@ -355,9 +355,9 @@ async def plan(settings: Settings, *, story_id: str, change: TextIO | None) -> i
     A task has an `id` among the others, a `role`, a `description`, `criteria` (numbers from 1 of
     the story's that it fulfils) and `after` (ids of the tasks that it builds on).
     """
-    from moothall.planning.outline import outlines_of, read_outlines
-    from moothall.planning.planner import plan_of
-    from moothall.wiring.tasks import open_stories
+    from moothall.app.tasks import open_stories
+    from moothall.stories.plan_document import outlines_of, read_outlines
+    from moothall.stories.planner import plan_of
 
     async with open_stories(settings, say) as stories:
         if change:

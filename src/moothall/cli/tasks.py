@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import click
 
 from moothall.cli import complete
-from moothall.cli.exits import EXIT_NONE
+from moothall.cli.exit_codes import EXIT_NONE
 from moothall.cli.options import example, json_option, task_argument
-from moothall.cli.plain import plain
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
+from moothall.cli.text import plain
 from moothall.config import Settings
-from moothall.domain.overview import TaskView
+from moothall.domain.status import TaskView
 
 _WIDE = 100
 _LOG = "reading the log of tasks"
@@ -37,9 +37,9 @@ _SEAT = click.argument("seat", default="")
 @with_settings(_LOG)
 async def list_(settings: Settings, *, state: str | None, limit: int, as_json: bool) -> None:
     """List the tasks of this machine: those under way, then the latest."""
+    from moothall.app.tasks import open_tasks
     from moothall.cli.documents import TasksDocument
     from moothall.domain.codec import dump
-    from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         views, served = await tasks.latest(state or "", limit), tasks.served
@@ -109,9 +109,9 @@ async def show(settings: Settings, *, task: str | None, as_json: bool) -> None:
     """
     from rich.console import Console
 
+    from moothall.app.tasks import open_tasks
     from moothall.cli.show import as_json as document
     from moothall.cli.show import show_outcome
-    from moothall.wiring.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find_or_latest(task)
@@ -152,7 +152,7 @@ async def diff(settings: Settings, *, task: str | None, seat: str) -> int:
 
     SEAT without TASK is a seat of the latest task.
     """
-    from moothall.wiring.tasks import open_tasks
+    from moothall.app.tasks import open_tasks
 
     async with open_tasks(settings, say) as tasks:
         _, result = await tasks.choose(task, seat)
@@ -183,9 +183,9 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 
     SEAT without TASK is a seat of the latest task.
     """
+    from moothall.app.repository import Diff, take_over
+    from moothall.app.tasks import files_for, open_tasks
     from moothall.errors import InvalidRequest
-    from moothall.wiring.repository import Diff, take_over
-    from moothall.wiring.tasks import files_for, open_tasks
 
     async with open_tasks(settings, say) as tasks:
         task_id, result = await tasks.choose(task, seat)
@@ -216,7 +216,7 @@ async def apply(settings: Settings, *, task: str | None, seat: str) -> None:
 @with_settings(_LOG)
 async def cancel(settings: Settings, *, task: str, reason: str) -> None:
     """Stop TASK. One that has ended stays as it ended."""
-    from moothall.wiring.tasks import cancel as cancel_task
+    from moothall.app.tasks import cancel as cancel_task
 
     task_id, status = await cancel_task(settings, task, reason, say)
     click.echo(f"{task_id}: {status.value}")
@@ -228,14 +228,14 @@ async def cancel(settings: Settings, *, task: str, reason: str) -> None:
 @with_settings(_LOG)
 async def steer(settings: Settings, *, task: str, message: str) -> None:
     """Tell the seats of TASK, which is under way, MESSAGE; each hears it at its next turn."""
+    from moothall.app.tasks import open_tasks
     from moothall.domain.identity import LOCAL
     from moothall.domain.ids import new_task_id
-    from moothall.planning import saying
-    from moothall.wiring.tasks import open_tasks
+    from moothall.stories import comments
 
     async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
-        await saying.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
+        await comments.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
             say(
                 "nothing is at work on it now; its seats hear it when `moothall serve` goes on "
@@ -254,7 +254,7 @@ async def rm(settings: Settings, *, task: str, force: bool) -> None:
     The audit of its tool calls and what the graph knows of it stay. `moothall log prune` removes
     patches that nothing tells of.
     """
-    from moothall.wiring.tasks import remove
+    from moothall.app.tasks import remove
 
     gone = await remove(settings, task, force=force, tell=say)
     click.echo(

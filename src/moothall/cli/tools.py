@@ -9,7 +9,7 @@ import click
 from moothall.cli.flow import run_
 from moothall.cli.options import example, json_option
 from moothall.cli.requeue import requeue
-from moothall.cli.run import print_json, say, with_settings
+from moothall.cli.runtime import print_json, say, with_settings
 from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.domain.text import one_line
@@ -65,10 +65,10 @@ async def list_(
     """List the tools that fit. Disabled ones are marked; with --role they are left out, as for the
     agents.
     """
+    from moothall.app.rules import catalogue_of, open_switches, read_table
     from moothall.toolkits.families import unset_tools
     from moothall.tools.catalogue import list_tools
     from moothall.tools.discovery import Filters, discover, entry
-    from moothall.wiring.rules import catalogue_of, open_switches, read_table
 
     async with open_switches(settings) as known:
         off = known.off(tenant)
@@ -108,10 +108,10 @@ async def list_(
 @with_settings()
 async def show(settings: Settings, *, name: str, tenant: str, as_json: bool) -> None:
     """Print all that the catalogue says of one tool."""
+    from moothall.app.rules import catalogue_of, open_switches
     from moothall.errors import NotFound
     from moothall.toolkits.families import unset_tools
     from moothall.tools.discovery import entry
-    from moothall.wiring.rules import catalogue_of, open_switches
 
     spec = catalogue_of(settings).get(name)
     if spec is None:
@@ -153,8 +153,8 @@ async def disable(settings: Settings, *, name: str, reason: str, tenant: str) ->
 async def _switch(
     settings: Settings, name: str, tenant: str, reason: str, *, enabled: bool
 ) -> None:
+    from moothall.app.rules import open_switches
     from moothall.toolkits.families import unset_tools
-    from moothall.wiring.rules import open_switches
 
     async with open_switches(settings) as known:
         await known.switch(tenant, name, enabled=enabled, who=LOCAL.name, reason=reason)
@@ -171,8 +171,8 @@ async def revoke(settings: Settings, *, token_or_workspace: str, reason: str) ->
     """Call off a capability token by its id (jti), with all made from it, or all tokens of a
     workspace.
     """
-    from moothall.guard.orders import REVOKED, Revocations
-    from moothall.wiring.bus import open_log
+    from moothall.app.bus import open_log
+    from moothall.authorization.overrides import REVOKED, Revocations
 
     async with open_log(settings, lambda _: None) as bus:
         await Revocations(bus.bucket(REVOKED)).revoke(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from moothall.cli.exits import EXIT_WRONG
+from moothall.cli.exit_codes import EXIT_WRONG
 from moothall.cli.options import example
-from moothall.cli.plain import plain
-from moothall.cli.run import say, with_settings
+from moothall.cli.runtime import say, with_settings
+from moothall.cli.text import plain
 from moothall.config import ForgeSettings, Settings, environment
 from moothall.domain.identity import LOCAL
 from moothall.errors import ConfigurationError
@@ -45,11 +45,11 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
     """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that
     name none, and what registering raises.
     """
+    from moothall.app.repositories import trusted_repositories
+    from moothall.app.server import open_house
     from moothall.forge.client import forge_client
     from moothall.forge.watch import Watch
     from moothall.forge.webhooks import hearing
-    from moothall.wiring.house import open_house
-    from moothall.wiring.trusted import trusted_repositories
 
     forge = settings.forge
     if not forge.repositories:

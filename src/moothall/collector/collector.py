@@ -28,7 +28,7 @@ from cachetools import FIFOCache
 
 from moothall import telemetry
 from moothall.collector.decide import decide, pending_outcome, ready
-from moothall.collector.deliver import deliver
+from moothall.collector.delivery import deliver
 from moothall.collector.fold import DeliberationState, fold, task_of
 from moothall.collector.records import DOCUMENTS, fold_known, read, record, replay, show, with_time
 from moothall.config import LimitSettings

@@ -20,7 +20,7 @@ from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, key_of, own_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.overview import TaskSeat, TaskView
+from moothall.domain.status import TaskSeat, TaskView
 from moothall.domain.task import Deliberation
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import InvalidRequest, NotFound

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall.collector.fold import DeliberationState, fold
-from moothall.collector.lanes import ENDED, Lanes, advance
+from moothall.collector.seat_progress import ENDED, Lanes, advance
 from moothall.domain.codec import mapping_of
 from moothall.domain.event import Data, EventType, Recorded
 from moothall.domain.outcome import DeliberationStatus

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from moothall.council.judging.author_tests import runnable_paths
-from moothall.council.judging.runs import CheckRuns, FreshRuns
+from moothall.deliberation.judging.author_tests import runnable_paths
+from moothall.deliberation.judging.clean_runs import CheckRuns, FreshRuns
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared

@@ -22,7 +22,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import is_test
 from moothall.repositories.profile import OWN_FILE, Commands, parse_own, read_text
 from moothall.repositories.registry import Registered
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 
 Tell = Callable[[str], None]
 Rewrite = Callable[[str], Awaitable[str]]

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from moothall.council.judging.author_tests import adds_inline_tests
+from moothall.deliberation.judging.author_tests import adds_inline_tests
 from moothall.domain.evidence import CheckRun
-from moothall.ranking.authors import containers
 from moothall.ranking.relevance import missing_names, names_in
 from moothall.ranking.syntax.diffs import file_diffs
+from moothall.ranking.test_authorship import containers
 from moothall.repositories.patch_rules import is_test
 
 MERGE = "it is a merge"

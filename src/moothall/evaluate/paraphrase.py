@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
+from moothall.app.server import model_url
 from moothall.config import Settings
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.ids import digest, seed_of
 from moothall.evaluate.miner import Rewrite, Tell
 from moothall.evaluate.mining import task_text
-from moothall.wiring.house import model_url
 
 _SYSTEM = (
     "You rewrite commit messages as bug reports. Say what goes wrong or what is missing, as a "
@@ -28,7 +28,7 @@ async def open_rewriter(settings: Settings, tell: Tell) -> AsyncIterator[Rewrite
     """Yield a function that asks the settings' model for a paraphrase; it returns '' for a useless
     reply.
     """
-    from moothall.model.client import open_model
+    from moothall.llm.client import open_model
 
     async with (
         model_url(settings.llm, settings.data_dir, tell) as url,

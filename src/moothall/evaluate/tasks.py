@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moothall.disk import write_private
 from moothall.domain import codec
 from moothall.domain.ids import check_id
 from moothall.errors import InvalidRequest
+from moothall.file_locks import write_private
 
 FOLDER = "tasks"
 _DELETE = "Delete it to go on without that task"

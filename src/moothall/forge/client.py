@@ -26,11 +26,11 @@ from pydantic import (
     ValidationError,
 )
 
-from moothall.aio import whole_body
+from moothall.api.identity import check_address
+from moothall.concurrency import whole_body
 from moothall.config import ForgeSettings as Settings
 from moothall.domain.codec import wrong
 from moothall.errors import CallFailed, ConfigurationError, NotFound, Refused, Temporary
-from moothall.services.identity import check_address
 
 _BYTES, _SAID, _PAGE, _PAGES = 8_000_000, 300, 50, 200
 _MAY_WRITE = frozenset({"owner", "admin", "maintain", "write"})

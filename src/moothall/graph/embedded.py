@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import kglite
 
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.shape import EMPTY, LABELS, Label
+from moothall.graph.schema import EMPTY, LABELS, Label
 from moothall.graph.statements import Rows, Statement, schema
 
 T = TypeVar("T")

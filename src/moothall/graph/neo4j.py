@@ -11,7 +11,7 @@ from neo4j import exceptions as trouble
 
 from moothall.config import GraphSettings
 from moothall.errors import ConfigurationError, GraphUnavailable
-from moothall.graph.shape import LABELS, POSITION
+from moothall.graph.schema import LABELS, POSITION
 from moothall.graph.statements import Rows, Statement, schema
 from moothall.telemetry import get_logger
 

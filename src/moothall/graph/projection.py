@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from moothall.domain.codec import text_of
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
-from moothall.graph.telling import Telling, cost_of, fingerprint_of, items_of, time_of
+from moothall.graph.event_reader import Telling, cost_of, fingerprint_of, items_of, time_of
 from moothall.graph.upserts import Ref, Writes, clean
 
 _RUN = re.compile(r"-r\d+$")

@@ -12,9 +12,9 @@ from typing import Any
 
 from moothall.errors import InvalidRequest
 from moothall.graph import cypher
-from moothall.graph.shape import LABELS
+from moothall.graph.schema import LABELS
 from moothall.graph.upserts import bound_name, uid
-from moothall.planning.scopes import Scope, scopes
+from moothall.stories.scopes import Scope, scopes
 
 Row = dict[str, Any]
 _LIMIT, _DEPTH = 1000, 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.graph.shape import LABELS, POSITION
+from moothall.graph.schema import LABELS, POSITION
 
 Statement = tuple[str, Mapping[str, Any]]
 Rows = list[dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from moothall.domain.event import Recorded
 from moothall.graph import questions
 from moothall.graph.projection import write
-from moothall.graph.shape import LABELS, POSITION, RELATIONS, Group
+from moothall.graph.schema import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.statements import OLDEST, Rows, Statement, removal
 from moothall.graph.upserts import Writes, group_of
 

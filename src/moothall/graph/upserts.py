@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from moothall.domain.ids import digest
-from moothall.graph.shape import EMPTY, LABELS, RELATED, Group, Kind
+from moothall.graph.schema import EMPTY, LABELS, RELATED, Group, Kind
 
 _KEY_CHARS = 200
 _LIST_ITEMS = 100

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from moothall.aio import whole_body
+from moothall.concurrency import whole_body
 from moothall.errors import ConfigurationError, PolicyUnavailable
 
 PATH = "v1/data/moothall/tools/decision"

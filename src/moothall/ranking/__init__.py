@@ -5,7 +5,7 @@ Below it, `syntax` reads patches and code.
 """
 
 from moothall.ranking.assess import assess, is_done
-from moothall.ranking.base import Diagnosis, diagnose
+from moothall.ranking.baseline import Diagnosis, diagnose
 from moothall.ranking.gates import passes_gates
 from moothall.ranking.order import changed_files, rank, ties
 

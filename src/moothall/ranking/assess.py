@@ -15,8 +15,8 @@ from moothall.domain.evidence import RED, UNBELIEVED, CheckRun, Evidence, Verdic
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Assessment
 from moothall.domain.repository import Profile
-from moothall.ranking.authors import containers, may_be_own, same_file
-from moothall.ranking.documented import is_example_of
+from moothall.ranking.doctests import is_example_of
+from moothall.ranking.test_authorship import containers, may_be_own, same_file
 
 HIT_LIMIT = "hit the limit of"
 """What the details of a case say that was stopped at its time limit."""

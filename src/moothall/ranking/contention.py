@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moothall.domain.evidence import RED, CheckRun, Verdict
-from moothall.inside.pressure import BUSY
 from moothall.ranking.assess import HIT_LIMIT
+from moothall.sandbox_runtime.pressure import BUSY
 
 # Our own limits if they were hit because the machine was busy, and the messages of runners and
 # clients about a project's limits: jest, mocha, vitest, node:test, pytest-timeout, Go, nextest.

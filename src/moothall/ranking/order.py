@@ -35,7 +35,7 @@ from moothall.domain.evidence import (
 from moothall.domain.ids import digest
 from moothall.domain.proposal import Candidate, RankedCandidate
 from moothall.ranking.gates import counts, gate_failures, name_cases, plain
-from moothall.ranking.opinions import Opinion, opinions
+from moothall.ranking.review_scores import Opinion, opinions
 
 _LINES = 5
 _DIFFER = 3  # files named where answers differ

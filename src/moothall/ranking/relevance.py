@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from moothall.ranking.authors import lies_in_module, same_file
+from moothall.ranking.test_authorship import lies_in_module, same_file
 
 _WORD = re.compile(r"\w+")
 _LAST_PART = re.compile(r"::| > |[./]")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from moothall.inside.text_encodings import text_codec
+from moothall.sandbox_runtime.text_encodings import text_codec
 
 NAMES = ("text", "crlf", "eol", "working-tree-encoding")
 """The attributes that say how a file is converted."""

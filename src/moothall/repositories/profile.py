@@ -51,7 +51,7 @@ from moothall.repositories.detect import (
     wanted_files,
 )
 from moothall.repositories.patch_rules import TEST_PATTERNS, why_path
-from moothall.repositories.proof import CONFIGURATION
+from moothall.repositories.pristine_files import CONFIGURATION
 
 OWN_FILE = ".moothall.toml"
 PROTECTED = (*TEST_PATTERNS, *CONFIGURATION, OWN_FILE)

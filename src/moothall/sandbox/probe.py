@@ -14,7 +14,6 @@ from typing import Any
 
 from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
-from moothall.inside.confinement import BOOT
 from moothall.sandbox import cgroups
 from moothall.sandbox.bubblewrap import (
     MEND_BUBBLEWRAP,
@@ -26,6 +25,7 @@ from moothall.sandbox.bubblewrap import (
 )
 from moothall.sandbox.seccomp import MEND as MEND_SECCOMP
 from moothall.sandbox.spawn import drop_uid, run_sandbox
+from moothall.sandbox_runtime.confinement import BOOT
 from moothall.telemetry import get_logger, metrics
 
 log = get_logger(__name__)
@@ -60,7 +60,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
 )
 _MENDS = dict(LAYERS)
 _ESSENTIAL = frozenset({"bubblewrap", "overlay"})  # there is no way to do without
-_BOOT = BOOT.format(module="moothall.inside.attempts")
+_BOOT = BOOT.format(module="moothall.sandbox_runtime.escape_probes")
 _SECONDS = 60.0  # takes half of one; a machine on which everybody starts at once needs far more
 _LATE = "no answer within"
 _MEMORY = 96_000_000

@@ -10,7 +10,7 @@ import tempfile
 from typing import Any
 
 from moothall.errors import SandboxUnavailable
-from moothall.inside.confinement import EXECUTOR_PID
+from moothall.sandbox_runtime.confinement import EXECUTOR_PID
 
 MEND = "install libseccomp, e.g. apt-get install libseccomp2"
 
@@ -141,7 +141,8 @@ def _spare_the_executor(rules: Any, refuse: int) -> None:
     """What it runs has its uid and could end, stop or starve it: by a signal, by one that the
     kernel sends for a file, by limits.
 
-    The last way, `kill(-1)`, it needs itself: see `moothall.inside.confinement.spare_the_others`.
+    The last way, `kill(-1)`, it needs itself: see
+    `moothall.sandbox_runtime.confinement.spare_the_others`.
     """
     import pyseccomp
 

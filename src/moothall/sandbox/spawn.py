@@ -15,7 +15,6 @@ from pathlib import Path
 
 from moothall.config import SandboxSettings
 from moothall.errors import SandboxUnavailable
-from moothall.inside import launcher
 from moothall.processes import start_process
 from moothall.sandbox import cgroups, seccomp
 from moothall.sandbox.bubblewrap import (
@@ -28,6 +27,7 @@ from moothall.sandbox.bubblewrap import (
     interpreter,
 )
 from moothall.sandbox.log import SandboxLog
+from moothall.sandbox_runtime import launcher
 
 _PASSWD = (
     "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Unpack
 
-from moothall.domain.causes import cause_of
+from moothall.domain.causation import cause_of
 from moothall.domain.event import Data, Event, EventType, Origin, new_event
 from moothall.domain.task import Deliberation
 from moothall.telemetry.spans import traceparent

@@ -8,7 +8,7 @@ with one more label, `process`.
 
 from __future__ import annotations
 
-from moothall.telemetry.figures import BYTES, Figures
+from moothall.telemetry.metric_types import BYTES, Figures
 
 REGISTRY = Figures()
 _counter, _gauge, _histogram = REGISTRY.counter, REGISTRY.gauge, REGISTRY.histogram

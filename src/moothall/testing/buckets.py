@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from moothall.bus.buckets import bucket_of
-from moothall.bus.packing import Packer
 from moothall.errors import AlreadyExists, NotFound
+from moothall.events.buckets import bucket_of
+from moothall.events.envelope import Packer
 
 
 class MemoryBlobs:

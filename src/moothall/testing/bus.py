@@ -15,12 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from moothall.aio import Capacity
-from moothall.bus import batching, codec, dead, forwarding, registry
-from moothall.bus.buckets import DOCUMENTS, bucket_of
-from moothall.bus.delivery import Ack, Bury, Nak, judge
-from moothall.bus.packing import Packer
-from moothall.bus.raw import NO_HEADERS, Raw, StreamState
+from moothall.concurrency import Capacity
 from moothall.config import BusSettings
 from moothall.domain.event import Event, Recorded
 from moothall.domain.secrets import scrub_all
@@ -34,6 +29,11 @@ from moothall.errors import (
     Permanent,
     Temporary,
 )
+from moothall.events import batching, codec, dead_letters, forwarding, registry
+from moothall.events.buckets import DOCUMENTS, bucket_of
+from moothall.events.delivery import Ack, Bury, Nak, judge
+from moothall.events.envelope import Packer
+from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.testing.buckets import MemoryBlobs, MemoryBucket
 
@@ -311,10 +311,10 @@ class MemoryBus:
             stream.drop(seq)
 
     async def _bury(self, durable: _Durable, raw: Raw, deliveries: int, why: Bury) -> None:
-        place = dead.LetterOrigin(
+        place = dead_letters.LetterOrigin(
             durable.spec.stream, durable.spec.name, raw.subject, raw.seq, deliveries
         )
-        await dead.bury(self, place, raw.data, why)
+        await dead_letters.bury(self, place, raw.data, why)
 
     async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
         """Send to whoever listens now."""

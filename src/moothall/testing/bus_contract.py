@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from moothall import ports
-from moothall.aio import beside
-from moothall.bus import dead
+from moothall.concurrency import beside
 from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.fleet import FLEET
 from moothall.domain.topic import Channel
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest
+from moothall.events import dead_letters
 
 
 def seat(number: int, task: str = "task-1", **data: Any) -> Event:
@@ -58,11 +58,11 @@ async def seen(queue: asyncio.Queue[Recorded], count: int) -> list[Recorded]:
         return [await queue.get() for _ in range(count)]
 
 
-async def letters(bus: Any, count: int) -> list[dead.DeadLetter]:
+async def letters(bus: Any, count: int) -> list[dead_letters.DeadLetter]:
     """Wait for so many dead letters."""
     async with asyncio.timeout(20):
         while True:
-            found = [letter async for letter in dead.letters(bus)]
+            found = [letter async for letter in dead_letters.letters(bus)]
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.02)

@@ -20,7 +20,7 @@ import pytest
 from moothall.config import LlmSettings
 from moothall.domain.chat import ChatRequest, Message, ReplySchema
 from moothall.errors import DeadlineExceeded
-from moothall.model.client import OpenAIModel, open_model
+from moothall.llm.client import OpenAIModel, open_model
 from moothall.ports import ChatModel
 from moothall.testing.model import Answer, ScriptedModel, scripted_model
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from moothall.council.prompting.reply import read_turn
+from moothall.deliberation.prompts.reply import read_turn
 from moothall.domain.chat import ChatReply, FunctionTool, Message, ReplyMode, ReplySchema
 from moothall.errors import ContextOverflow
-from moothall.model.client import OpenAIModel
+from moothall.llm.client import OpenAIModel
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import Body, NativeReply
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from moothall import ports
-from moothall.aio import Capacity
-from moothall.bus import dead, registry
-from moothall.bus.codec import encode, encode_batch
+from moothall.concurrency import Capacity
 from moothall.domain.event import EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import InvalidRequest, NotFound, Permanent, Temporary
+from moothall.events import dead_letters, registry
+from moothall.events.codec import encode, encode_batch
 from moothall.testing.bus_contract import consuming, letters, requested, seat, seen
 
 
@@ -95,7 +95,7 @@ class WorkContract:
                 while got.qsize() < 3:
                     await asyncio.sleep(0.01)
             assert [r.extra["deliveries"] for r in await seen(got, 3)] == ["1", "2", "3"]
-            assert [letter async for letter in dead.letters(bus)] == []
+            assert [letter async for letter in dead_letters.letters(bus)] == []
 
     async def test_what_keeps_failing_is_buried(self, opened: Any) -> None:
         tries = 0
@@ -149,12 +149,12 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-1"))
             [letter] = await letters(bus, 1)
             broken = False
-            await dead.replay(bus, letter.seq)
+            await dead_letters.replay(bus, letter.seq)
             [again] = await seen(got, 1)
             assert again.event.id == requested("task-1").id
-            assert [each async for each in dead.letters(bus)] == []
+            assert [each async for each in dead_letters.letters(bus)] == []
             with pytest.raises(NotFound):
-                await dead.replay(bus, letter.seq)
+                await dead_letters.replay(bus, letter.seq)
 
     async def test_a_cancelled_consumer_gives_back_what_it_held(self, opened: Any) -> None:
         started = asyncio.Event()
@@ -278,7 +278,7 @@ class WorkContract:
             await bus.enqueue(Channel.WORK.of("dev"), requested("task-3"), fresh=True)
             assert await marked(1) == [("task-3", True)]
             [letter] = await letters(bus, 1)
-            await dead.replay(bus, letter.seq)
+            await dead_letters.replay(bus, letter.seq)
             assert await marked(1) == [("task-3", False)]
 
     @pytest.mark.parametrize("about", ["", "story-1", "acme_story-1"])
@@ -302,7 +302,7 @@ class WorkContract:
             ]
             assert [r.event.id async for r in bus.replay([Channel.STORIES.all])] == [event.id]
             assert got.empty()
-            assert [letter async for letter in dead.letters(bus)] == []
+            assert [letter async for letter in dead_letters.letters(bus)] == []
 
     @pytest.mark.parametrize("about", ["", "story-1"])
     async def test_story_events_in_one_message_come_one_by_one(

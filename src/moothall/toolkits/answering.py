@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from moothall.aio import seconds_until
+from moothall.concurrency import seconds_until
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError, Refused
 from moothall.ports import Workspace

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
 from moothall.config import Section, Settings
 
 if TYPE_CHECKING:  # `moothall config` needs the settings alone
-    from moothall.domain.overview import Finding
+    from moothall.domain.status import Finding
     from moothall.ports import Toolkit
     from moothall.tools.spec import ToolSpec
 

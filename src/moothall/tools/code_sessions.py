@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from moothall.inside import shell
+from moothall.sandbox_runtime import shell
 
 _FOLDER = "/tmp/moothall-sessions"  # noqa: S108 - inside the sandbox
 

@@ -18,10 +18,10 @@ from typing import Any
 from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, PatchRefused, Permanent, Refused, WorkspaceFailed
 from moothall.tools.spec import Danger, ToolSpec
-from moothall.workflows.hands import VisitHands
 from moothall.workflows.plan import Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, fill_in, find_in, references
+from moothall.workflows.tool_steps import VisitHands
 
 _CRASHES = 3
 _CHANGES = {Danger.WRITE, Danger.EXECUTE}

@@ -12,12 +12,12 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from moothall import inside
-from moothall.inside import syntax
-from moothall.inside.plugins import FOLDER as REPORTERS
+from moothall import sandbox_runtime
+from moothall.sandbox_runtime import syntax
+from moothall.sandbox_runtime.plugins import FOLDER as REPORTERS
 
 INSIDE = "/opt/moothall"
-_HERE = Path(inside.__file__).parent
+_HERE = Path(sandbox_runtime.__file__).parent
 
 
 def bundle(folder: Path) -> None:
@@ -27,7 +27,7 @@ def bundle(folder: Path) -> None:
     for made in (
         folder,
         folder / "moothall",
-        folder / "moothall" / "inside",
+        folder / "moothall" / "sandbox_runtime",
         folder / "plugins",
         folder / "plugins" / "bin",
     ):

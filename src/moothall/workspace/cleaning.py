@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moothall.disk import lock_file, try_lock
 from moothall.domain import codec
 from moothall.domain.repository import Prepared
 from moothall.errors import InvalidRequest
-from moothall.workspace.box import remove_tree
+from moothall.file_locks import lock_file, try_lock
+from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import Layout, environment_key
 
 DAY = 86_400.0

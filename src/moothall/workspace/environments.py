@@ -21,17 +21,17 @@ from moothall.repositories.checkout import Progress, give
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.detect.builds import NODE_HEADERS
 from moothall.repositories.detect.python import LINE_BY_LINE, LOCKED, PIP
+from moothall.repositories.git_snapshot import write_history
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.history import write_history
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
-from moothall.workspace.box import Box, BoxSetup, remove_tree
+from moothall.workspace.base_environment import Starter
+from moothall.workspace.environment_cache import Archives
+from moothall.workspace.executor_client import Box, BoxSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit
 from moothall.workspace.packages import setup_reach
 from moothall.workspace.pool import BoxPool
-from moothall.workspace.sharing import Archives
-from moothall.workspace.starter import Starter
 from moothall.workspace.toolchains import choose
 
 _SAYS_WHY = re.compile(

@@ -16,7 +16,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, Refused
 from moothall.repositories.changes import Written
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import Remote
+from moothall.repositories.service import Remote
 
 Changes = Callable[[], Awaitable[Written]]
 Restore = Callable[[Sequence[Change]], Awaitable[None]]

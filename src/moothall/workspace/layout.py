@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from moothall import disk
+from moothall import file_locks
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
-from moothall.workspace.box import BoxSetup
+from moothall.workspace.executor_client import BoxSetup
 from moothall.workspace.toolchains import Chosen, choose
 
 _KEY_CHARS = 32
@@ -62,7 +62,7 @@ class Layout:
 
     def lock(self, name: str) -> AbstractAsyncContextManager[None]:
         """Hold a lock against all processes that share the data directory."""
-        return disk.lock(self.data_dir / "locks" / name)
+        return file_locks.lock(self.data_dir / "locks" / name)
 
 
 def uses_environment(base: Base) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from moothall.config import SandboxSettings, WorkspaceSettings
 from moothall.domain.repository import Prepared
-from moothall.inside.checks import may_tell_cases
 from moothall.ranking.assess import HIT_LIMIT
+from moothall.sandbox_runtime.checks import may_tell_cases
 
 _BASE_CASE_FACTOR = 3
 _SETTINGS = {

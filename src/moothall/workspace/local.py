@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from moothall.aio import seconds_until
+from moothall.concurrency import seconds_until
 from moothall.config import SandboxSettings, WorkspaceSections
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun, Verdict
@@ -34,30 +34,36 @@ from moothall.errors import (
     SandboxUnavailable,
     WorkspaceFailed,
 )
-from moothall.inside import cases, checks
-from moothall.inside.fullpython import COMMAND
-from moothall.inside.pressure import GENEROUS
-from moothall.inside.protocol import pack_path
 from moothall.ports import NOTHING, Hear
 from moothall.ranking.contention import hit_limit_under_load
 from moothall.repositories import patch_rules
 from moothall.repositories.changes import ChangeCaps, Written
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import Remote
+from moothall.repositories.service import Remote
 from moothall.sandbox.bubblewrap import ENVIRONMENT
+from moothall.sandbox_runtime import cases, checks
+from moothall.sandbox_runtime.cpython_runner import COMMAND
+from moothall.sandbox_runtime.pressure import GENEROUS
+from moothall.sandbox_runtime.protocol import pack_path
 from moothall.tools import code_sessions
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
-from moothall.workspace.answers import check_run, code_output, result_of, shell_answer, tests_output
-from moothall.workspace.box import Box, BoxSetup
 from moothall.workspace.bundle import grammars
-from moothall.workspace.dialogue import Answerer, converse, endless_run, full_run, most_asked
-from moothall.workspace.first import FirstChanges
+from moothall.workspace.executor_client import Box, BoxSetup
 from moothall.workspace.gittools import GitState, git_tool
+from moothall.workspace.initial_changes import FirstChanges
 from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.localbox import LocalBox
+from moothall.workspace.local_executor import LocalBox
 from moothall.workspace.pool import BoxPool, MakeBox
+from moothall.workspace.result_parsing import (
+    check_run,
+    code_output,
+    result_of,
+    shell_answer,
+    tests_output,
+)
+from moothall.workspace.stdio_session import Answerer, converse, endless_run, full_run, most_asked
 from moothall.workspace.wasm import Shelf, answer_of
 
 _SHELL_VARIABLES = {

@@ -16,20 +16,20 @@ from typing import Self
 
 from moothall import telemetry
 from moothall.config import WorkspaceSections
-from moothall.disk import try_lock
 from moothall.domain.repository import Prepared
 from moothall.domain.tool import Bounds
 from moothall.errors import MoothallError, WorkspaceFailed
+from moothall.file_locks import try_lock
 from moothall.ports import NOTHING
 from moothall.processes import start_process
 from moothall.repositories import scratch
 from moothall.sandbox import cgroups, orphans
 from moothall.sandbox.cgroups import cores
-from moothall.workspace import boxlog
-from moothall.workspace.box import Box, BoxSetup, remove_tree
+from moothall.workspace import executor_log
 from moothall.workspace.bundle import bundle
+from moothall.workspace.executor_client import Box, BoxSetup, remove_tree
 from moothall.workspace.layout import Layout
-from moothall.workspace.localbox import LocalBox
+from moothall.workspace.local_executor import LocalBox
 from moothall.workspace.slots import Slots, slots_folder
 
 _KEYS_KEPT = 4
@@ -84,7 +84,7 @@ class BoxPool:
         try_lock(self._lock_fd)
         await sweep(self.layout)
         await asyncio.to_thread(scratch.sweep)
-        await asyncio.to_thread(boxlog.prune, self._settings.data_dir)
+        await asyncio.to_thread(executor_log.prune, self._settings.data_dir)
         await asyncio.to_thread(bundle, self._folder / "code")
         # Cleans up after a killed host: a sandbox that was just starting, cgroups, our folder. Its
         # stdin ends with us.

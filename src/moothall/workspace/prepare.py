@@ -29,8 +29,8 @@ from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.repositories.workspace_history import export_history
 from moothall.sandbox.spawn import drop_uid
-from moothall.workspace.box import remove_tree
 from moothall.workspace.environments import Environments, fresh_beside
+from moothall.workspace.executor_client import remove_tree
 from moothall.workspace.layout import prepared_key
 from moothall.workspace.limits import limit
 from moothall.workspace.local import LocalWorkspaces

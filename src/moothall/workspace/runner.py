@@ -18,22 +18,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from moothall.aio import seconds_until
+from moothall.concurrency import seconds_until
 from moothall.config import WorkspaceSections
 from moothall.domain.code import AGENTS_RUN, Ask, BlockRun, CodeBlock
 from moothall.domain.ids import digest
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFailed
-from moothall.inside.coder import MONTY
 from moothall.ports import Workspace
+from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.telemetry import get_logger
-from moothall.workspace.box import Answer, Box, BoxSetup
-from moothall.workspace.dialogue import Answerer, code_run, cut, endless_run, most_asked
+from moothall.workspace.executor_client import Answer, Box, BoxSetup
 from moothall.workspace.pool import BoxPool
+from moothall.workspace.stdio_session import Answerer, code_run, cut, endless_run, most_asked
 
 log = get_logger(__name__)
 
-_PROGRAM = "moothall.inside.coder"
+_PROGRAM = "moothall.sandbox_runtime.code_runner"
 _SPARE_MEMORY = 256_000_000  # of the process that holds the worker, and of the worker itself
 _PROCESSES, _OPEN_FILES = 32, 128
 

@@ -22,8 +22,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moothall.aio import off_the_clock
-from moothall.disk import try_lock
+from moothall.concurrency import off_the_clock
+from moothall.file_locks import try_lock
 from moothall.telemetry import get_logger, metrics
 
 _log = get_logger(__name__)

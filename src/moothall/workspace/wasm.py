@@ -23,7 +23,8 @@ from moothall.tools.wasm_tools import WasmTool, read_tools
 
 _INSIDE = "/opt/moothall-wasm"
 _BOOT = (
-    f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from moothall.inside.wasm "
+    f"import sys; sys.path[:0] = ['/opt/moothall', '{_INSIDE}/lib']; from "
+    "moothall.sandbox_runtime.wasm "
     "import main; main()"
 )
 _COMPILE_SECONDS = 120.0
@@ -75,7 +76,7 @@ class Shelf:
                 f"{file} has more than {most} bytes; wasm.module_bytes says how large a module "
                 "may be"
             )
-        with Path(find_spec("moothall.inside.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
+        with Path(find_spec("moothall.sandbox_runtime.wasm").origin or "").open("rb") as ours:  # type: ignore[union-attr] # it is there
             how = hashlib.sha256(ours.read()).hexdigest()
         made_with = f"{importlib.metadata.version('wasmtime')} {os.uname().machine} {how}"
         return hashlib.sha256(made_with.encode() + b"\0" + module).hexdigest()
@@ -151,7 +152,14 @@ def _package() -> Path:
 async def _compile(source: Path, target: Path) -> None:
     """In a process of its own: a compiler that a module brings down takes nothing with it."""
     making = target.with_name(f".{target.name}.{os.getpid()}")
-    command = (sys.executable, "-m", "moothall.inside.wasm", "compile", str(source), str(making))
+    command = (
+        sys.executable,
+        "-m",
+        "moothall.sandbox_runtime.wasm",
+        "compile",
+        str(source),
+        str(making),
+    )
     process = await start_process(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from house import by_task, scripted
-from moothall.bus.nats.accounts import make
+from moothall.events.nats.accounts import make
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask
 from support.kube.programs import Home

@@ -16,8 +16,8 @@ from k8s.test_jobs import bare, bus, call, jobs_left, labelled, named  # noqa: F
 from kubernetes import client
 
 from moothall import telemetry
+from moothall.app.repositories import open_hands
 from moothall.domain.tool import ToolStatus
-from moothall.wiring.trusted import open_hands
 from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from k8s.test_jobs import bare
 from support.repos import SAMPLE
 from support.kube.reached import configured
-from moothall.wiring.trusted import open_hands
+from moothall.app.repositories import open_hands
 
 async def main():
     folder, bus = Path(sys.argv[1]), sys.argv[2]

@@ -17,7 +17,9 @@ import pytest_asyncio
 from kubernetes import client
 
 from house import Command, git
-from moothall.aio import beside
+from moothall.app.repositories import Hands, open_hands
+from moothall.app.repository import register
+from moothall.concurrency import beside
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
 from moothall.domain.evidence import Verdict
@@ -26,8 +28,6 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel
-from moothall.wiring.repository import register
-from moothall.wiring.trusted import Hands, open_hands
 from support.kube import reached
 from support.kube.reached import WORKSPACES, configured
 from support.repos import SAMPLE, SOLUTION, make_repo

@@ -11,12 +11,12 @@ import pytest
 from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
 from kubernetes import client
 
+from moothall.app.repositories import Hands, open_hands
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError
-from moothall.wiring.trusted import Hands, open_hands
-from moothall.workspace.box import BoxSetup
-from moothall.workspace.jobs.cluster import Cluster
-from moothall.workspace.jobs.manifest import job
+from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.manifest import job
 from support.kube.reached import configured
 from support.repos import SAMPLE
 

@@ -11,9 +11,9 @@ import pytest
 from k8s.test_jobs import bare, bus, jobs_left  # noqa: F401 - `bus` is a fixture
 from kubernetes import client
 
+from moothall.app.repositories import open_hands
 from moothall.domain.repository import Profile
 from moothall.errors import WorkspaceFailed
-from moothall.wiring.trusted import open_hands
 from support.kube.ctl import ask
 from support.kube.killing import bring_back
 from support.kube.node import Node, nodes

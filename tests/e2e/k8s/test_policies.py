@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from kubernetes import client
 
-from moothall.bus.nats.accounts import mint
+from moothall.events.nats.accounts import mint
 from support.kube.ctl import ask
 from support.kube.node import FIRST, nodes
 from support.kube.policies import enforced

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pydantic import Field
 
 from moothall.config import Section, Settings
-from moothall.domain.overview import Finding
+from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within

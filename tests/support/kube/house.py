@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moothall.bus.nats.accounts import make
+from moothall.events.nats.accounts import make
 from support import gobuilt
 from support.kube import WORKER, keys
 from support.kube.neo4j import IMAGE as NEO4J

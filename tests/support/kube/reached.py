@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from moothall.bus.nats.server import _binary
 from moothall.config import BusSettings, JobSettings, SandboxSettings, Settings, WorkspaceSettings
+from moothall.events.nats.server import _binary
 from moothall.settings import load_settings
 from support.kube import WORKER
 from support.kube.ctl import kubectl

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from moothall.model.serve_local import Serve
+from moothall.llm.serve_local import Serve
 from support.kube.house import CLASS, SPACE
 
 KEY, NAME, TOKENS = "key-of-the-small-model", "small", 4096
@@ -29,7 +29,7 @@ async def copy(source, sink):
         sink.close()
 
 async def main():
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "moothall.model.serve_local", stdin=PIPE, stdout=PIPE)
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", "moothall.llm.serve_local", stdin=PIPE, stdout=PIPE)
     child.stdin.write((os.environ["SERVE"] + "\\n").encode())
     port = json.loads(await child.stdout.readline())["port"]
 

@@ -15,10 +15,10 @@ from typing import Literal
 
 import psutil
 
-from moothall.bus.nats.connection import connection
-from moothall.bus.nats.server import embedded_server
-from moothall.bus.registry import DURABLES, STREAMS
 from moothall.config import BusSettings, environment
+from moothall.events.nats.connection import connection
+from moothall.events.nats.server import embedded_server
+from moothall.events.registry import DURABLES, STREAMS
 from support.recovery.scene import PACKAGES
 from support.servers import free_port
 

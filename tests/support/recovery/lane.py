@@ -15,18 +15,18 @@ from pathlib import Path
 
 import grpc.aio
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.registry import DEAD, EVENTS, WORK
+from moothall.app.repositories import trusted_repositories
 from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.outcome import Outcome
 from moothall.domain.topic import Channel, deliberation_topics
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.registry import DEAD, EVENTS, WORK
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.settings import load_settings
-from moothall.wiring.trusted import trusted_repositories
 from support.recovery.house import House, Kind, hit, house
 from support.recovery.scene import HANGING, TASK, End, repository
 from support.repos import Repo

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from moothall.bus.event_specs import EVENT_SPECS
 from moothall.domain.event import EventType
+from moothall.events.event_specs import EVENT_SPECS
 from support.recovery.house import KINDS, Kind
 from support.recovery.lane import Blow, Lane, Plan, lane
 from support.recovery.left import left_behind

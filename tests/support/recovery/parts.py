@@ -21,26 +21,26 @@ from moothall.settings import load_settings
 
 async def serve() -> None:
     """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
-    from moothall.bus.nats.jetstream import open_bus
+    from moothall.api.bundles import BUCKET as BUNDLES
+    from moothall.api.bundles import Bundles
+    from moothall.api.dependencies import Doors
+    from moothall.api.grpc_server import grpc_server
+    from moothall.api.health import Checkup
+    from moothall.api.identity import read_tokens
+    from moothall.app.repositories import trusted_repositories
+    from moothall.authorization.recent_decisions import Decisions
+    from moothall.authorization.story_budgets import BUCKET, Accounts
     from moothall.collector.overview import Overview
-    from moothall.collector.tally import Tally
-    from moothall.council.front.author import Author
-    from moothall.council.front.desk import Desk
-    from moothall.council.front.request import Defaults
-    from moothall.council.front.roster import Roster
-    from moothall.council.prompting.briefing import Briefings
-    from moothall.guard.accounts import BUCKET, Accounts
-    from moothall.guard.decisions import Decisions
-    from moothall.planning.board import Board
-    from moothall.planning.notes import Notes
-    from moothall.planning.planner import Planner
-    from moothall.services.bundles import BUCKET as BUNDLES
-    from moothall.services.bundles import Bundles
-    from moothall.services.checkup import Checkup
-    from moothall.services.doors import Doors
-    from moothall.services.grpc_server import grpc_server
-    from moothall.services.identity import read_tokens
-    from moothall.wiring.trusted import trusted_repositories
+    from moothall.collector.statistics import Tally
+    from moothall.deliberation.prompts.briefing import Briefings
+    from moothall.events.nats.jetstream import open_bus
+    from moothall.orchestrator.council_registry import Roster
+    from moothall.orchestrator.planning import Defaults
+    from moothall.orchestrator.service import Desk
+    from moothall.orchestrator.story_writer import Author
+    from moothall.stories.board import Board
+    from moothall.stories.notes import Notes
+    from moothall.stories.planner import Planner
     from support.graph import MemoryGraph
 
     settings = load_settings()
@@ -82,9 +82,9 @@ async def serve() -> None:
 
 async def collector() -> None:
     """The collector."""
-    from moothall.bus.nats.jetstream import open_bus
+    from moothall.app.repositories import trusted_repositories
     from moothall.collector import Collector
-    from moothall.wiring.trusted import trusted_repositories
+    from moothall.events.nats.jetstream import open_bus
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
@@ -93,8 +93,8 @@ async def collector() -> None:
 
 async def host(name: str) -> None:
     """A host, without the Ray actor round it."""
-    from moothall.fleet.owner import Process
-    from moothall.wiring.host import host_main
+    from moothall.app.host import host_main
+    from moothall.workers.owner import Process
 
     settings = load_settings()
     nobody = Process(0, 0, "")  # each part is killed by itself

@@ -42,13 +42,13 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
     EventType.AGENT_UNREGISTERED: "as council.created",
     EventType.DECISION_MADE: "a person's word on a story, after the deliberation",
     EventType.DELIBERATION_STEERED: (
-        "a person's word while it is under way: tests/unit/fleet/test_steering.py"
+        "a person's word while it is under way: tests/unit/workers/test_steering.py"
     ),
-    EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/fleet/test_pausing.py",
+    EventType.DELIBERATION_PAUSED: "a person lets it wait: tests/unit/workers/test_pausing.py",
     EventType.DELIBERATION_RESUMED: "as deliberation.paused",
     EventType.EVIDENCE_REPORTED: (
         "of agents that need native tools, which the scripted model has not: "
-        "tests/unit/council/test_evidence_agents.py"
+        "tests/unit/deliberation/test_evidence_agents.py"
     ),
     EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",

@@ -17,7 +17,7 @@ from benchmarks.stub import running_stub
 from benchmarks.targets import targets
 from moothall.config import LlmSettings
 from moothall.errors import MoothallError
-from moothall.model.client import open_model
+from moothall.llm.client import open_model
 from moothall.testing.chat_contract import FINISH, ask
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from moothall.api.web.user_accounts import People
 from moothall.cli import main
-from moothall.services.page.people import People
 
 GOOD, OTHER = "correct horse battery", "another horse battery"
 

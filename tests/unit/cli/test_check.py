@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from moothall.app.repository import RepositoryCheck
 from moothall.cli.check import document, page, put, show, why_not
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.errors import RepositoryError
-from moothall.ranking.base import diagnose
-from moothall.wiring.repository import RepositoryCheck
+from moothall.ranking.baseline import diagnose
 
 RED = "tests/test_a.py::test_red"
 RUN = CheckRun(

@@ -18,8 +18,8 @@ from moothall.cli.documents import (
 from moothall.domain.codec import dump
 from moothall.domain.evidence import Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.overview import TaskView
-from moothall.ranking.base import CheckRow
+from moothall.domain.status import TaskView
+from moothall.ranking.baseline import CheckRow
 
 FOLDER = Path(__file__).parents[3] / "docs" / "schemas"
 ENDED = Outcome("t", DeliberationStatus.COMPLETED)

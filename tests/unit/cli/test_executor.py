@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from moothall.cli import main
-from moothall.workspace.box_link import BoxLink
+from moothall.workspace.executor_connection import BoxLink
 
 
 def test_outside_a_container_it_is_refused(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ _COSTLY = {"aiohttp", "git", "grpc", "kglite", "neo4j", "ray", "rich", "starlett
     "modules",
     [
         "moothall.cli.config",
-        "moothall.cli.log, moothall.wiring.bus, moothall.bus.nats.server",
-        "moothall.cli.graph, moothall.wiring.graph",
+        "moothall.cli.log, moothall.app.bus, moothall.events.nats.server",
+        "moothall.cli.graph, moothall.app.graph",
     ],
 )
 def test_commands_that_need_no_ray_import_nothing_costly(modules: str) -> None:
@@ -50,7 +50,7 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
     assert ran.returncode == 2
     assert "nobody listens at 127.0.0.1:9" in ran.stderr
     loaded = set(re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE))
-    assert "moothall.model.reaching" in loaded
+    assert "moothall.llm.startup_check" in loaded
     assert not loaded & (
         (_COSTLY - {"aiohttp"}) | {"nats", "tree_sitter", "structlog", "opentelemetry"}
     )
@@ -67,15 +67,15 @@ def test_a_model_server_that_is_away_is_said_before_anything_costly_is_imported(
             "ranking",
         )
     }
-    assert not loaded & (rooms | {"moothall.wiring.house", "moothall.cli.narrator"})
+    assert not loaded & (rooms | {"moothall.app.server", "moothall.cli.progress"})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.e2e
 def test_a_command_with_hosts_of_its_own_imports_no_ray() -> None:
     modules = (
-        "moothall.cli.deliberate, moothall.wiring.house, moothall.wiring.host, "
-        "moothall.fleet.in_process"
+        "moothall.cli.deliberate, moothall.app.server, moothall.app.host, "
+        "moothall.workers.in_process"
     )
     code = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run(

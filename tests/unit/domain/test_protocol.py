@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from moothall.council.front.params import check_protocol
 from moothall.domain.protocol import DEFAULT_PROTOCOL, PROTOCOLS, ProtocolName
+from moothall.orchestrator.council_params import check_protocol
 
 
 def test_the_table_has_a_row_for_each_name() -> None:

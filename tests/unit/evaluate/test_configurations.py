@@ -8,7 +8,7 @@ import pytest
 
 from moothall.config import Settings
 from moothall.errors import ConfigurationError, InvalidRequest
-from moothall.evaluate.running import (
+from moothall.evaluate.runner import (
     Configuration,
     Options,
     check_configurations,

@@ -11,7 +11,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.evaluate.judging import Judge
 from moothall.evaluate.miner import COMMITS, Miner
 from moothall.evaluate.tasks import Lines, Task, write_task
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.repos import make_repo
 
 

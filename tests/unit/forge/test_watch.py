@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from moothall.aio import beside
+from moothall.concurrency import beside
 from moothall.config import ForgeSettings
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import Deliberation, RepositoryRef

@@ -11,10 +11,10 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.ids import ROLES
 from moothall.errors import GraphUnavailable, InvalidRequest
-from moothall.graph.shape import LABELS, RELATIONS
+from moothall.graph.schema import LABELS, RELATIONS
 from moothall.graph.statements import Statement
 from moothall.graph.store import CypherGraph, Store
-from moothall.planning.scopes import scopes
+from moothall.stories.scopes import scopes
 from support.chronicle import BASE, PATH, SEATS, Chronicle, delivered, proposal_of, recorded
 
 Lines = list[tuple[str, ...]]

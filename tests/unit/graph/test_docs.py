@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moothall.graph.shape import LABELS, RELATIONS
+from moothall.graph.schema import LABELS, RELATIONS
 
 
 def test_the_picture_is_the_shapes() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moothall.domain.event import Event, EventType
 from moothall.domain.proposal import Proposal
 from moothall.graph.projection import READERS, write
-from moothall.graph.shape import LABELS
+from moothall.graph.schema import LABELS
 from moothall.graph.upserts import Writes, bound_name, clean, group_of, uid
 from support.chronicle import SEATS, Chronicle, proposal_of
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from moothall.bus.nats.pruning import prune
+from moothall.app import data_dir_lock
+from moothall.app.bus import open_log
+from moothall.app.cleaning import prune as prune_house
+from moothall.app.graph import open_answers, open_graph, rebuild
 from moothall.config import GraphSettings, Settings
 from moothall.errors import ConfigurationError
+from moothall.events.nats.pruning import prune
 from moothall.settings import load_settings
-from moothall.wiring import directory
-from moothall.wiring.bus import open_log
-from moothall.wiring.cleaning import prune as prune_house
-from moothall.wiring.graph import open_answers, open_graph, rebuild
 from support.chronicle import Chronicle, delivered
 from support.neo4j import Address
 
@@ -83,7 +83,7 @@ async def test_the_graph_reads_what_is_pruned_before_it_goes(settings: Settings)
 
 async def test_a_rebuild_needs_the_house_to_itself(settings: Settings) -> None:
     with (
-        directory.hold(settings.data_dir),
+        data_dir_lock.hold(settings.data_dir),
         pytest.raises(ConfigurationError, match="another process writes the graph"),
     ):
         await rebuild(settings, lambda _seq, _last: None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.graph import statements
-from moothall.graph.shape import RELATIONS
+from moothall.graph.schema import RELATIONS
 from moothall.graph.store import CypherGraph, Store
 from support.chronicle import Chronicle, delivered, recorded
 

@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from moothall.config import GraphSettings
 from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
-from moothall.graph.elsewhere import Elsewhere, answering
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
+from moothall.graph.remote import Elsewhere, answering
 from moothall.graph.statements import schema
 from moothall.graph.store import CypherGraph
 from support.chronicle import Chronicle, recorded

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from moothall.app.rules import open_policy
+from moothall.authorization.policy import Mode, Policy
 from moothall.config import GuardSettings, Settings
 from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.guard.policy import Mode, Policy
 from moothall.policy.opa import Opa, opa
 from moothall.policy.rego import Rego
-from moothall.wiring.rules import open_policy
 from support.gate import open_house, tool_call
 from support.policy import CONTRACT, POLICY, Api, Opened, data_api
 

@@ -10,8 +10,8 @@ from moothall.domain.proposal import Assessment, Candidate, Proposal
 from moothall.domain.repository import Profile
 from moothall.ranking import assess, is_done, rank
 from moothall.ranking.assess import is_silent, unmatched_cases
-from moothall.ranking.authors import may_be_own
 from moothall.ranking.gates import gate_failures
+from moothall.ranking.test_authorship import may_be_own
 
 PROFILE = Profile(checks={"tests": ("pytest",), "lint": ("ruff",)})
 LINT = CheckRun("lint", Verdict.PASSED)

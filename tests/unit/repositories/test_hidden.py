@@ -13,9 +13,9 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
-from moothall.repositories.ownfile import to_toml
 from moothall.repositories.profile import parse_own
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.project_config import to_toml
+from moothall.repositories.service import TrustedRepositories
 from support.repos import make_repo
 
 _OWN = '[checks]\ntests = "pytest"\n[hidden]\ntests = ["tests/hidden/**"]\n'

@@ -16,7 +16,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import WorkspaceFailed
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

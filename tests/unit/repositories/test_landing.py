@@ -12,7 +12,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.repositories.objects import Change
 from moothall.repositories.registry import Approval
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.repos import Repo, make_repo
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests

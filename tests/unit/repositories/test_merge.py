@@ -9,7 +9,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import MergeConflict
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.repos import Repo, make_repo
 
 LINES = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"

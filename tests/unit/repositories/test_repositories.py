@@ -22,7 +22,7 @@ from moothall.errors import (
 )
 from moothall.repositories.delivery import branch_in_the_way
 from moothall.repositories.objects import Change
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 SETTINGS = WorkspaceSettings()

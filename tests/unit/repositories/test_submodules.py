@@ -9,8 +9,8 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.repositories.checkout import check_out
+from moothall.repositories.service import TrustedRepositories
 from moothall.repositories.submodules import absolute_url
-from moothall.repositories.trusted import TrustedRepositories
 from moothall.settings import load_settings
 from support.repos import Repo, make_repo
 

@@ -15,8 +15,8 @@ from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryEr
 from moothall.network.destinations import Destinations
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.registry import repository_id
+from moothall.repositories.service import TrustedRepositories
 from moothall.repositories.transport import stranger_transport
-from moothall.repositories.trusted import TrustedRepositories
 
 SCHEMES = ("https", "http", "ssh")
 

@@ -16,15 +16,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from moothall import telemetry
 from moothall.collector import Collector
 from moothall.config import LimitSettings, TraceSettings
-from moothall.council.front.desk import Desk
-from moothall.council.front.request import Defaults
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.domain.topic import Channel
-from moothall.fleet.host import Host
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
+from moothall.workers.host import Host
 from support.council import CouncilHouse, finish, open_council, scripted
 from support.story import Remembering
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from moothall.telemetry.figures import Histogram
+from moothall.telemetry.metric_types import Histogram
 from moothall.telemetry.metrics import REGISTRY
 from support.documents import table
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import moothall
 from moothall import telemetry
-from moothall.domain.causes import request_event_id
+from moothall.domain.causation import request_event_id
 from moothall.domain.event import EventType, new_event
 from moothall.domain.task import Deliberation
 from moothall.telemetry.events import write, write_of

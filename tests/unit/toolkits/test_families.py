@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from moothall.app.rules import open_rules
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.gateway import Gate
 from moothall.config import GuardSettings, read_settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
-from moothall.guard.audit import AuditLog
-from moothall.guard.gate import Gate
 from moothall.settings import load_settings, settings_with
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import FAMILIES, unset_tools
-from moothall.wiring.rules import open_rules
 from support.clock.family import ClockFamily
 from support.gate import Facts, House, tool_call
 

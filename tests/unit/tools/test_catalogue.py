@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from moothall.app.rules import catalogue_of
+from moothall.authorization.grants import grant_for
 from moothall.config import CodeSettings
 from moothall.domain.ids import ROLES
 from moothall.domain.tool import Grant
-from moothall.guard.grants import grant_for
 from moothall.settings import AllSettings, load_settings
 from moothall.tools.arguments import arguments_digest, canonical
 from moothall.tools.catalogue import ToolSpec, describe, list_tools
-from moothall.wiring.rules import catalogue_of
 from support.tools import CATALOGUE
 
 ALL = Grant(tools=("*",))

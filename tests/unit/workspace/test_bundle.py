@@ -25,7 +25,7 @@ def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
     bundle(tmp_path / "code")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'code')!r}); import "
-        "moothall.inside.executor; print(*sys.modules)"
+        "moothall.sandbox_runtime.executor; print(*sys.modules)"
     )
     ran = subprocess.run(
         [str(interpreter()), "-I", "-S", "-c", code],
@@ -36,7 +36,7 @@ def test_the_executor_starts_from_its_bytecode_alone_and_without_what_is_costly(
         timeout=60,
     )
     loaded = set(ran.stdout.split())
-    assert "moothall.inside.commands" in loaded
+    assert "moothall.sandbox_runtime.commands" in loaded
     assert not loaded & set(_COSTLY)
 
 

@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from moothall.config import LimitSettings, WorkspaceSettings
-from moothall.council.prompting.survey import Surveyor, SurveyOrder
+from moothall.deliberation.prompts.repo_map import Surveyor, SurveyOrder
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
-from moothall.repositories.trusted import TrustedRepositories
+from moothall.repositories.service import TrustedRepositories
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from support.local import PYTEST, Local, in_pods, local, python

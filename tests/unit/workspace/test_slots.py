@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from moothall.aio import TimeLimit
-from moothall.disk import try_lock
+from moothall.concurrency import TimeLimit
+from moothall.file_locks import try_lock
 from moothall.workspace.slots import Slots, queued_since, slots_folder
 
 HOLDS = textwrap.dedent("""

@@ -4,9 +4,9 @@ import platform
 
 import pytest
 
+from moothall.app.repository import RepositoryCheck
 from moothall.domain.repository import Base, Profile
 from moothall.sandbox.bubblewrap import interpreter
-from moothall.wiring.repository import RepositoryCheck
 from moothall.workspace.layout import environment_key
 from moothall.workspace.toolchains import choose, own_python, pythons
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from moothall.config import Settings
-from moothall.workspace.box import BoxSetup
-from moothall.workspace.localbox import LocalBox
+from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.local_executor import LocalBox
 
 
 def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") -> dict[str, str]:

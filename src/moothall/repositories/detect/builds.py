@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moothall.domain.repository import BuildStep, SetupStep
-from moothall.inside.checks import SITE
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.patch_rules import matches
+from moothall.sandbox_runtime.checks import SITE
 
 NODE_HEADERS = "/env/node-gyp"
 """Where set-up stores the headers for compiling addons."""

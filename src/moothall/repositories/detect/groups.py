@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from moothall.inside.plugins.moothall_requirements import NOT_FOR_TESTS
 from moothall.repositories.detect.literals import setup_extras, tests_require
 from moothall.repositories.detect.project import Project, strings, table
 from moothall.repositories.detect.requirements import (
@@ -25,6 +24,7 @@ from moothall.repositories.detect.requirements import (
 )
 from moothall.repositories.detect.tox import session_words
 from moothall.repositories.patch_rules import matches
+from moothall.sandbox_runtime.plugins.moothall_requirements import NOT_FOR_TESTS
 
 _FILES = (
     *(

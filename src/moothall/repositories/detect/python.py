@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moothall.domain.repository import SetupStep
-from moothall.inside.checks import PLUGINS
 from moothall.repositories.detect.builds import Built, python_built
 from moothall.repositories.detect.django import (
     configures_pytest,
@@ -21,6 +20,7 @@ from moothall.repositories.detect.literals import setup_keyword, setup_requireme
 from moothall.repositories.detect.project import FoundProject, Project, join_inside, strings, table
 from moothall.repositories.detect.requirements import versions
 from moothall.repositories.patch_rules import matches
+from moothall.sandbox_runtime.checks import PLUGINS
 
 ENV_PYTHON = "/env/bin/python"
 PIP = (ENV_PYTHON, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check")

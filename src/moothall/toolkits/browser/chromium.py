@@ -20,11 +20,11 @@ from pathlib import Path
 
 from moothall.config import SandboxSettings
 from moothall.errors import CallFailed
-from moothall.inside import chromium as chromium_start
 from moothall.network.destinations import Destinations
 from moothall.network.proxy import Proxy, listener, proxying
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
+from moothall.sandbox_runtime import chromium as chromium_start
 from moothall.toolkits.browser.devtools import DevTools, Gone, Message
 from moothall.toolkits.browser.settings import BrowserSettings
 

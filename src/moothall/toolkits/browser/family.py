@@ -13,7 +13,7 @@ from moothall.toolkits.family import Family, Opened
 from moothall.toolkits.web.family import WebFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
-    from moothall.domain.overview import Finding
+    from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
 
@@ -53,7 +53,7 @@ class BrowserFamily(Family[BrowserSettings]):
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Start it."""
-        from moothall.domain.overview import Finding
+        from moothall.domain.status import Finding
         from moothall.network.destinations import Destinations
         from moothall.toolkits.browser.chromium import chromium, find_chromium
 

@@ -15,7 +15,7 @@ from moothall.toolkits.db.settings import DbSettings
 from moothall.toolkits.family import Family, Opened
 
 if TYPE_CHECKING:  # as in `toolkits.family`
-    from moothall.domain.overview import Finding
+    from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
 _SERVERS = ("postgres", "redis", "neo4j")
@@ -56,7 +56,7 @@ class DbFamily(Family[DbSettings]):
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server something."""
-        from moothall.domain.overview import Finding
+        from moothall.domain.status import Finding
         from moothall.toolkits.db.toolkit import TRIALS, DatabaseTools
 
         own = self.own(settings)

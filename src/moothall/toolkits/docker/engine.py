@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from moothall.aio import whole_body
+from moothall.concurrency import whole_body
 from moothall.errors import CallFailed, ConfigurationError, InvalidRequest, NotFound
 
 _ANSWER_BYTES = 8_000_000

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from moothall.aio import beside
+from moothall.concurrency import beside
 from moothall.config import Settings
 from moothall.errors import MoothallError
 from moothall.toolkits.docker.settings import DockerSettings
 from moothall.toolkits.family import Family, Opened
 
 if TYPE_CHECKING:  # as in `toolkits.family`
-    from moothall.domain.overview import Finding
+    from moothall.domain.status import Finding
     from moothall.tools.spec import ToolSpec
 
 _NEEDED = ("MemoryLimit", "PidsLimit", "CpuCfsQuota")
@@ -55,7 +55,7 @@ class DockerFamily(Family[DockerSettings]):
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask the engine what it is, and whether it can bound containers."""
-        from moothall.domain.overview import Finding
+        from moothall.domain.status import Finding
         from moothall.toolkits.docker.engine import engine_at
 
         host, part = self.own(settings).host, "tools docker.*"

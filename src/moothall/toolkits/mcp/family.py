@@ -13,7 +13,7 @@ from moothall.toolkits.mcp.settings import McpSettings
 from moothall.toolkits.web.family import WebFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
-    from moothall.domain.overview import Finding
+    from moothall.domain.status import Finding
     from moothall.toolkits.mcp.toolkit import McpTools
     from moothall.tools.spec import ToolSpec
 
@@ -70,7 +70,7 @@ class McpFamily(Family[McpSettings]):
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server what it offers, and compare it with what was taken."""
-        from moothall.domain.overview import Finding
+        from moothall.domain.status import Finding
         from moothall.toolkits.mcp.spec import read_offers, taken_tools
 
         own = self.own(settings)

@@ -17,15 +17,15 @@ from typing import Any
 import grpc.aio
 from kubernetes import client
 
-from moothall.bus.nats.jetstream import JetStreamBus, open_bus
-from moothall.bus.registry import EVENTS, WORK
 from moothall.config import BusSettings
 from moothall.domain.codec import load
 from moothall.domain.event import EventType
 from moothall.domain.outcome import Outcome
 from moothall.domain.topic import deliberation_topics
 from moothall.errors import GraphUnavailable
-from moothall.graph.elsewhere import OverBus
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.registry import EVENTS, WORK
+from moothall.graph.remote import OverBus
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

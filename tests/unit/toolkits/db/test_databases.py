@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from moothall.app.rules import catalogue_of
 from moothall.config import secret_values
 from moothall.domain.tool import ToolCall, ToolStatus
 from moothall.errors import ConfigurationError
@@ -16,7 +17,6 @@ from moothall.toolkits.db.family import DbFamily
 from moothall.toolkits.db.rows import Table, jsonable, size
 from moothall.toolkits.db.settings import Databases, DbSettings
 from moothall.toolkits.db.toolkit import DatabaseTools, url_of
-from moothall.wiring.rules import catalogue_of
 from support.gate import Room, in_seconds
 from support.tools import CATALOGUE
 

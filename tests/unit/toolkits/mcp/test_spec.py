@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from moothall.authorization.grants import read_grants, shipped_grants
 from moothall.config import secret_values
 from moothall.errors import ConfigurationError
-from moothall.guard.grants import read_grants, shipped_grants
 from moothall.settings import load_settings
 from moothall.toolkits.families import family_tools, unset_tools
 from moothall.toolkits.mcp.family import McpFamily

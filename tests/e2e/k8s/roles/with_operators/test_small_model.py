@@ -15,7 +15,7 @@ from k8s.roles.standing import WHO, Standing
 from moothall.config import LlmSettings
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
-from moothall.model.weights import fetch_weights
+from moothall.llm.weights import fetch_weights
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.kube import house, small
 from support.kube.ctl import ask

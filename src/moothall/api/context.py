@@ -1,0 +1,203 @@
+"""ContextService: packs of what is known of a story, and the graph around a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2
+
+from moothall.api.dependencies import Doors
+from moothall.api.identity import caller
+from moothall.domain.briefing import Briefing, BriefingRequest
+from moothall.domain.ids import check_id, read_role
+from moothall.errors import InvalidRequest
+from moothall.pb.context.v1 import context_pb2 as pb
+from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
+from moothall.stories.notes import NoteChange, Update
+from moothall.stories.scopes import scopes
+
+_COUNTED = 1000
+
+
+class Context(pb_grpc.ContextServiceServicer):
+    """The gRPC door of briefings, of notes, and of the graph."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._briefings = doors.briefings
+        self._ask = doors.ask
+        self._notes = doors.notes
+        self._bundles = doors.bundles
+
+    async def GetContext(
+        self, request: pb.GetContextRequest, context: Any
+    ) -> pb.GetContextResponse:
+        """Tell what a role should know."""
+        asked = BriefingRequest(
+            task_id=request.subtask_id,
+            story_id=request.story_id,
+            role=request.role,
+            phase=request.phase,
+            budget=request.token_budget,
+        )
+        made = await self._briefings.brief(asked, caller())
+        return pb.GetContextResponse(
+            context=made.text,
+            token_count=made.tokens,
+            scopes=made.scopes,
+            version=made.version,
+            blocks=pb.Blocks(system=made.system, context=made.context, tools=made.tools),
+        )
+
+    async def UpdateContext(
+        self, request: pb.UpdateContextRequest, context: Any
+    ) -> pb.UpdateContextResponse:
+        """Record what a role holds of a story."""
+        asked = Update(
+            story_id=request.story_id,
+            role=request.role,
+            changes=tuple(
+                NoteChange(
+                    item.operation, item.entity_type, item.entity_id, item.payload, item.reason
+                )
+                for item in request.changes
+            ),
+            task_id=request.task_id,
+            at=request.timestamp,
+            expected=request.expected_version if request.HasField("expected_version") else None,
+        )
+        noted = await self._notes.update(asked, caller())
+        return pb.UpdateContextResponse(
+            version=noted.version, hash=noted.hash, warnings=noted.warnings
+        )
+
+    async def RehydrateSession(
+        self, request: pb.RehydrateSessionRequest, context: Any
+    ) -> pb.RehydrateSessionResponse:
+        """Tell what several roles should know."""
+        if request.ttl_seconds and not request.persist_bundle:
+            raise InvalidRequest(
+                "ttl_seconds says how long a bundle is kept: set persist_bundle too, or leave it "
+                "out"
+            )
+        roles = tuple(dict.fromkeys(map(read_role, request.roles)))
+        if not roles:
+            raise InvalidRequest("for whom? give roles, such as dev and qa")
+        who, story_id = caller(), check_id(request.case_id, "case_id")
+        if (
+            not request.persist_bundle
+            and (kept := await self._bundles.find(request, who)) is not None
+        ):
+            return kept
+        packs: dict[str, pb.RoleContextPack] = {}
+        known: list[Mapping[str, Any]] = []
+        for role in roles:
+            asked = BriefingRequest(
+                story_id=story_id,
+                role=role,
+                timeline=request.include_timeline,
+                summaries=request.include_summaries,
+                events=request.timeline_events,
+            )
+            packs[role] = _pack(await self._briefings.brief(asked, who))
+            known += await self._ask(
+                "context", story_id=story_id, role=role, limit=_COUNTED, tenant=who.tenant
+            )
+        stats = pb.SessionStats(roles=roles, **_count_rows(known))
+        bundle = pb.RehydrateSessionResponse(
+            case_id=story_id, generated_at_ms=self._bundles.now_ms(), packs=packs, stats=stats
+        )
+        if request.persist_bundle:
+            await self._bundles.keep(request, bundle, who)
+        return bundle
+
+    async def ValidateScope(
+        self, request: pb.ValidateScopeRequest, context: Any
+    ) -> pb.ValidateScopeResponse:
+        """Say what the table says."""
+        role = read_role(request.role) if request.role.strip() else ""
+        allowed = scopes().allowed_scopes(role, request.phase)
+        given = tuple(dict.fromkeys(scope.strip().lower() for scope in request.provided_scopes))
+        extra = [scope[:80] for scope in given if scope not in allowed]
+        return pb.ValidateScopeResponse(
+            allowed=not extra,
+            missing=[scope for scope in allowed if scope not in given],
+            extra=extra,
+            reason=f"not for {role or 'everybody'} in "
+            f"{request.phase.strip().lower() or scopes().phase}: {', '.join(extra)}"
+            if extra
+            else "",
+        )
+
+    async def GetGraphRelationships(
+        self, request: pb.GetGraphRelationshipsRequest, context: Any
+    ) -> pb.GetGraphRelationshipsResponse:
+        """Tell what is around a node."""
+        rows = await self._ask(
+            "neighbours",
+            label=request.node_type,
+            id=request.node_id,
+            depth=request.depth or 1,
+            tenant=caller().tenant,
+        )
+        if not rows:
+            return pb.GetGraphRelationshipsResponse(
+                message=f"the graph has no {request.node_type} {request.node_id[:80]!r}"
+            )
+        (row,) = rows
+        return pb.GetGraphRelationshipsResponse(
+            node=_node(row["node"]),
+            neighbors=[_node(node) for node in row["neighbours"]],
+            relationships=[_relationship(item) for item in row["relationships"]],
+            success=True,
+        )
+
+
+def _pack(made: Briefing) -> pb.RoleContextPack:
+    return pb.RoleContextPack(
+        context=made.text, token_count=made.tokens, scopes=made.scopes, version=made.version
+    )
+
+
+def _count_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Of each, the most that one of the roles may know."""
+
+    def most(count: Any) -> int:
+        return max((count(row) for row in rows), default=0)
+
+    def impacts(row: Mapping[str, Any]) -> int:
+        return len(
+            {
+                path
+                for item in row.get("summaries", ())
+                for path in (item["winner"] or {}).get("paths") or ()
+            }
+        )
+
+    return {
+        "decisions": most(lambda row: len(row.get("decisions", ()))),
+        "decision_edges": most(
+            lambda row: sum(len(item["about"]) for item in row.get("decisions", ()))
+        ),
+        "impacts": most(impacts),
+        "events": most(lambda row: len(row.get("milestones", ()))),
+    }
+
+
+def _node(node: Mapping[str, Any]) -> pb.GraphNode:
+    return pb.GraphNode(
+        id=node["id"],
+        type=node["label"],
+        properties=json_format.ParseDict(dict(node["properties"]), struct_pb2.Struct()),
+    )
+
+
+def _relationship(item: Mapping[str, Any]) -> pb.GraphRelationship:
+    start, end = item["from"], item["to"]
+    return pb.GraphRelationship(
+        type=item["type"],
+        from_id=start["id"],
+        from_type=start["label"],
+        to_id=end["id"],
+        to_type=end["label"],
+    )

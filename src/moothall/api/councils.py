@@ -1,0 +1,133 @@
+"""OrchestratorService, the part about councils and agents."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from moothall.api import protobuf
+from moothall.api.dependencies import Doors
+from moothall.api.identity import caller
+from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
+from moothall.errors import InvalidRequest
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+
+_AT_ITS_ENDPOINT = (
+    "registered; its seat is asked at its endpoint where an operator allows that "
+    "(agents.endpoints), and else filled on this service's hosts"
+)
+
+
+class CouncilCalls:
+    """Who sits for a role."""
+
+    _doors: Doors
+
+    async def CreateCouncil(
+        self, request: pb.CreateCouncilRequest, context: Any
+    ) -> pb.CreateCouncilResponse:
+        """Make the council of a role."""
+        asked = request.config
+        config = protobuf.from_message(
+            CouncilConfig,
+            asked,
+            rounds=asked.deliberation_rounds,
+            peer_review=asked.enable_peer_review,
+            params=dict(asked.custom_params),
+        )
+        council = await self._doors.councils.create(
+            request.role, request.num_agents, config, caller()
+        )
+        ids = [agent.id for agent in council.agents]
+        return pb.CreateCouncilResponse(
+            council_id=council.id, agents_created=len(ids), agent_ids=ids
+        )
+
+    async def ListCouncils(
+        self, request: pb.ListCouncilsRequest, context: Any
+    ) -> pb.ListCouncilsResponse:
+        """List the councils that were made."""
+        who = caller()
+        councils = await self._doors.councils.list(who, request.role_filter)
+        busy = self._doors.tallies.busy(who)
+        return pb.ListCouncilsResponse(
+            councils=[
+                _council_info(
+                    council,
+                    busy.get(council.role, ()),
+                    self._model(council),
+                    agents=request.include_agents,
+                )
+                for council in councils
+            ]
+        )
+
+    def _model(self, council: Council) -> str:
+        """Return what the server of a council's model calls it, where the settings say; of one that
+        is gone from them what it was called.
+        """
+        wanted, models = council.config.model_profile, self._doors.models
+        try:
+            return models.get(
+                models.choose(wanted) if wanted else models.of_role(council.role)
+            ).model
+        except InvalidRequest:
+            return wanted
+
+    async def DeleteCouncil(
+        self, request: pb.DeleteCouncilRequest, context: Any
+    ) -> pb.DeleteCouncilResponse:
+        """Close a role until its council is made again."""
+        council = await self._doors.councils.delete(request.role, caller())
+        return pb.DeleteCouncilResponse(
+            success=True,
+            message=f"deleted; requests to {council.role} are refused until CreateCouncil makes "
+            "another one",
+            agents_removed=len(council.agents),
+        )
+
+    async def RegisterAgent(
+        self, request: pb.RegisterAgentRequest, context: Any
+    ) -> pb.RegisterAgentResponse:
+        """Add an agent to the council of a role."""
+        capabilities = protobuf.from_message(Capabilities, request.capabilities)
+        agent = protobuf.from_message(
+            Agent, request, id=request.agent_id, capabilities=capabilities
+        )
+        council = await self._doors.councils.register(request.role, agent, caller())
+        message = (
+            _AT_ITS_ENDPOINT
+            if agent.endpoint
+            else "registered; it takes a seat on this service's hosts, with its model"
+        )
+        return pb.RegisterAgentResponse(success=True, message=message, council_id=council.id)
+
+    async def UnregisterAgent(
+        self, request: pb.UnregisterAgentRequest, context: Any
+    ) -> pb.UnregisterAgentResponse:
+        """Take an agent out of the council of a role."""
+        council = await self._doors.councils.unregister(request.role, request.agent_id, caller())
+        left = f"{len(council.agents)} left in {council.id}"
+        return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {left}")
+
+
+def _council_info(
+    council: Council, busy: Collection[str], model: str, *, agents: bool
+) -> pb.CouncilInfo:
+    status = "busy" if busy else "idle" if council.agents else "empty"
+    return pb.CouncilInfo(
+        council_id=council.id,
+        role=council.role,
+        num_agents=len(council.agents),
+        agents=[_agent_info(agent, council.role, agent.id in busy) for agent in council.agents]
+        if agents
+        else (),
+        status=status,
+        model=model,
+    )
+
+
+def _agent_info(agent: Agent, role: str, busy: bool) -> pb.AgentInfo:  # noqa: FBT001 - private
+    return protobuf.to_message(
+        pb.AgentInfo, agent, agent_id=agent.id, role=role, status="busy" if busy else "idle"
+    )

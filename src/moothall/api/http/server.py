@@ -1,0 +1,238 @@
+"""The HTTP door: one ASGI application, and where it listens."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from moothall import config, telemetry
+from moothall.api.asgi import ListenAddress, ServerLimits, serving
+from moothall.api.dependencies import Doors
+from moothall.api.http import edge
+from moothall.api.http.documents import JSON, document, lines, message, to_json
+from moothall.api.http.openapi import HttpOperation, openapi
+from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
+from moothall.api.http.stories import story_operations
+from moothall.api.identity import Bearers, caller, is_loopback
+from moothall.api.protos import Service, services_of
+from moothall.api.web.oidc import Provider
+from moothall.api.web.routes import page_routes
+from moothall.api.web.sessions import Sessions
+from moothall.api.web.user_accounts import People
+from moothall.domain.identity import LOCAL, Principal
+from moothall.errors import ConfigurationError, Temporary
+
+log = telemetry.get_logger(__name__)
+
+DEFAULT_PORT = 8080
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the door is. `link` signs a browser in once, as the owner of this machine's token;
+    empty where nobody has that.
+    """
+
+    port: int
+    link: str = ""
+
+
+@asynccontextmanager
+async def http_server(
+    settings: config.WebSettings,
+    doors: Doors,
+    tokens: Mapping[str, Principal],
+    *,
+    configured: bool,
+    people: People | None = None,
+    provider: Provider | None = None,
+) -> AsyncIterator[Served]:
+    """Serve until the context ends; yields where, with port 0 where the default one is taken, which
+    is logged. `people` sign in with passwords, others at a `provider`.
+
+    `configured`: the tokens are the operator's own, not the one of the first run. Raises
+    `ConfigurationError` for a chosen port that is taken, on anything but loopback without TLS and
+    configured tokens, and for a provider that is not what it should be.
+    """
+    if not tokens or not all(tokens):
+        raise ConfigurationError("the HTTP server needs a token that is not empty: set grpc.token")
+    context = _tls(settings, configured=configured)
+    if provider is not None:
+        await _check_provider(provider, settings)
+    limits = ServerLimits(
+        connections=settings.connections,
+        head_bytes=settings.head_bytes,
+        head_seconds=settings.head_seconds,
+        keep_seconds=settings.keep_seconds,
+        stall_seconds=settings.stall_seconds,
+        grace_seconds=settings.grace_seconds,
+    )
+    address = ListenAddress("HTTP", "web", settings.host, settings.port, DEFAULT_PORT)
+    sessions = Sessions(
+        settings.sessions,
+        settings.session_seconds,
+        settings.link_seconds,
+        people=people,
+        elsewhere=provider.name if provider else "",
+    )
+    async with serving(
+        application(settings, doors, tokens, sessions, provider), address, limits, context
+    ) as port:
+        own = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
+        whole = port and own and "page" in doors.served
+        link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
+        try:
+            yield Served(port, link)
+        finally:
+            doors.stopping.set()
+
+
+async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
+    """Raise `ConfigurationError` for a provider that is wrong; one that is away may come."""
+    if not provider.settings.url and not is_loopback(settings.host):
+        raise ConfigurationError(
+            f"web.host {settings.host} is no loopback address: set oidc.url, where browsers find "
+            "the page"
+        )
+    try:
+        await provider.check()
+    except Temporary as error:
+        log.warning(
+            "nobody can sign in by the provider for now",
+            setting="oidc.issuer",
+            reason=error.message,
+        )
+
+
+def application(
+    settings: config.WebSettings,
+    doors: Doors,
+    tokens: Mapping[str, Principal],
+    sessions: Sessions,
+    provider: Provider | None = None,
+) -> Starlette:
+    """Return what is served: the routes, behind what every request has to pass, outermost first."""
+    bearers = Bearers(tokens)
+    pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
+    links = [_links(sessions)] if pages else []
+    operations = story_operations(doors) if "api" in doors.served else []
+    stories = [*(operation.route for operation in operations), _openapi_route(operations)]
+    routes = [
+        *state_routes(doors),
+        *tool_routes(doors),
+        *stories,
+        *links,
+        *rpc_routes(services_of(doors)),
+        *pages,
+    ]
+
+    def is_open(scope: Scope) -> bool:
+        """Whether a path is anybody's, or the page's, which asks for a session instead of a token,
+        or one that nothing is at.
+        """
+        if scope["path"] in OPEN_PATHS or any(
+            route.matches(scope)[0] is not Match.NONE for route in pages
+        ):
+            return True
+        return edge.wants_page(scope) and all(
+            route.matches(scope)[0] is Match.NONE for route in routes
+        )
+
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(edge.observe, routes),
+            Middleware(edge.answer_errors, settings.calls, settings.readers),
+            Middleware(edge.check_origin, settings.host, settings.hosts),
+            Middleware(edge.authenticate, bearers, is_open),
+            Middleware(edge.with_its_client),
+        ],
+        exception_handlers={HTTPException: edge.not_served},
+    )
+    app.router.redirect_slashes = False
+    app.state.settings = settings
+    return app
+
+
+def _links(sessions: Sessions) -> Route:
+    async def link(_request: Request) -> Response:
+        """Return where a browser is signed in once as the caller: what `moothall open` opens."""
+        return document({"path": f"/sign-in?link={sessions.link(caller())}"}, 201)
+
+    return Route("/api/v1/sign-in-links", link, methods=["POST"])
+
+
+def _openapi_route(operations: Iterable[HttpOperation]) -> Route:
+    told = openapi(operations)
+
+    async def describe(_request: Request) -> Response:
+        return document(told)
+
+    return Route("/openapi.json", describe)
+
+
+def _tls(settings: config.WebSettings, *, configured: bool) -> ssl.SSLContext | None:
+    """Return what TLS needs, or None for plain text on loopback."""
+    if not is_loopback(settings.host) and not configured:
+        raise ConfigurationError(
+            f"web.host {settings.host} is no loopback address: set grpc.token or grpc.tokens_file"
+        )
+    if settings.tls_cert is None and settings.tls_key is None:
+        if not is_loopback(settings.host):
+            raise ConfigurationError(
+                f"web.host {settings.host} is no loopback address: set web.tls_cert and "
+                "web.tls_key, or bind 127.0.0.1"
+            )
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise ConfigurationError(
+            "web.tls_cert and web.tls_key belong together; only one of them is set"
+        )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(
+            f"web.tls_cert and web.tls_key are no PEM certificate and its key: {error}"
+        ) from error
+    return context
+
+
+def rpc_routes(services: Iterable[Service]) -> list[Route]:
+    """Return a route for every method, which is answered by what answers it over gRPC."""
+    return [
+        Route(
+            f"/{service.descriptor.full_name}/{method.name}",
+            _route(
+                getattr(service.answers, method.name),
+                GetMessageClass(method.input_type),
+                stream=method.server_streaming,
+            ),
+            methods=["POST"],
+        )
+        for service in services
+        for method in service.descriptor.methods
+    ]
+
+
+def _route(answer: Any, kind: type[Message], *, stream: bool) -> Callable[[Request], Any]:
+    async def one(request: Request) -> Response:
+        return Response(to_json(await answer(await message(request, kind), None)), media_type=JSON)
+
+    async def several(request: Request) -> Response:
+        return await lines(answer(await message(request, kind), None), to_json)
+
+    return several if stream else one

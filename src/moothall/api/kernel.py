@@ -1,0 +1,120 @@
+"""AgentKernel: one agent on a task from a prompt. A task is a deliberation of one seat, as durable
+as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from google.protobuf import json_format, struct_pb2, timestamp_pb2
+
+from moothall.api import protobuf
+from moothall.api.identity import caller
+from moothall.api.tools import call_of
+from moothall.domain.budget import Budget
+from moothall.domain.event import Recorded
+from moothall.domain.ids import check_id, key_of
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest, NotFound
+from moothall.pb.kernel.v1 import kernel_pb2 as pb
+from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
+from moothall.ports import Deliberations
+from moothall.tool_sessions.manager import Visits
+
+ROLE, PROTOCOL = "dev", "ask"
+_EXECUTION_ID = 200
+
+
+class AgentKernel(pb_grpc.AgentKernelServicer):
+    """The gRPC door of the kernel."""
+
+    def __init__(self, desk: Deliberations, visits: Visits) -> None:
+        self._desk = desk
+        self._visits = visits
+
+    async def CreateTask(
+        self, request: pb.CreateTaskRequest, context: Any
+    ) -> pb.CreateTaskResponse:
+        """Submit it, and hand out the token of its workspace."""
+        who = caller()
+        asked = DeliberationRequest(
+            description=request.prompt,
+            role=request.agent or ROLE,
+            task_id=request.task_id,
+            num_agents=1,
+            repository=_repository(request.workspace, request.ref),
+            protocol=PROTOCOL,
+            budget=protobuf.from_message(Budget, request.budget),
+            follows=request.follows,
+        )
+        d = await self._desk.submit(asked, who)
+        token = ""
+        if d.base_sha is not None:
+            seconds = (d.deadline - datetime.now(UTC)).total_seconds()
+            token = self._visits.token(who, key_of(d.task_id, who.tenant), d.role, seconds)
+        return pb.CreateTaskResponse(task_id=d.task_id, capability_token=token)
+
+    async def StreamTaskEvents(
+        self, request: pb.StreamTaskEventsRequest, context: Any
+    ) -> AsyncIterator[pb.TaskEvent]:
+        """Follow the log from after a seq; a caller that goes away only detaches."""
+        if request.after_seq < 0:
+            raise InvalidRequest(
+                f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
+            )
+        async for recorded in self._desk.watch(
+            check_id(request.task_id, "task_id"), request.after_seq, caller()
+        ):
+            yield _event(recorded)
+
+    async def ExecuteTool(
+        self, request: pb.ExecuteToolRequest, context: Any
+    ) -> pb.ExecuteToolResponse:
+        """Run one tool in the task's workspace; it stops when the call does."""
+        if not 0 < len(request.execution_id) <= _EXECUTION_ID:
+            raise InvalidRequest(
+                f"execution_id has {len(request.execution_id)} characters; allowed are 1 to "
+                f"{_EXECUTION_ID}"
+            )
+        task_id = check_id(request.task_id, "task_id")
+        call = call_of(
+            request.execution_id, request.tool, protobuf.struct_data(request.arguments, "arguments")
+        )
+        result = await self._visits.call(caller(), task_id, request.capability_token, call)
+        output = struct_pb2.Value(struct_value=protobuf.struct(result.output))
+        return pb.ExecuteToolResponse(status=result.status.value, output=output, error=result.error)
+
+    async def CancelTask(
+        self, request: pb.CancelTaskRequest, context: Any
+    ) -> pb.CancelTaskResponse:
+        """Stop it, and close its workspace."""
+        who = caller()
+        task_id = check_id(request.task_id, "task_id")
+        status = await self._desk.cancel(task_id, request.reason or "cancelled by its caller", who)
+        with suppress(NotFound):  # it was never called
+            await self._visits.close(who, task_id)
+        return pb.CancelTaskResponse(status=status.value)
+
+
+def _repository(workspace: str, ref: str) -> RepositoryRef | None:
+    """Return which repository; None for none."""
+    if not workspace:
+        if ref:
+            raise InvalidRequest("ref names a commit of a workspace, and none is given")
+        return None
+    return RepositoryRef.from_name(workspace, ref)
+
+
+def _event(recorded: Recorded) -> pb.TaskEvent:
+    event = recorded.event
+    told = pb.TaskEvent(
+        seq=recorded.position, type=event.type.value, payload=protobuf.struct(event.data)
+    )
+    when = timestamp_pb2.Timestamp()
+    with suppress(ValueError, json_format.Error):  # an event without a time
+        when.FromJsonString(event.time or recorded.extra.get("time", ""))
+        told.time.CopyFrom(when)
+    return told

@@ -1,0 +1,205 @@
+"""OrchestratorService: the door for gRPC callers; this file is the part about deliberations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from moothall import telemetry
+from moothall.api import protobuf
+from moothall.api.councils import CouncilCalls
+from moothall.api.dependencies import Doors
+from moothall.api.identity import caller
+from moothall.api.metrics_service import TallyCalls
+from moothall.api.planning import StoryCalls
+from moothall.collector.progress import Progress, ProgressStep, describe
+from moothall.domain.codec import load
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, new_task_id
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.proposal import Proposal
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NotFound
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
+from moothall.stories import comments
+
+log = telemetry.get_logger(__name__)
+
+_CANCEL_SECONDS = 10.0
+
+
+class OrchestratorService(
+    StoryCalls, CouncilCalls, TallyCalls, pb_grpc.OrchestratorServiceServicer
+):
+    """All of orchestrator.v1: deliberations here, the rest in the classes above."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._doors = doors
+        self._desk = doors.desk
+        self._since = time.monotonic()
+
+    async def Deliberate(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> pb.DeliberateResponse:
+        """Submit and wait; the deliberation dies with the call."""
+        return protobuf.deliberate_response(
+            await self._submit_and_wait(_with_id(protobuf.request_of(request)), caller())
+        )
+
+    async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
+        """Submit and wait. When the call ends early, the deliberation does too."""
+        submitted = False
+        try:
+            await self._desk.submit(asked, who)
+            submitted = True
+            return await self._desk.wait(asked.task_id, who)
+        except asyncio.CancelledError:
+            if not self._doors.stopping.is_set():
+                await self._abandon(asked, who, submitted=submitted)
+            raise
+
+    async def SubmitDeliberation(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> pb.SubmitDeliberationResponse:
+        """Submit and return at once."""
+        deliberation = await self._desk.submit(protobuf.request_of(request), caller())
+        return pb.SubmitDeliberationResponse(
+            task_id=deliberation.task_id,
+            status=protobuf.status_message(DeliberationStatus.PENDING),
+            agent_count=len(deliberation.seats),
+        )
+
+    async def GetDeliberationResult(
+        self, request: pb.GetDeliberationResultRequest, context: Any
+    ) -> pb.GetDeliberationResultResponse:
+        """Return the result so far. A planned task that waits for earlier tasks is PENDING."""
+        task_id, who = check_id(request.task_id, "task_id"), caller()
+        try:
+            outcome = await self._desk.result(task_id, who)
+        except NotFound:
+            if not await self._doors.plans.is_waiting(task_id, who):
+                raise
+            outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
+        return protobuf.result_response(outcome)
+
+    async def StreamDeliberation(
+        self, request: pb.DeliberateRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
+        """Submit and follow; a caller that goes away only detaches."""
+        who = caller()
+        deliberation = await self._desk.submit(protobuf.request_of(request), who)
+        async for update in self._updates(deliberation.task_id, 0, who):
+            yield update
+
+    async def WatchDeliberation(
+        self, request: pb.WatchDeliberationRequest, context: Any
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
+        """Follow from after a seq."""
+        if request.after_seq < 0:
+            raise InvalidRequest(
+                f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
+            )
+        async for update in self._updates(
+            check_id(request.task_id, "task_id"), request.after_seq, caller()
+        ):
+            yield update
+
+    async def CancelDeliberation(
+        self, request: pb.CancelDeliberationRequest, context: Any
+    ) -> pb.CancelDeliberationResponse:
+        """Stop it."""
+        reason = request.reason or "cancelled by its caller"
+        status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
+        return pb.CancelDeliberationResponse(status=protobuf.status_message(status))
+
+    async def SteerDeliberation(
+        self, request: pb.SteerDeliberationRequest, context: Any
+    ) -> pb.SteerDeliberationResponse:
+        """Tell its seats something."""
+        await self.steer(request, request.request_id or new_task_id())
+        return pb.SteerDeliberationResponse()
+
+    async def steer(self, request: pb.SteerDeliberationRequest, key: str) -> None:
+        """Tell its seats something; `key` names the request among the caller's."""
+        await comments.steer(self._desk, request.task_id, request.message, caller(), key=key)
+
+    async def PauseDeliberation(
+        self, request: pb.PauseDeliberationRequest, context: Any
+    ) -> pb.PauseDeliberationResponse:
+        """Let it wait."""
+        return pb.PauseDeliberationResponse(
+            changed=await comments.pause(self._desk, request.task_id, caller(), paused=True)
+        )
+
+    async def ResumeDeliberation(
+        self, request: pb.ResumeDeliberationRequest, context: Any
+    ) -> pb.ResumeDeliberationResponse:
+        """Let it go on."""
+        return pb.ResumeDeliberationResponse(
+            changed=await comments.pause(self._desk, request.task_id, caller(), paused=False)
+        )
+
+    async def _updates(
+        self, task_id: str, after_seq: int, who: Principal
+    ) -> AsyncIterator[pb.DeliberationUpdate]:
+        progress = Progress()
+        # Read from the beginning: how far it is follows from all events, also from those that the
+        # caller has seen.
+        async for recorded in self._desk.watch(task_id, 0, who):
+            progress, step = describe(progress, recorded)
+            if recorded.comes_after(after_seq):
+                yield _update(task_id, recorded, step)
+
+    async def _abandon(
+        self, asked: DeliberationRequest, who: Principal, *, submitted: bool
+    ) -> None:
+        """Cancel a deliberation whose caller is gone."""
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                if not submitted:
+                    # The submission was cut and may or may not have been recorded. Repeating it is
+                    # harmless,
+                    # and says `AlreadyExists` where the id belongs to somebody else's deliberation.
+                    await self._desk.submit(asked, who)
+                await self._desk.cancel(asked.task_id, "the caller went away", who)
+        except AlreadyExists:
+            return
+        except (MoothallError, TimeoutError) as error:
+            log.warning(
+                "could not cancel after the caller went away",
+                task_id=asked.task_id,
+                error=str(error),
+            )
+
+
+def _with_id(request: DeliberationRequest) -> DeliberationRequest:
+    """Name it before it is submitted, so that it can be cancelled at any moment after."""
+    return request if request.task_id else replace(request, task_id=new_task_id())
+
+
+def _update(task_id: str, recorded: Recorded, step: ProgressStep) -> pb.DeliberationUpdate:
+    return pb.DeliberationUpdate(
+        status=step.status.value,
+        progress_percent=step.percent,
+        current_step=step.step,
+        current_agent=step.agent,
+        partial_result=_partial_result(recorded),
+        seq=recorded.position,
+        event=protobuf.event_message(recorded.event),
+        task_id=task_id,
+    )
+
+
+def _partial_result(recorded: Recorded) -> pb.DeliberationResult | None:
+    """Return the candidate that the event is about: a fresh one, or at the end the winner."""
+    event = recorded.event
+    if event.type in {EventType.SEAT_PROPOSED, EventType.SEAT_REVISED}:
+        return protobuf.proposal_message(load(Proposal, event.data.get("proposal")))
+    if event.type == EventType.DELIBERATION_DECIDED and event.data.get("winner_id"):
+        return next(iter(protobuf.result_messages(load(Outcome, event.data).results)), None)
+    return None

@@ -1,0 +1,83 @@
+"""The services of the protos and what answers their calls: the one list behind gRPC and HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from moothall.api.agent import AgentService
+from moothall.api.context import Context
+from moothall.api.dependencies import Doors
+from moothall.api.kernel import AgentKernel
+from moothall.api.orchestrator import OrchestratorService
+from moothall.api.runner import SecureRunner
+from moothall.api.scoring import Scoring
+from moothall.api.stories import Planning
+from moothall.api.storycoach import StoryCoach
+from moothall.api.tools import Tools, ToolService
+from moothall.pb.context.v1 import context_pb2, context_pb2_grpc
+from moothall.pb.kernel.v1 import kernel_pb2, kernel_pb2_grpc
+from moothall.pb.orchestrator.v1 import orchestrator_pb2, orchestrator_pb2_grpc
+from moothall.pb.planning.v1 import planning_pb2, planning_pb2_grpc
+from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
+from moothall.pb.shannon.agent import agent_pb2, agent_pb2_grpc
+from moothall.pb.storycoach.v1 import storycoach_pb2, storycoach_pb2_grpc
+from moothall.pb.tool.v1 import tool_pb2, tool_pb2_grpc
+from moothall.pb.workspace.v1 import workspace_pb2, workspace_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service: `answers` has a coroutine, or an async generator where a method streams, for each
+    method. `add` gives it to a gRPC server.
+    """
+
+    descriptor: ServiceDescriptor
+    answers: Any
+    add: Callable[[Any, Any], None]
+
+
+def services_of(doors: Doors) -> list[Service]:
+    """Return what can be called."""
+    found = (
+        []
+        if "api" not in doors.served
+        else [
+            _service(
+                "OrchestratorService",
+                orchestrator_pb2,
+                orchestrator_pb2_grpc,
+                OrchestratorService(doors),
+            ),
+            _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
+            _service(
+                "StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)
+            ),
+            _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
+            _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
+        ]
+    )
+    if doors.visits is not None:
+        tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
+        found += [
+            _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
+            _service(
+                "AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)
+            ),
+        ]
+    if doors.agents is not None:
+        agents = AgentService(doors.agents, doors.checkup, doors.models)
+        found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
+    if doors.executions is not None:
+        found.append(
+            _service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions))
+        )
+    return found
+
+
+def _service(name: str, messages: Any, stubs: Any, answers: Any) -> Service:
+    descriptor = cast("ServiceDescriptor", messages.DESCRIPTOR.services_by_name[name])
+    return Service(descriptor, answers, getattr(stubs, f"add_{name}Servicer_to_server"))

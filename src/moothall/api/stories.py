@@ -1,0 +1,197 @@
+"""PlanningService: stories, and where each stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from moothall.api import protobuf
+from moothall.api.dependencies import Doors
+from moothall.api.identity import caller
+from moothall.domain.budget import Account, Budget
+from moothall.domain.ids import new_task_id
+from moothall.errors import InvalidRequest, Refused
+from moothall.pb.planning.v1 import planning_pb2 as pb
+from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
+from moothall.stories.coach import StoryDraft
+from moothall.stories.comments import Spot, remark
+from moothall.stories.lifecycle import Blocked
+from moothall.stories.plan_document import outline_of, outlines_of
+from moothall.stories.planner import plan_of
+from moothall.stories.story_state import PASSED, Card
+
+
+class Planning(pb_grpc.PlanningServiceServicer):
+    """The gRPC door of the board."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._board = doors.board
+        self._accounts = doors.accounts
+        self._desk = doors.desk
+        self._plans = doors.plans
+
+    async def CreateStory(
+        self, request: pb.CreateStoryRequest, context: Any
+    ) -> pb.CreateStoryResponse:
+        """Put a story on the board."""
+        return await self.create(request, new_task_id())
+
+    async def create(self, request: pb.CreateStoryRequest, key: str) -> pb.CreateStoryResponse:
+        """Put a story on the board; `key` names the request among the tenant's."""
+        await self._plans.check_repository(request.repository, caller())
+        card = await self._board.create(
+            StoryDraft(request.title, request.brief, tuple(request.ac)),
+            caller(),
+            key=key,
+            repository=request.repository,
+            rigor=request.rigor_level,
+            budget=protobuf.from_message(Budget, request.budget),
+        )
+        return pb.CreateStoryResponse(
+            story_id=card.story.id, state=card.stand.state, dor_score=card.stand.points
+        )
+
+    async def ListStories(
+        self, request: pb.ListStoriesRequest, context: Any
+    ) -> pb.ListStoriesResponse:
+        """List the caller's tenant's."""
+        return pb.ListStoriesResponse(
+            stories=[_story(card) for card in await self._board.cards(caller())]
+        )
+
+    async def GetStory(self, request: pb.GetStoryRequest, context: Any) -> pb.GetStoryResponse:
+        """Tell all of one."""
+        who = caller()
+        card = await self._board.card(request.story_id, who)
+        book = await self._accounts.of(card.story.id, who.tenant, card.story.budget)
+        return pb.GetStoryResponse(
+            story=_story(card),
+            ac=card.story.ac,
+            plan_json=_plan(card),
+            check=_check(card),
+            account=_account(book),
+        )
+
+    async def Transition(
+        self, request: pb.TransitionRequest, context: Any
+    ) -> pb.TransitionResponse:
+        """Move one, or say what is missing."""
+        return await self.move(request)
+
+    async def move(
+        self, request: pb.TransitionRequest, seen: int | None = None
+    ) -> pb.TransitionResponse:
+        """Move one, or say what is missing; with `seen`, only if nothing came after that seq."""
+        who = caller()
+        if request.actor and request.actor != who.name:
+            raise Refused(
+                f"actor is {request.actor[:80]!r}, and the token is {who.name}'s: nobody moves a "
+                "story in another's name"
+            )
+        try:
+            card = await self._board.move(
+                request.story_id, request.event, who, comment=request.comment, seen=seen
+            )
+        except Blocked as blocked:
+            card = await self._board.card(request.story_id, who)
+            return pb.TransitionResponse(
+                story_id=card.story.id, state=card.stand.state, blocked=True, reason=blocked.message
+            )
+        return pb.TransitionResponse(story_id=card.story.id, state=card.stand.state)
+
+    async def Comment(self, request: pb.CommentRequest, context: Any) -> pb.CommentResponse:
+        """Say something of a story, or of a line of what was built for it."""
+        await self.comment(request, request.request_id or new_task_id())
+        return pb.CommentResponse()
+
+    async def comment(self, request: pb.CommentRequest, key: str) -> None:
+        """Say something; `key` names the request among the caller's."""
+        who = caller()
+        if not request.HasField("on"):
+            await self._board.comment(request.story_id, request.comment, who, key=key)
+            return
+        on = request.on
+        place = Spot(on.path, on.line, on.removed, on.task_id, on.rank)
+        await remark(
+            self._board, self._desk, request.story_id, request.comment, who, place=place, key=key
+        )
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:
+        """Tell the tasks of one; empty where none are derived."""
+        card = await self._board.card(request.story_id, caller())
+        if card.plan is None:
+            return pb.GetPlanResponse()
+        plan = plan_of(card.plan)
+        tasks = [
+            pb.PlanTask(**outline.model_dump()) for outline in outlines_of(plan.tasks, card.story)
+        ]
+        return pb.GetPlanResponse(json=_plan(card), plan_id=plan.plan_id, tasks=tasks)
+
+    async def ChangePlan(
+        self, request: pb.ChangePlanRequest, context: Any
+    ) -> pb.ChangePlanResponse:
+        """Put other tasks in the place of one's."""
+        outlines = [
+            outline_of(
+                {
+                    "id": task.id,
+                    "role": task.role,
+                    "description": task.description,
+                    "criteria": list(task.criteria),
+                    "after": list(task.after),
+                }
+            )
+            for task in request.tasks
+        ]
+        card = await self._plans.change(request.story_id, request.plan_id, outlines, caller())
+        return pb.ChangePlanResponse(plan_id=str(card.plan.data["plan_id"]) if card.plan else "")
+
+    async def WatchStories(
+        self, request: pb.WatchStoriesRequest, context: Any
+    ) -> AsyncGenerator[pb.WatchStoriesResponse, None]:
+        """Follow the board from after a seq; a caller that goes away only detaches."""
+        if request.after_seq < 0:
+            raise InvalidRequest(
+                f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
+            )
+        async with aclosing(self._board.watch(request.after_seq, caller())) as told:
+            async for moments in told:
+                for moment in moments:
+                    if moment.card is not None:
+                        yield pb.WatchStoriesResponse(
+                            seq=moment.seq, event=moment.type, story=_story(moment.card)
+                        )
+
+
+def _story(card: Card) -> pb.Story:
+    story, stand = card.story, card.stand
+    return pb.Story(
+        story_id=story.id,
+        title=story.title,
+        state=stand.state,
+        dor_score=stand.points,
+        brief=story.brief,
+    )
+
+
+def _account(book: Account) -> pb.Account:
+    said = {"limit": book.limit, "spent": book.spent, "reserved": book.reserved, "left": book.left}
+    return pb.Account(
+        **{name: protobuf.to_message(pb.Amount, amount) for name, amount in said.items()}
+    )
+
+
+def _check(card: Card) -> pb.Check | None:
+    if card.check is None:
+        return None
+    said = {
+        name: str(card.check.data.get(name, ""))
+        for name in ("branch", "commit_sha", "task_id", "why")
+    }
+    return pb.Check(passed=card.check.data.get("status") == PASSED, **said)
+
+
+def _plan(card: Card) -> str:
+    return json.dumps(dict(card.plan.data)) if card.plan else ""

@@ -1,0 +1,95 @@
+"""The page of the house itself: how its parts are, what its guard decided and what waits for an
+operator's word, which tools there are, what stories used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from moothall.api.dependencies import Doors
+from moothall.api.tools import Tools
+from moothall.api.web.councils import REFRESH_SECONDS
+from moothall.api.web.forms import read_session_form, require_session
+from moothall.api.web.rendering import page, redirect
+from moothall.api.web.sessions import Session, Sessions
+from moothall.authorization.approval_queue import refuse_unless_operator
+from moothall.errors import InvalidRequest, NotFound, Refused
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.discovery import Filters, discover
+
+_QUERY = 200
+
+
+def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+    """Return what a browser gets of the house."""
+
+    async def health(_request: Request, session: Session) -> Response:
+        return page("health.html", session=session, health=await doors.checkup.look())
+
+    async def audit(request: Request, session: Session) -> Response:
+        if not session.who.operator:
+            raise Refused("what the guard decided is shown to operators alone")
+        only = request.query_params.get("only", "")
+        if only not in {"", "refused"}:
+            raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
+        found = await doors.decisions.last(session.who)
+        return page(
+            "decisions.html",
+            session=session,
+            only=only,
+            decisions=[item for item in found if item.refused or not only],
+        )
+
+    async def budgets(_request: Request, session: Session) -> Response:
+        cards = await doors.board.cards(session.who)
+        books = [
+            (card, await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget))
+            for card in cards
+        ]
+        return page(
+            "budgets.html", session=session, books=[(card, book.lines()) for card, book in books]
+        )
+
+    async def tools(request: Request, session: Session) -> Response:
+        query = request.query_params.get("query", "")[:_QUERY]
+        specs = doors.visits.list_tools(session.who) if doors.visits else CATALOGUE.values()
+        return page(
+            "tools.html", session=session, query=query, tools=discover(specs, Filters(query))
+        )
+
+    return [
+        Route("/house", require_session(health, sessions)),
+        Route("/house/audit", require_session(audit, sessions)),
+        Route("/house/budgets", require_session(budgets, sessions)),
+        Route("/house/tools", require_session(tools, sessions)),
+    ]
+
+
+def parked_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+    """Return the list, and what takes a word."""
+    service = Tools(doors.visits, doors.parking) if doors.visits else None
+
+    async def list_parked(_request: Request, session: Session) -> Response:
+        refuse_unless_operator(session.who)
+        waiting = service.list_parked() if service else ()
+        return page("parked.html", session=session, parked=waiting, refresh=REFRESH_SECONDS)
+
+    async def resolve(request: Request, session: Session) -> Response:
+        given, named = await read_session_form(request, session), request.path_params["id"]
+        if given.get("do") not in {"allow", "refuse"}:
+            raise InvalidRequest("allow it or refuse it")
+        if service is None:
+            raise NotFound(f"no parked request {named[:80]!r}")
+        await service.resolve(
+            named, allow=given["do"] == "allow", reason=given.get("reason", "").strip()
+        )
+        return redirect("/house/parked")
+
+    return [
+        Route("/house/parked", require_session(list_parked, sessions)),
+        Route("/house/parked/{id}", require_session(resolve, sessions), methods=["POST"]),
+    ]

@@ -1,0 +1,191 @@
+"""What a browser sends: whose session it is, the fields of its forms; and errors as a page in plain
+words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moothall import telemetry
+from moothall.api.http.documents import ServerSentEvents, Turned
+from moothall.api.identity import call_as
+from moothall.api.status import http_status_of
+from moothall.api.web.rendering import page, redirect
+from moothall.api.web.sessions import Session, Sessions
+from moothall.domain.ids import is_id
+from moothall.errors import InvalidRequest, MoothallError, Refused
+
+COOKIE, _FIELDS = "moothall-session", 20
+_FORM = "application/x-www-form-urlencoded"
+
+_PASSING = frozenset({408, 429, 500, 502, 503, 504})
+_GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
+_NEXT = {
+    403: (
+        "Nothing was changed. Somebody with another role may do it; whoever runs this house gives "
+        "roles."
+    ),
+    404: "It may have been of another tenant, or never there.",
+    409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
+    429: "There are many requests just now. Wait a moment and try again.",
+    500: (
+        "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house."
+    ),
+    503: (
+        "A part of the house does not answer just now. What was recorded is safe; try again in a "
+        "moment."
+    ),
+}
+
+log = telemetry.get_logger(__name__)
+
+Answer = Callable[[Request, Session], Awaitable[Response]]
+
+
+async def read_session_form(
+    request: Request, session: Session, most: int = _FIELDS
+) -> Mapping[str, str]:
+    """Return the fields, at most so many, of a form of this session. Raises `Refused` for any
+    other.
+    """
+    given = await read_form(request, most)
+    if not session.owns_form(given.get("form", "")):
+        raise Refused(
+            "this form is not of your session; go back, load the page again and send it once more"
+        )
+    return given
+
+
+async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
+    """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too
+    slowly.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
+        raise Turned(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
+    settings, raw = request.app.state.settings, bytearray()
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > settings.body_bytes:
+                    raise Turned(
+                        413,
+                        "BODY_TOO_LARGE",
+                        f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)",
+                    )
+        fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=most)
+    except TimeoutError as error:
+        raise Turned(
+            408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds"
+        ) from error
+    except ValueError as error:
+        raise InvalidRequest(
+            "the form cannot be read: it has too many fields, or is no text"
+        ) from error
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def sign_in_form(sessions: Sessions, status: int = 200, said: str = "", why: str = "") -> Response:
+    """Return the page that asks who somebody is; `said` is what was wrong, `why` more of it."""
+    return page(
+        "sign_in.html",
+        status,
+        said=said,
+        why=why,
+        people=sessions.has_people,
+        elsewhere=sessions.elsewhere,
+    )
+
+
+def require_session(answer: Answer, sessions: Sessions) -> Callable[[Request], Awaitable[Response]]:
+    """Answer those who are signed in, and send others to sign in."""
+
+    async def check_session(request: Request) -> Response:
+        session = sessions.find(request.cookies.get(COOKIE, ""))
+        if session is None:
+            return (
+                redirect("/sign-in")
+                if request.method == "GET"
+                else sign_in_form(sessions, 403, "ended")
+            )
+        call_as(session.who)
+        answered = await plainly(lambda asked: answer(asked, session), session)(request)
+        if isinstance(answered, ServerSentEvents):
+            answered.lines = _while_signed_in(answered.lines, session, sessions)
+        return answered
+
+    return check_session
+
+
+def onward(request: Request) -> str:
+    """Return where somebody goes who has signed in: to the story that they asked for, or to the
+    board.
+    """
+    story_id = request.query_params.get("story", "")
+    return f"/stories/{story_id}" if is_id(story_id) else "/"
+
+
+def set_session(answer: Response, request: Request, session: Session, seconds: float) -> None:
+    """Give a browser its session."""
+    secure = request.url.scheme == "https"
+    answer.set_cookie(
+        COOKIE, session.id, round(seconds), httponly=True, samesite="strict", secure=secure
+    )
+
+
+async def _while_signed_in(
+    lines: AsyncGenerator[str, None], session: Session, sessions: Sessions
+) -> AsyncGenerator[str, None]:
+    """Yield what a reader is told until it is signed out: somebody whose account is gone hears
+    nothing more.
+    """
+    async with aclosing(lines):
+        async for line in lines:
+            if sessions.find(session.id) is None:
+                return
+            yield line
+
+
+def plainly(
+    answer: Callable[[Request], Awaitable[Response]], session: Session | None = None
+) -> Callable[[Request], Awaitable[Response]]:
+    """Answer an error as a page in plain words."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Turned as error:
+            status, said = error.status, error.message
+        except MoothallError as error:
+            status, said = http_status_of(error), error.message
+        except Exception:  # the edge of the page
+            log.exception("a page failed by a bug", path=request.url.path)
+            status, said = 500, "This page failed by a bug of ours; the server's log says more."
+        return wrong_page(status, said, session, again=request.method == "GET")
+
+    return respond
+
+
+def wrong_page(
+    status: int, said: str, session: Session | None = None, *, again: bool = False
+) -> Response:
+    """Return what went wrong as a page, and what to do about it; `again`: the same may be asked
+    once more.
+    """
+    passing = status in _PASSING
+    return page(
+        "wrong.html",
+        status,
+        session=session,
+        title=HTTPStatus(status).phrase,
+        said=said,
+        next=_NEXT.get(status, _GO_BACK),
+        again=again and passing,
+    )

@@ -1,0 +1,278 @@
+"""The bus of a process: the only place that says which it is. A command opens that of the process
+which serves, or its own.
+
+Several processes share one bus where a server of its own is named: what each does of all that there
+is to do, and what one does at a time. Whoever serves looks whether the log is whole, at the start
+and now and then, and marks the deliberations that may lack something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
+from pathlib import Path
+from typing import get_args
+
+from moothall import telemetry
+from moothall.app import data_dir_lock
+from moothall.config import BusSettings, Settings
+from moothall.config.parts import Duty, ServeSettings
+from moothall.domain.causation import request_event_id
+from moothall.domain.codec import load
+from moothall.domain.event import EventType
+from moothall.domain.fleet import FLEET, HostState
+from moothall.domain.topic import Channel
+from moothall.errors import ConfigurationError, MoothallError
+from moothall.events.adapter import Bus, embedded_server, open_bus
+from moothall.events.integrity import LogReport, check_log
+from moothall.events.lease import BUCKET, Lease
+from moothall.file_locks import write_private
+from moothall.telemetry.events import write
+
+__all__ = ["Bus", "open_bus"]
+
+log = telemetry.get_logger(__name__)
+
+Tell = Callable[[str], None]
+ROLES: tuple[Duty, ...] = get_args(Duty)
+ALL = frozenset(ROLES)
+_NEEDED = frozenset({"collector", "hosts"})
+"""What no house does without, where nobody else reaches its bus."""
+_ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
+_SHOWN = 100
+
+
+@asynccontextmanager
+async def bus_url(settings: BusSettings, data_dir: Path) -> AsyncIterator[str]:
+    """Yield the bus's URL."""
+    if settings.url:
+        yield settings.url
+        return
+    async with embedded_server(settings, data_dir / "bus") as url:
+        yield url
+
+
+@asynccontextmanager
+async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[Bus]:
+    """The bus alone: of the process that serves, or, with `alone`, started for as long as this
+    takes.
+
+    Needs no Ray and no model.
+    """
+    async with AsyncExitStack() as stack:
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
+            url = address.bus_url
+        elif not alone and settings.bus.url is None:
+            raise ConfigurationError(
+                f"nothing is served on {settings.data_dir}; start `moothall serve`, or leave "
+                "--follow out"
+            )
+        else:
+            url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
+        yield await stack.enter_async_context(open_bus(settings.bus, url))
+
+
+async def hold_or_find(
+    data_dir: Path, tell: Tell, stack: AsyncExitStack
+) -> data_dir_lock.Address | None:
+    """Hold the data directory until the stack ends, or return where the process that does can be
+    reached. Waits for one that starts, or
+    ends: then nobody is left who would say where it is.
+    """
+    told = False
+    try:
+        async with asyncio.timeout(_ATTACH_SECONDS):
+            while True:
+                with suppress(data_dir_lock.DirectoryTaken):
+                    stack.enter_context(data_dir_lock.hold(data_dir))
+                    return None
+                if (address := data_dir_lock.find(data_dir)) is not None:
+                    return address
+                if not told:
+                    tell(f"another moothall is starting or ending on {data_dir}; waiting for it")
+                    told = True
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError as error:
+        raise ConfigurationError(
+            f"another process holds {data_dir} but does not say where it serves: it still starts, "
+            "or hangs. Wait, end it, or set "
+            "MOOTHALL_DATA_DIR to another folder"
+        ) from error
+
+
+async def hosts(settings: Settings) -> Sequence[HostState] | None:
+    """Return the hosts that work for a data directory and answer, by name; None where nothing is
+    served. Raises `BusUnavailable`, `ConfigurationError`.
+    """
+    address = data_dir_lock.find(settings.data_dir)
+    url = settings.bus.url if address is None else address.bus_url
+    if url is None:
+        return None
+    async with open_bus(settings.bus, url) as bus:
+        return await hosts_on(bus)
+
+
+async def is_served(settings: Settings, bus: Bus) -> bool:
+    """Return whether a process is at work: on this data directory, or anywhere on a bus of its own.
+    Raises `BusUnavailable`.
+    """
+    if data_dir_lock.find(settings.data_dir) is not None:
+        return True
+    if settings.bus.url is None:
+        return False
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
+        return await anext(said, None) is not None
+
+
+async def hosts_on(bus: Bus) -> Sequence[HostState]:
+    """Return the hosts that answer on a bus, by name. One that stands still does not."""
+    async with aclosing(bus.ask_all(FLEET, {"ask": "state"}, _WAIT_SECONDS)) as said:
+        return sorted(
+            [load(HostState, state) async for state in said],
+            key=lambda host: (host.name, host.since),
+        )
+
+
+async def watch_log(data_dir: Path, every_seconds: float, bus: Bus, tell: Tell) -> None:
+    """Check at once and every so often, until cancelled; what is wrong is told and logged, and the
+    deliberations are marked.
+    """
+    told = ""
+    while True:
+        try:
+            report = await look(data_dir, bus)
+            if not report.whole and str(report) != told:
+                told = str(report)
+                tell(told)
+                log.error(
+                    "the log is not whole",
+                    lost=report.lost,
+                    cut=report.cut,
+                    concerned=list(report.concerned)[:_SHOWN],
+                )
+            await mark(bus, report)
+        except (MoothallError, OSError) as error:
+            log.warning("the log could not be checked", reason=str(error))
+        await asyncio.sleep(every_seconds)
+
+
+async def look(data_dir: Path, bus: Bus) -> LogReport:
+    """Check the log against where it ended before, and remember where it ends. A lost end is
+    remembered as lost.
+    """
+    path = data_dir / "log-end.json"
+    report = await check_log(bus, await asyncio.to_thread(_read, path))
+    await asyncio.to_thread(
+        write_private, path, json.dumps({"last_seq": max(report.last, report.before)})
+    )
+    return report
+
+
+async def mark(bus: Bus, report: LogReport) -> None:
+    """Publish once, of every deliberation that may lack a record, that it may."""
+    for task_id, missing in report.concerned.items():
+        first = await bus.first(Channel.RESULTS.of(task_id))
+        if first is None:
+            continue
+        event = write(
+            EventType.DELIBERATION_DAMAGED,
+            task_id,
+            {"task_id": task_id, "missing": list(missing[:_SHOWN]), "count": len(missing)},
+            causationid=request_event_id(task_id),
+            correlationid=first.event.correlationid,
+            tenant=first.event.tenant,
+            ordinal=f"{missing[0]}-{missing[-1]}-{len(missing)}",
+            source="log",
+        )
+        if all(
+            [
+                known.event.id != event.id
+                async for known in bus.replay((Channel.RESULTS.of(task_id),))
+            ]
+        ):
+            await bus.publish(event)
+
+
+def _read(path: Path) -> int:
+    try:
+        last = json.loads(path.read_bytes())["last_seq"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return last if isinstance(last, int) else 0
+
+
+def parse_roles(said: Iterable[str]) -> tuple[Duty, ...]:
+    """Return roles by their names, which may be divided by commas. Raises `ConfigurationError` for
+    what is none.
+    """
+    names = [name for one in said for part in one.split(",") if (name := part.strip().lower())]
+    known: dict[str, Duty] = {role: role for role in ROLES}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(
+            f"unknown role {unknown[0][:40]!r}; the roles are {', '.join(ROLES)}"
+        )
+    if said and not names:
+        raise ConfigurationError(f"no role is named; the roles are {', '.join(ROLES)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def roles_of(settings: Settings) -> frozenset[str]:
+    """Return what a server is to do. Raises `ConfigurationError` for what cannot be."""
+    roles = frozenset(settings.serve.only) or ALL
+    if settings.bus.url is None and (
+        missing := [role for role in ROLES if role in _NEEDED - roles]
+    ):
+        raise ConfigurationError(
+            f"a process with the roles {', '.join(sorted(roles))} would have an embedded bus that "
+            "nobody else reaches, and nobody on it does "
+            f"the work of {', '.join(missing)}: set bus.url (MOOTHALL_BUS__URL) to a NATS server "
+            "that all processes reach, or add "
+            f"{', '.join(missing)}"
+        )
+    return roles
+
+
+def embedded_parts(settings: Settings, roles: frozenset[str]) -> tuple[str, ...]:
+    """Return the embedded parts of a process. Each lies in the data directory, or is found through
+    it, and is one process's.
+    """
+    parts = {
+        "bus": settings.bus.url is None,
+        "graph": "graph" in roles and settings.graph.url is None,
+        "model": "hosts" in roles and settings.llm.base_url is None,
+    }
+    return tuple(name for name, here in parts.items() if here)
+
+
+def instance(settings: Settings, stack: ExitStack) -> str:
+    """Return what no other living process on the same bus is called, and this one is again when it
+    is started anew; empty with an embedded bus.
+    """
+    if settings.bus.url is None:
+        return ""
+    from moothall.app.repositories import disk_of
+
+    number = stack.enter_context(data_dir_lock.take_number(settings.data_dir))
+    return f"{disk_of(settings.data_dir)}-{number}"
+
+
+def lease_of(serve: ServeSettings, bus: Bus, name: str) -> Lease:
+    """Return the lease of what one process does at a time."""
+    return Lease(bus.bucket(BUCKET), name, serve.lease_seconds)
+
+
+def alone(settings: Settings, bus: Bus, name: str) -> AbstractAsyncContextManager[None]:
+    """Wait until no other process is at what `name` says, and keep them from it: at once with an
+    embedded bus, for then there is none.
+    """
+    return nullcontext() if settings.bus.url is None else lease_of(settings.serve, bus, name).wait()

@@ -1,0 +1,65 @@
+"""Compare the settings of this process with those of the process that serves the data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from moothall.app.data_dir_lock import Address
+from moothall.config import Settings, environment
+from moothall.domain.ids import digest
+
+_PARTS = {"llm", "models", "bus", "ray", "workspace", "sandbox", "runner", "limits"}
+_IDLE = {"wait_seconds", "seats_in_turn"}
+_SHOWN = 8
+
+
+def fingerprints(settings: Settings) -> dict[str, str]:
+    """Return a digest of each setting that changes the work, by its name. Secrets are left out."""
+    said = settings.model_dump(
+        mode="json",
+        include=_PARTS,
+        exclude={"ray": {"mode"}, "llm": _IDLE, "models": {"__all__": _IDLE}},
+    )
+    return {name: digest(repr(value))[:16] for name, value in _leaves(said, "")}
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def describe_difference(settings: Settings, address: Address) -> str:
+    """Name the settings that differ from those at `address`, and how to attach; '' if none does."""
+    here, there = fingerprints(settings), address.settings
+    names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    if not names:
+        return ""
+    variables = {name: f"MOOTHALL_{name.upper().replace('.', '__')}" for name in names}
+    unset = [variables[name] for name in names if variables[name] in environment()]
+    other = [name for name in names if variables[name] not in environment()]
+    ways = [f"unset {_listed(unset)}"] if unset else []
+    if other:
+        ways.append(
+            f"set {_listed(other)} as that process has {'it' if len(other) == 1 else 'them'}"
+        )
+    server = (
+        f", or let it work with its own settings: --server 127.0.0.1:{address.grpc_port}"
+        if address.grpc_port
+        else ""
+    )
+    return (
+        f"process {address.pid} serves {settings.data_dir} with other settings: {_listed(names)}. "
+        "To attach to it, "
+        f"{' and '.join(ways)}{server}. Otherwise stop it, or set MOOTHALL_DATA_DIR to another "
+        "folder"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    )

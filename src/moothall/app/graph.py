@@ -1,0 +1,273 @@
+"""The context graph: Neo4j where one is configured, else the embedded one; and who projects the log
+into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moothall.app import data_dir_lock
+from moothall.app.bus import Bus, bus_url, lease_of, open_bus
+from moothall.concurrency import beside, say_if_slow
+from moothall.config import GraphSettings, Settings
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.lease import Lease
+from moothall.events.raw_store import StreamState
+from moothall.events.registry import EVENTS
+from moothall.graph.projector import Projector
+from moothall.graph.remote import Elsewhere, OverBus, answer_on, answering
+from moothall.graph.store import CypherGraph
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+_LOOK_SECONDS, _HELD_SECONDS = 0.1, 30.0
+
+
+@asynccontextmanager
+async def open_graph(
+    graph: GraphSettings, data_dir: Path, *, at_once: bool = True
+) -> AsyncIterator[CypherGraph]:
+    """Open the graph. Raises `GraphUnavailable` and `ConfigurationError`: what was configured is
+    never replaced silently. With `at_once` False a server that is away is waited for behind whoever
+    asks.
+    """
+    if graph.url:
+        from moothall.graph.neo4j import neo4j_store
+
+        async with neo4j_store(graph, at_once=at_once) as server:
+            yield CypherGraph(server, text_chars=graph.text_chars)
+        return
+    try:
+        from moothall.graph.embedded import embedded_store
+    except ImportError as error:
+        raise ConfigurationError(
+            "no graph: `pip install 'moothall[embedded]'`, or set graph.url to a Neo4j 5 server"
+        ) from error
+
+    async with embedded_store(
+        data_dir / "graph" / "context.kgl", query_seconds=graph.query_seconds
+    ) as file:
+        yield CypherGraph(file, text_chars=graph.text_chars, keep=graph.keep)
+
+
+@asynccontextmanager
+async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
+    """Yield the graph for a process that does not write it: the server's, or that of the process
+    which has the embedded one.
+    """
+    if settings.graph.url is None:
+        yield OverBus(bus, settings.graph.query_seconds)
+        return
+    async with open_graph(settings.graph, settings.data_dir, at_once=False) as graph:
+        yield graph
+
+
+def graph_of(
+    settings: Settings, bus: Bus, tell: Callable[[str], None], serves: frozenset[str] | None
+) -> AbstractAsyncContextManager[Answers]:
+    """Return the graph as a process of these roles has it; None: a command, which lets its own
+    catch up at its end. A server that ends leaves that to the next one.
+    """
+    if serves is not None and "graph" not in serves:
+        return open_reader(settings, bus)
+    if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
+        return open_in_turns(settings, bus, at_once=serves is None)
+    return open_writer(settings, bus, tell if serves is None else None)
+
+
+class _Nearest:
+    """The embedded graph of this process while it writes it, else that of the process which
+    does.
+    """
+
+    def __init__(self, own: CypherGraph, other: OverBus, lease: Lease) -> None:
+        self._own, self._other, self._lease = own, other, lease
+
+    async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
+        return await (self._own if self._lease.held else self._other).ask(question, **parameters)
+
+    async def position(self) -> int:
+        return await (self._own if self._lease.held else self._other).position()
+
+
+Answers = CypherGraph | OverBus | _Nearest
+"""Whoever answers questions about the graph, and says up to which seq the log is written."""
+
+
+@asynccontextmanager
+async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> AsyncIterator[Answers]:
+    """Open the graph, and project the log into it while no other process on this bus does. An
+    embedded one that others wrote meanwhile reads on in the log.
+    """
+    lease = lease_of(settings.serve, bus, "graph")
+    async with (
+        open_graph(settings.graph, settings.data_dir, at_once=at_once) as graph,
+        AsyncExitStack() as stack,
+    ):
+
+        async def write() -> None:
+            projector = Projector(bus, graph, settings.graph, may=lambda: lease.held)
+            last_seq = (await bus.state(EVENTS.name)).last_seq
+            async with beside(answer_on(bus, graph), "graph-answers"):
+                await projector.run(last_seq)
+
+        answers: Answers = graph
+        if settings.graph.url is None:
+            answers = _Nearest(graph, OverBus(bus, settings.graph.query_seconds), lease)
+            await stack.enter_async_context(answering(graph, _socket(settings.data_dir)))
+        async with beside(lease.lead(write), "graph"):
+            yield answers
+
+
+@asynccontextmanager
+async def open_writer(
+    settings: Settings, bus: Bus, drain: Callable[[str], None] | None
+) -> AsyncIterator[CypherGraph]:
+    """Open the graph, project the log into it behind the answers, and let other commands on this
+    data directory ask it.
+
+    `drain`: at the end the graph gets `graph.drain_seconds` to catch up, and this hears of it where
+    it takes long; what is left then, the next start does.
+    """
+    async with (
+        open_graph(settings.graph, settings.data_dir) as graph,
+        answering(graph, _socket(settings.data_dir)),
+        asyncio.TaskGroup() as group,
+    ):
+        projector = Projector(bus, graph, settings.graph)
+        running = group.create_task(
+            projector.run((await bus.state(EVENTS.name)).last_seq), name="graph"
+        )
+        try:
+            yield graph
+            if drain is not None:
+                with say_if_slow(drain, "the graph to catch up"):
+                    await _drain(settings.graph.drain_seconds, projector, bus)
+        finally:
+            running.cancel()
+
+
+async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await projector.wait_written((await bus.state(EVENTS.name)).last_seq)
+    except (TimeoutError, BusUnavailable):
+        log.warning("the graph is behind; the next start goes on", at=projector.written)
+
+
+@asynccontextmanager
+async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewhere]:
+    """Yield the graph, caught up; or, where another process has the data directory, what asks that
+    one.
+    """
+    async with AsyncExitStack() as stack:
+        if await _free(settings, stack):
+            bus = await stack.enter_async_context(_own_bus(settings))
+            graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
+            if await _writes(settings, bus, stack):
+                await Projector(bus, graph, settings.graph).catch_up(
+                    (await bus.state(EVENTS.name)).last_seq
+                )
+            yield graph
+        elif settings.graph.url:
+            yield await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
+        else:
+            yield Elsewhere(_socket(settings.data_dir))
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild came to. `before` and `after` are the graph's lines, in order."""
+
+    events: int
+    before: tuple[tuple[str, ...], ...]
+    after: tuple[tuple[str, ...], ...]
+    counts: dict[str, int]
+
+
+async def rebuild(
+    settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
+) -> Rebuilt:
+    """Empty the graph and replay the log. `on_batch` hears (seq, the log's end).
+
+    Raises `ConfigurationError` where another process has the data directory, or where the log's
+    beginning was pruned and not `lossy`: what only the graph remembers would be gone.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            stack.enter_context(data_dir_lock.hold(settings.data_dir))
+        except data_dir_lock.DirectoryTaken as error:
+            raise ConfigurationError(
+                f"another process writes the graph of {settings.data_dir}; stop it and run this "
+                "again"
+            ) from error
+        bus = await stack.enter_async_context(_own_bus(settings))
+        state: StreamState = await bus.state(EVENTS.name)
+        if state.first_seq > 1 and not lossy:
+            raise ConfigurationError(
+                f"the log begins at seq {state.first_seq}: what was pruned is in the graph alone "
+                "and would be gone; "
+                "--lossy rebuilds it nevertheless"
+            )
+        if not await _writes(settings, bus, stack):
+            raise ConfigurationError(
+                f"another process on the bus writes the graph {settings.graph.url}; stop it and "
+                "run this again"
+            )
+        graph = await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
+        projector = Projector(bus, graph, settings.graph)
+        await projector.catch_up(state.last_seq)
+        before = tuple([line async for line in graph.dump()])
+        await graph.clear()
+        events = await projector.catch_up(state.last_seq, lambda seq: on_batch(seq, state.last_seq))
+        after = tuple([line async for line in graph.dump()])
+        return Rebuilt(events, before, after, await graph.counts())
+
+
+async def _free(settings: Settings, stack: AsyncExitStack) -> bool:
+    """Hold the data directory; False where another process serves it. One that is starting or
+    ending is waited for.
+    """
+    try:
+        async with asyncio.timeout(_HELD_SECONDS):
+            while True:
+                try:
+                    stack.enter_context(data_dir_lock.hold(settings.data_dir))
+                except data_dir_lock.DirectoryTaken:
+                    if settings.graph.url is not None or await asyncio.to_thread(
+                        os.path.exists, _socket(settings.data_dir)
+                    ):
+                        return False
+                    await asyncio.sleep(_LOOK_SECONDS)
+                else:
+                    return True
+    except TimeoutError as error:
+        raise ConfigurationError(
+            f"another process holds {settings.data_dir} but does not answer for the graph"
+        ) from error
+
+
+async def _writes(settings: Settings, bus: Bus, stack: AsyncExitStack) -> bool:
+    """Whether this command may write the graph: its own file, or a server's that no other process
+    writes.
+    """
+    if settings.bus.url is None or settings.graph.url is None:
+        return True
+    return await stack.enter_async_context(lease_of(settings.serve, bus, "graph").take())
+
+
+@asynccontextmanager
+async def _own_bus(settings: Settings) -> AsyncIterator[Bus]:
+    async with bus_url(settings.bus, settings.data_dir) as url, open_bus(settings.bus, url) as bus:
+        yield bus
+
+
+def _socket(data_dir: Path) -> Path:
+    return data_dir / "graph.sock"

@@ -1,0 +1,373 @@
+"""The repository that a command is about, its checks run once as it is, and taking over what came
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from moothall.app.preflight import NamedRepository
+from moothall.app.repositories import open_hands, trusted_repositories
+from moothall.concurrency import leaves
+from moothall.config import Settings
+from moothall.domain import codec
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import tenant_of
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    MoothallError,
+    NotFound,
+    RepositoryError,
+)
+from moothall.ports import NOTHING
+from moothall.repositories import sources
+from moothall.repositories.apply_diff import apply_to_files, changed_files
+from moothall.repositories.blame import LineOrigin, message_of, origin_of
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.profile import OWN_FILE, Commands, parse_own
+from moothall.repositories.project_config import commands_of, to_toml, write_own
+from moothall.sandbox.probe import check_walls
+from moothall.workspace.layout import uses_environment
+from moothall.workspace.toolchains import choose
+
+if TYPE_CHECKING:  # imported where a server is asked
+    from moothall.api.remote import RemoteKernel
+
+_SHOWN = 5
+_TRAILER = re.compile(r"(?m)^Deliberation: (\S{1,140})$")
+
+
+async def find_repository(settings: Settings, named: NamedRepository) -> RepositoryRef | None:
+    """Return the repository that was named, or the one round the current folder; None where that is
+    in none.
+    """
+    named.check()
+    if named.text:
+        return None
+    if named.repo:
+        return await register(settings, named.repo, named.ref, named.profile)
+    try:
+        await sources.find_local(_git(settings), await asyncio.to_thread(Path.cwd))
+    except RepositoryError:
+        return None
+    return await register(settings, ".", named.ref, named.profile)
+
+
+async def unseen(settings: Settings, repository: RepositoryRef, profile: Path | None = None) -> str:
+    """Return a sentence about uncommitted changes in the files of a repository, which no council
+    sees; '' where there are none.
+
+    `profile` is what stands for its `.moothall.toml` this time.
+    """
+    top = files_of(settings, repository)
+    if top is None:
+        return ""
+    git = _git(settings)
+    local = await sources.find_local(git, top)
+    if local.top == local.git_dir:
+        return ""
+    changed = await changed_files(git, local)
+    if not changed:
+        return ""
+    sha = await sources.local_commit(git, local, repository.ref)
+    shown = ", ".join(changed[:_SHOWN]) + (", …" if len(changed) > _SHOWN else "")
+    where = (
+        f"uncommitted changes in {len(changed)} file{'s' if len(changed) > 1 else ''} are not "
+        f"seen: {shown}"
+    )
+    own = (
+        f"; to use {OWN_FILE} as it is, add --profile {OWN_FILE}"
+        if OWN_FILE in changed and profile is None
+        else ""
+    )
+    return f"works on the commit {sha[:10]}; {where}{own}"
+
+
+def files_of(settings: Settings, repository: RepositoryRef) -> Path | None:
+    """Return where the files of a repository lie on this machine; None for one that was fetched
+    from a URL.
+    """
+    entry = trusted_repositories(settings).registry.get(repository.id, LOCAL.tenant)
+    return Path(entry.origin) if entry.local else None
+
+
+async def files_here(settings: Settings, where: str) -> Path | None:
+    """Return the top of the repository at a path, or round the current folder; None where there is
+    none.
+    """
+    path = Path(where) if where else await asyncio.to_thread(Path.cwd)
+    try:
+        return (await sources.find_local(_git(settings), await asyncio.to_thread(path.resolve))).top
+    except RepositoryError:
+        return None
+
+
+def names(where: RepositoryRef, files: Path | None) -> RepositoryRef | None:
+    """Return how a server is told of a repository: as it was named, or by the path of the files
+    here.
+    """
+    named = where.url or (str(files) if files is not None else "")
+    return RepositoryRef(url=named, ref=where.ref) if named else None
+
+
+@asynccontextmanager
+async def kernel_of(
+    settings: Settings, server: str, token_file: Path | None
+) -> AsyncIterator[RemoteKernel]:
+    """Connect to a server, with the token of a file, of the settings, or of this machine's first
+    run. Raises `ConfigurationError`.
+    """
+    from moothall.api.remote import remote_kernel
+
+    async with remote_kernel(
+        server, await asyncio.to_thread(_token, settings, token_file), settings.grpc.tls_cert
+    ) as kernel:
+        yield kernel
+
+
+def _token(settings: Settings, token_file: Path | None) -> str:
+    if token_file is None and settings.grpc.token is not None:
+        return settings.grpc.token.get_secret_value()
+    path = token_file or settings.data_dir / "token"
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the token file {path} cannot be read; name one with --token-file"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """A diff, and the commit on which it was made."""
+
+    diff: str
+    base: str = ""
+
+
+async def take_over(settings: Settings, top: Path, *changes: Diff) -> tuple[str, ...]:
+    """Apply the last of a conversation's changes to the files there, with those before it as far as
+    it does not fit without them. Return the paths. Raises `RepositoryError`; nothing is changed
+    then.
+    """
+    git = _git(settings)
+    local = await sources.find_local(git, top)
+    wrong: RepositoryError | None = None
+    for first in reversed(range(len(changes))):
+        try:
+            return await apply_to_files(
+                git, local, "".join(change.diff for change in changes[first:]), changes[first].base
+            )
+        except RepositoryError as error:
+            wrong = wrong or error
+    raise wrong or RepositoryError("there is no diff to apply")
+
+
+def _git(settings: Settings) -> GitRunner:
+    return GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds)
+
+
+async def line_provenance(
+    settings: Settings,
+    place: tuple[str, str, str, int],
+    given: Mapping[str, str] = NOTHING,
+    tenant: str = "",
+) -> tuple[LineOrigin, Sequence[Mapping[str, Any]]]:
+    """Return the commit that a line comes from, and what the graph knows about it.
+
+    `place` is a repository, a ref, a path and a line; `given` are further parameters of the
+    question. Without `tenant` it is taken from the branch, the registered repository, or the
+    deliberation that the commit message names. Raises what `line_origin` raises,
+    `GraphUnavailable`.
+    """
+    from moothall.app.graph import open_answers
+
+    origin, owner = await line_origin(settings, *place, tenant=tenant)
+    asked = {"tenant": tenant or owner, "path": origin.path, **given, "commit_sha": origin.commit}
+    async with open_answers(settings) as answers:
+        return origin, await answers.ask("provenance", **asked)
+
+
+async def line_origin(
+    settings: Settings, where: str, ref: str, path: str, line: int, *, tenant: str = ""
+) -> tuple[LineOrigin, str]:
+    """Return the commit that a line comes from, and the tenant of its deliberation.
+
+    Without `tenant` a registered repository of any tenant is found. Raises `NotFound`,
+    `InvalidRequest`, `RepositoryError`.
+    """
+    _, found, branch = ref.rpartition("moothall/")
+    of_branch = tenant_of(branch) if found else ""
+    if not await asyncio.to_thread(os.path.exists, where):
+        repositories = trusted_repositories(settings)
+        owner = (
+            tenant
+            or of_branch
+            or (await asyncio.to_thread(repositories.registry.find, where)).tenant
+        )
+        return await repositories.origin(where, ref, path, line, tenant=owner), owner
+    git = _git(settings)
+    local = await sources.find_local(git, Path(where))
+    origin = await origin_of(
+        git, local.git_dir, await sources.local_commit(git, local, ref), path, line
+    )
+    message = await message_of(git, local.git_dir, origin.commit)
+    of_commit = next(
+        filter(None, (tenant_of(named[1]) for named in _TRAILER.finditer(message))), ""
+    )
+    return origin, tenant or of_branch or of_commit or LOCAL.tenant
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryCheck:
+    """What came of it. `prepared` is None where `failure` says why; `files` is where a profile
+    could be written.
+    """
+
+    base: Base
+    prepared: Prepared | None
+    failure: MoothallError | None
+    seconds: float
+    unseen: str = ""
+    files: Path | None = None
+
+    @property
+    def interpreter(self) -> str:
+        """The Python that an environment is made with; '' where none is."""
+        return (
+            str(choose(self.base.profile.needs).python.program)
+            if uses_environment(self.base)
+            else ""
+        )
+
+    @property
+    def own_file(self) -> str:
+        """The text of a `.moothall.toml` that says the same."""
+        return to_toml(commands_of(self.base.profile))
+
+
+async def check_repository(
+    settings: Settings, named: NamedRepository, tell: Callable[[str], None]
+) -> RepositoryCheck:
+    """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up
+    that fails is a value.
+    """
+    began = time.monotonic()
+    ref = await find_repository(settings, named)
+    if ref is None:
+        raise InvalidRequest(
+            "you are in no git repository; name one: moothall check PATH, URL or id"
+        )
+    said = await unseen(settings, ref, named.profile)
+    base = await trusted_repositories(settings).resolve(ref)
+    prepared, failure = None, None
+    try:
+        prepared = await _prepare(settings, ref, tell)
+    except* RepositoryError as group:
+        failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
+    return RepositoryCheck(
+        base, prepared, failure, time.monotonic() - began, said, files_of(settings, ref)
+    )
+
+
+async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
+    if settings.workspace.kind == "local":
+        await check_walls(settings.sandbox)
+    alone = settings.workspace.model_copy(
+        update={"warm": 0}
+    )  # nobody comes after: no executor need be ready
+    async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
+        return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)
+
+
+async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:
+    """Write what was found out as the work tree's `.moothall.toml`. Raises `InvalidRequest`,
+    `AlreadyExists`, `RepositoryError`.
+    """
+    if checked.files is None or not (checked.files / ".git").exists():
+        raise InvalidRequest(
+            "its files are not on this machine: --write needs a work tree; --json shows what it "
+            "would say"
+        )
+    return await asyncio.to_thread(write_own, checked.files, checked.own_file, replace=replace)
+
+
+async def register(
+    settings: Settings, where: str, ref: str, profile: Path | None = None
+) -> RepositoryRef:
+    """Register what this user named on the command line (a path, a URL or an id) and check that it
+    can be used.
+
+    `profile`: a file like `.moothall.toml` that stands for the repository's own where it says
+    something.
+    """
+    repositories = trusted_repositories(settings)
+    try:
+        known = (
+            ""
+            if await asyncio.to_thread(Path(where).exists)
+            else repositories.registry.get(where, LOCAL.tenant).id
+        )
+    except (NotFound, InvalidRequest):
+        known = ""
+    entry = repositories.registry.find(known) if known else await repositories.register(where)
+    if profile is not None:
+        entry = await repositories.with_profile(
+            entry, (await asyncio.to_thread(read_file, profile)).over(entry.commands)
+        )
+    named = RepositoryRef(id=entry.id, ref=ref)
+    await repositories.resolve(named)
+    return named
+
+
+def read_file(path: Path) -> Commands:
+    """Return what a file like `.moothall.toml` says. Raises `ConfigurationError`,
+    `RepositoryError`.
+    """
+    try:
+        return parse_own(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"the profile {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"the profile {path} is not text") from error
+
+
+def commands_said(
+    setup: Sequence[str], checks: Sequence[str], profile: Path | None = None
+) -> Commands | None:
+    """Return what a caller said of set-up and checks (NAME=COMMAND) on the command line, over what
+    a file says; None for nothing.
+
+    Raises `InvalidRequest`, `ConfigurationError`, `RepositoryError`.
+    """
+    if not (setup or checks or profile):
+        return None
+    pairs = [check.partition("=") for check in checks]
+    if wrong := [
+        check
+        for check, (name, _, command) in zip(checks, pairs, strict=True)
+        if not (name and command)
+    ]:
+        raise InvalidRequest(
+            f"--check {wrong[0][:80]!r} names no command; write NAME=COMMAND, such as "
+            "tests='pytest -q'"
+        )
+    said = {"setup": setup or None, "checks": {name: command for name, _, command in pairs} or None}
+    try:
+        commands = Commands.model_validate(said)
+    except ValidationError as error:
+        raise InvalidRequest(codec.wrong(error)) from error
+    return commands.over(read_file(profile)) if profile else commands

@@ -1,0 +1,195 @@
+"""What the gates of this process go by, from settings and the bus; and of that, for a command, what
+operators say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from moothall.authorization.approval_queue import BUCKET as PARKED_BUCKET
+from moothall.authorization.approval_queue import SPENT_BUCKET, Parking
+from moothall.authorization.approvals import Approvals
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.grants import ROLES_FILE, Grants, policies_folder, read_grants
+from moothall.authorization.keys import Keys, keys_of
+from moothall.authorization.overrides import REVOKED, SWITCHES, Revocations, Switches
+from moothall.authorization.policy import Policy
+from moothall.authorization.rate_limits import SharedRates
+from moothall.authorization.rules import Rules
+from moothall.authorization.tokens import Tokens
+from moothall.concurrency import beside
+from moothall.config import GuardSettings, LimitSettings, Settings
+from moothall.errors import ConfigurationError
+from moothall.ports import Bus, Toolkit
+from moothall.toolkits.families import FAMILIES, Families, family_tools, unset_tools
+from moothall.tools.catalogue import CATALOGUE
+from moothall.tools.code_tools import SHELL
+from moothall.tools.spec import ToolSpec
+from moothall.tools.wasm_tools import read_tools
+
+_GRACE_SECONDS = 60.0
+_TENANTS = 1000
+
+
+@asynccontextmanager
+async def open_rules(
+    settings: Settings, bus: Bus, families: Families = FAMILIES, *, keys: Keys | None = None
+) -> AsyncIterator[Rules]:
+    """Read tables and policies, and follow what operators switch and revoke. `keys` are those of
+    this data directory where none are given. Raises `ConfigurationError`, `BusUnavailable`.
+    """
+    catalogue = await asyncio.to_thread(catalogue_of, settings, families)
+    off = Switches(bus.bucket(SWITCHES), catalogue)
+    revoked = Revocations(bus.bucket(REVOKED))
+    own = (
+        await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
+        if keys is None
+        else keys
+    )
+    waiting = parking_of(settings.guard, bus, own)
+    await asyncio.gather(off.refresh(), revoked.refresh(), waiting.refresh())
+    tokens = Tokens(own.guard, longest_token(settings.guard, settings.limits), revoked=revoked.any)
+    async with AsyncExitStack() as stack:
+        policy = await stack.enter_async_context(open_policy(settings.guard))
+        for work, name in (
+            (off.run(), "tools"),
+            (revoked.run(), "revocations"),
+            (waiting.run(), "parked"),
+        ):
+            await stack.enter_async_context(beside(work, name))
+        toolkits: dict[str, Toolkit] = {}
+        leaving: list[Callable[[str], Awaitable[None]]] = []
+        for family in families:
+            opened = await stack.enter_async_context(family.open(settings))
+            toolkits |= {spec.category: opened.toolkit for spec in family.specs(settings)}
+            leaving += [opened.close_workspace] if opened.close_workspace else []
+
+        async def close_workspace(workspace_id: str) -> None:
+            for leave in leaving:
+                await leave(workspace_id)
+
+        yield Rules(
+            off=off.off,
+            unset=functools.lru_cache(_TENANTS)(
+                lambda tenant: unset_tools(settings, tenant, families)
+            ),
+            grants=await asyncio.to_thread(read_table, settings.guard, catalogue),
+            tokens=tokens,
+            policy=policy,
+            parking=waiting,
+            rates=SharedRates(bus.bucket("rates")),
+            toolkits=toolkits,
+            catalogue=catalogue,
+            close_workspace=close_workspace,
+        )
+
+
+def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[str, ToolSpec]:
+    """Return all tools: those of Moothall, and an operator's own. Raises `ConfigurationError`."""
+    shell = CATALOGUE[SHELL]
+    return {
+        **CATALOGUE,
+        SHELL: replace(shell, caps=replace(shell.caps, seconds=settings.code.shell_seconds)),
+        **family_tools(settings, families),
+        **{tool.spec.name: tool.spec for tool in read_tools(settings.wasm.folder)},
+    }
+
+
+def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> Parking:
+    """Return what waits for operators; not read yet."""
+    approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
+    return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
+
+
+def longest_token(guard: GuardSettings, limits: LimitSettings) -> float:
+    """Return how long a token may live: a seat's must last as long as a deliberation may."""
+    return max(guard.token_seconds, limits.deliberation_seconds + _GRACE_SECONDS)
+
+
+def read_table(guard: GuardSettings, catalogue: Mapping[str, ToolSpec]) -> Grants:
+    """Return who is granted what. Raises `ConfigurationError`."""
+    file = _folder(guard) / ROLES_FILE
+    if guard.policies is not None and not file.exists():
+        file = policies_folder() / ROLES_FILE
+    try:
+        return read_grants(file.read_text(encoding="utf-8"), catalogue.values())
+    except OSError as error:
+        raise ConfigurationError(
+            f"the table of roles {file} cannot be read: {error.strerror}"
+        ) from error
+
+
+@asynccontextmanager
+async def open_policy(guard: GuardSettings) -> AsyncIterator[Policy]:
+    """Yield what operators' policy says: nothing, an OPA server's word, or that of Rego in this
+    process.
+    """
+    if guard.policy == "off":
+        yield Policy("off", None)
+        return
+    if guard.policy_url:
+        from moothall.policy.opa import opa
+
+        token = guard.policy_token.get_secret_value() if guard.policy_token else ""
+        async with opa(guard.policy_url, seconds=guard.policy_seconds, token=token) as server:
+            yield Policy(guard.policy, server.decide, keep_seconds=guard.policy_cache_seconds)
+        return
+    from moothall.policy.rego import Rego
+
+    folder = _folder(guard)
+    if guard.policies is not None and not any(folder.glob("*.rego")):
+        folder = policies_folder()
+    engine = Rego(
+        folder
+    )  # here and not beside the loop: an engine belongs to the thread that makes it
+    try:
+        yield Policy(guard.policy, engine.decide, keep_seconds=guard.policy_cache_seconds)
+    finally:
+        engine.close()
+
+
+def _folder(guard: GuardSettings) -> Path:
+    folder = guard.policies
+    if folder is None:
+        return policies_folder()
+    if not folder.is_dir():
+        raise ConfigurationError(f"guard.policies {folder} is no folder")
+    return folder
+
+
+def audit_log(settings: Settings, bus: Bus, keys: Keys, writer: str) -> AuditLog:
+    """Return the record of tool calls of this process, which is called `writer` in it."""
+    often = settings.guard.audit_sync_records
+    return AuditLog(
+        settings.data_dir, writer, sync_records=often, key=keys.audit, publish=bus.publish
+    )
+
+
+@asynccontextmanager
+async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
+    """Yield the switches as they stand now: those of the process that serves, or of this data
+    directory.
+    """
+    from moothall.app.bus import open_log
+
+    async with open_log(settings, lambda _: None) as bus:
+        known = Switches(bus.bucket(SWITCHES), await asyncio.to_thread(catalogue_of, settings))
+        await known.refresh()
+        yield known
+
+
+@asynccontextmanager
+async def open_parking(settings: Settings) -> AsyncIterator[Parking]:
+    """Yield what waits for an operator now."""
+    from moothall.app.bus import open_log
+
+    keys = await asyncio.to_thread(keys_of, settings.guard, settings.data_dir)
+    async with open_log(settings, lambda _: None) as bus:
+        known = parking_of(settings.guard, bus, keys)
+        await known.refresh()
+        yield known

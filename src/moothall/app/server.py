@@ -1,0 +1,389 @@
+"""The serving process: bus, model, fleet, collector and gRPC, or a way in to one that is running
+already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from moothall import telemetry
+from moothall.api.identity import read_tokens
+from moothall.app import data_dir_lock
+from moothall.app.bus import (
+    ALL,
+    Bus,
+    Tell,
+    alone,
+    bus_url,
+    embedded_parts,
+    hold_or_find,
+    hosts_on,
+    instance,
+    open_bus,
+    roles_of,
+)
+from moothall.app.fingerprints import describe_difference, fingerprints
+from moothall.app.preflight import check_first, check_parts, defaults
+from moothall.app.repositories import open_lending, trusted_repositories
+from moothall.collector import Collector
+from moothall.collector.observer import Onlooker
+from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
+from moothall.config import LlmSettings, RaySettings, Settings, secret_values
+from moothall.domain.identity import LOCAL
+from moothall.domain.secrets import scrub
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.registry import EVENTS
+from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.service import Desk
+from moothall.ports import Repositories
+from moothall.workers.in_process import Alive
+
+_LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What a command works with. A port is 0 where none is served."""
+
+    desk: Desk
+    bus: Bus
+    grpc_port: int
+    metrics_port: int = 0
+    http_port: int = 0
+    link: str = ""
+
+
+@asynccontextmanager
+async def open_house(
+    settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False
+) -> AsyncIterator[House]:
+    """Serve this data directory, or attach to the process that does.
+
+    `serving`: a second server with embedded parts on the same data directory is an error. `asked`:
+    the model server has answered just now.
+    """
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(
+            telemetry.record(settings.trace, "serve" if serving else "cli", secret_values(settings))
+        )
+        roles = roles_of(settings) if serving else ALL
+        parts = embedded_parts(settings, roles)
+        own, address = not serving or bool(parts), None
+        if own:
+            address = await hold_or_find(settings.data_dir, tell, stack)
+        elif roles == ALL:  # others may work here beside it
+            with suppress(data_dir_lock.DirectoryTaken):
+                stack.enter_context(data_dir_lock.hold(settings.data_dir))
+                own = True
+        if address is not None and serving:
+            raise ConfigurationError(
+                f"process {address.pid} serves the data directory {settings.data_dir} already, "
+                f"and an embedded {' or '.join(parts)} is one "
+                "process's; stop it or set MOOTHALL_DATA_DIR to another one"
+            )
+        if address is not None:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(_watch_owner(settings.data_dir), name="owner")
+                yield await _attach(settings, address, stack)
+                watching.cancel()
+            return
+        house, collector = await _build(
+            settings, tell, stack, roles if serving else None, own=own, asked=asked
+        )
+        try:
+            yield house
+        except (
+            OSError,
+            SystemExit,
+        ):  # nobody reads this command any more: the others have readers of their own
+            await _leave(settings, collector, tell, serving=serving)
+            raise
+        await _leave(settings, collector, tell, serving=serving)
+
+
+async def _watch_owner(data_dir: Path) -> None:
+    """Raise `BusUnavailable` when the process that serves is gone: its bus would never answer
+    again.
+    """
+    while True:
+        await asyncio.sleep(_OWNER_SECONDS)
+        try:
+            with data_dir_lock.hold(data_dir):
+                break
+        except data_dir_lock.DirectoryTaken:
+            continue
+    raise BusUnavailable(
+        f"the process that served {data_dir} ended; run the command again with the same "
+        "--task-id, the work goes on"
+    )
+
+
+async def _attach(
+    settings: Settings, address: data_dir_lock.Address, stack: AsyncExitStack
+) -> House:
+    if differs := describe_difference(settings, address):
+        raise ConfigurationError(differs)
+    bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
+    roster = Roster(bus, settings.limits, settings.choice)
+    await roster.refresh()
+    desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
+    return House(desk, bus, address.grpc_port)
+
+
+async def _build(
+    settings: Settings,
+    tell: Tell,
+    stack: AsyncExitStack,
+    serves: frozenset[str] | None,
+    *,
+    own: bool,
+    asked: bool,
+) -> tuple[House, Collector | Onlooker]:
+    """Open what the roles need that are served; None: what a command needs. `own`: others on this
+    data directory are to find this process.
+    """
+    serving, roles = serves is not None, ALL if serves is None else serves
+    await check_first(settings, tell, serving=serving)
+    walls = await check_parts(settings, tell, roles, serving=serving, asked=asked)
+    # Only now: half a second of imports that a wrong address need not wait for.
+    from moothall.app.graph import graph_of
+    from moothall.app.host import open_fleet, settle
+    from moothall.deliberation.prompts.briefing import Briefings, estimate
+    from moothall.llm.counting import counting
+
+    hosts = "hosts" in roles
+    on_ray = hosts and _on_ray(settings.ray, serving=serving)
+    starting = [
+        name
+        for name, wanted in (
+            ("Ray", on_ray),
+            ("the model", hosts and settings.llm.base_url is None),
+        )
+        if wanted
+    ]
+    if starting:
+        tell(
+            f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and")
+        )
+    ending = stack.enter_context(ExitStack())
+    named = instance(settings, ending) if serving else ""
+    fleet = await stack.enter_async_context(
+        start_beside(
+            open_fleet(
+                settings,
+                on_ray=on_ray,
+                instance=named,
+                fall_back=None if serving or settings.ray.address else tell,
+            )
+        )
+    )
+    model = await stack.enter_async_context(
+        start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts))
+    )
+    with say_if_slow(tell, "the bus"):
+        url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
+        bus = await stack.enter_async_context(
+            open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
+        )
+    remembered = await stack.enter_async_context(
+        start_beside(graph_of(settings, bus, tell, serves))
+    )
+    repositories = await stack.enter_async_context(
+        open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
+    )
+    deciding = Deciding(
+        settings,
+        bus,
+        repositories,
+        decides="collector" in roles,
+        watches=serving and bool(roles & {"api", "page"}),
+    )
+    # Left in reverse: the hosts stop first, then the collector has folded what they said last.
+    await enter_beside(stack, beside(deciding.run(), "collector"))
+    roster = Roster(bus, settings.limits, settings.choice)
+    await roster.refresh()
+    await enter_beside(stack, beside(roster.run(), "councils"))
+    with say_if_slow(tell, "the model"):
+        answering = await model
+    with say_if_slow(tell, "the graph"):
+        graph = await remembered
+    with say_if_slow(tell, "Ray" if on_ray else "the hosts"):
+        hosting = await fleet
+        alive: Alive = functools.partial(_count_answering, bus)
+        if hosts:
+            alive = await enter_beside(stack, hosting(bus, url, answering))
+    count = (
+        await stack.enter_async_context(counting(settings.llm, answering))
+        if answering
+        else estimate
+    )
+    briefed = functools.partial(
+        Briefings,
+        graph.ask,
+        settings.limits,
+        count=count,
+        clean=functools.partial(scrub, known=secret_values(settings)),
+    )
+    desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
+    house = House(desk, bus, 0)
+    if serving:
+        from moothall.app.api import Behind, open_doors
+
+        behind = Behind(
+            bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named
+        )
+        ports = await stack.enter_async_context(open_doors(settings, behind, tell))
+        house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
+    settle()
+    if own:
+        data_dir_lock.announce(
+            settings.data_dir,
+            data_dir_lock.Address(
+                os.getpid(), url, house.grpc_port, fingerprints(settings), page_at(house.link)
+            ),
+        )
+        stack.callback(data_dir_lock.withdraw, settings.data_dir)
+    stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
+    return house, deciding.sees
+
+
+async def _count_answering(bus: Bus) -> tuple[int, int]:
+    """Return how many hosts of other processes answer."""
+    there = len(await hosts_on(bus))
+    return there, there
+
+
+def page_at(link: str) -> str:
+    """Return where the page is that a link signs in to."""
+    return link.partition("/sign-in")[0]
+
+
+def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
+    if ray.mode == "auto":
+        return serving or ray.address is not None
+    return ray.mode == "ray"
+
+
+async def _leave(
+    settings: Settings, collector: Collector | Onlooker, tell: Tell, *, serving: bool
+) -> None:
+    """Other commands may be attached to this process: let them end, unless it is a server that was
+    told to stop, or others on its bus take their work up.
+    """
+    if serving or settings.bus.url is not None:
+        return
+    data_dir_lock.withdraw(settings.data_dir)
+    await asyncio.sleep(_DRAIN_SECONDS)
+    told = 0
+    while collector.under_way:
+        if told != collector.under_way:
+            told = collector.under_way
+            with suppress(OSError, SystemExit):  # whoever read this is gone
+                tell(f"{told} other deliberation(s) are under way here; waiting for them")
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@asynccontextmanager
+async def model_url(
+    llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: bool = True
+) -> AsyncIterator[str]:
+    """Yield the model server's root URL once it can be called; empty where none is named and this
+    process needs none.
+    """
+    if llm.base_url or not needed:
+        yield llm.base_url or ""
+        return
+    from moothall.llm.local import local_model_server
+
+    async with local_model_server(llm, data_dir, tell) as url:
+        yield url
+
+
+def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Collector:
+    """Return what decides, beside others on the same bus."""
+    return Collector(
+        bus, repositories, settings.limits, alone=functools.partial(alone, settings, bus)
+    )
+
+
+class Deciding:
+    """The collector of this process where it decides, and what sees all that is under way where
+    somebody asks it.
+
+    `decides`: whether this process decides. `watches`: whether anybody asks it what is under way. A
+    collector knows that where nobody else decides, which is with an embedded bus.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        repositories: Repositories,
+        *,
+        decides: bool,
+        watches: bool,
+    ) -> None:
+        self._bus = bus
+        self._collector = collector_of(settings, bus, repositories) if decides else None
+        apart = watches and (self._collector is None or settings.bus.url is not None)
+        self._onlooker = Onlooker(bus) if apart else None
+        self.sees: Collector | Onlooker = self._onlooker or self._collector or Onlooker(bus)
+
+    async def run(self) -> None:
+        """Decide and follow, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            if self._collector is not None:
+                group.create_task(self._collector.run(), name="deciding")
+            if self._onlooker is not None:
+                last_seq = (await self._bus.state(EVENTS.name)).last_seq
+                group.create_task(self._onlooker.run(last_seq), name="looking on")
+
+
+async def page_link(settings: Settings, tell: Tell) -> str | None:
+    """Return a link that signs a browser in once; None where nobody serves. Raises
+    `ConfigurationError` where the process that works on the data directory shows no page.
+    """
+    async with AsyncExitStack() as stack:
+        if (address := await hold_or_find(settings.data_dir, tell, stack)) is None:
+            return None
+    token = next(
+        (
+            token
+            for token, who in read_tokens(settings.grpc, settings.data_dir).items()
+            if who == LOCAL
+        ),
+        "",
+    )
+    if not address.page or not token:
+        raise ConfigurationError(
+            f"process {address.pid} works on {settings.data_dir} and shows no page that could be "
+            "opened here: it is a single command, or serves "
+            "without one, over TLS or to holders of other tokens. Wait for its end, or set "
+            "MOOTHALL_DATA_DIR"
+        )
+    return address.page + await asyncio.to_thread(_path, address.page, token)
+
+
+def _path(page: str, token: str) -> str:
+    at = urlsplit(page)
+    connection = HTTPConnection(at.hostname or "", at.port, timeout=_LINK_SECONDS)
+    try:
+        connection.request(
+            "POST", "/api/v1/sign-in-links", headers={"Authorization": f"Bearer {token}"}
+        )
+        return str(json.loads(connection.getresponse().read())["path"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"the page at {page} gave no link ({error}); is another server there?"
+        ) from error
+    finally:
+        connection.close()

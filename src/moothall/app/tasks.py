@@ -1,0 +1,382 @@
+"""The stories and tasks of a data directory, for commands: read from the log alone, of the process
+that serves or of no running one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moothall.app import data_dir_lock
+from moothall.app.bus import Tell, is_served, open_log
+from moothall.app.repositories import trusted_repositories
+from moothall.app.repository import Diff, files_here, files_of
+from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.overview import Overview
+from moothall.config import Settings
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import check_id, is_id, seat_named
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.status import TaskView
+from moothall.domain.task import RepositoryRef
+from moothall.domain.topic import Channel, deliberation_topics
+from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.ports import Bus, Repositories
+from moothall.stories.board import Board
+from moothall.stories.planner import Planner
+
+if TYPE_CHECKING:  # whoever has a house has imported it
+    from moothall.app.server import House
+
+_CANCEL_SECONDS = 10.0
+_LOOKED_AT = 200
+_NONE = TaskView("", DeliberationStatus.PENDING)
+
+
+class Tasks:
+    """Reads and ends tasks of this machine's own tenant."""
+
+    def __init__(
+        self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
+    ) -> None:
+        self._bus = bus
+        self.desk = Desk(bus, repositories, defaults)
+        self.served = served
+        """Whether another process works on them."""
+
+    async def latest(self, state: str = "", limit: int = 50) -> Sequence[TaskView]:
+        """Return the latest tasks, those under way first. `state` narrows: live, ended, failed."""
+        under_way = [] if state in {"ended", "failed"} else await self._under_way()
+        return await Overview(self._bus, lambda: under_way).latest(LOCAL, state, limit)
+
+    async def last_asked(self, repository: str, without: str = "") -> str:
+        """Return the task that was asked last of one agent about a repository ('': about text),
+        `without` one; '' for none.
+        """
+        views = [
+            view
+            for view in await self.latest(limit=_LOOKED_AT)
+            if (view.protocol, view.repository) == ("ask", repository)
+        ]
+        return max(
+            (view for view in views if view.task_id != without),
+            key=lambda view: view.requested,
+            default=_NONE,
+        ).task_id
+
+    async def check_not_paused(self, task_id: str) -> None:
+        """Raise `InvalidRequest` for one that is paused: its end would be waited for in vain."""
+        state = await self._state(task_id)
+        if state is not None and state.decided is None and state.pauses.held:
+            raise InvalidRequest(
+                f"{task_id} is paused: let it go on where it was paused (its page, "
+                "ResumeDeliberation, `moothall agents resume`), "
+                f"or `moothall cancel {task_id}`"
+            )
+
+    async def thread(self, task_id: str) -> Sequence[TaskView]:
+        """Return the tasks of its conversation, the first first, itself last; none where it is not
+        known any more.
+        """
+        under_way = await self._under_way()
+        try:
+            return await Overview(self._bus, lambda: under_way).thread(task_id, LOCAL)
+        except NotFound:
+            return ()
+
+    async def changes(self, task_id: str) -> Sequence[Diff]:
+        """Return the diffs of its conversation, the first first."""
+        ends = [
+            (await self.outcome(view.task_id), view.base_sha) for view in await self.thread(task_id)
+        ]
+        return [Diff(diff, base) for outcome, base in ends if (diff := outcome.diff)]
+
+    async def views(self, task_ids: Sequence[str]) -> Mapping[str, TaskView]:
+        """Return how tasks stand, by id; what is not known is left out."""
+        under_way = await self._under_way() if task_ids else []
+        return await Overview(self._bus, lambda: under_way).find(task_ids, LOCAL)
+
+    async def ids(self) -> Sequence[str]:
+        """Return the ids of all of its tasks that the log tells of."""
+        return [name for name in await self._bus.list_ids(Channel.RESULTS) if is_id(name)]
+
+    async def find(self, named: str, *, whole: bool = False) -> str:
+        """Return the id of a task, given as a whole id or, unless `whole`, a unique prefix.
+
+        Raises `InvalidRequest` if `named` is not an id (the empty text, for example), and
+        `NotFound`.
+        """
+        check_id(named, "the task")
+        if await self._bus.first(Channel.RESULTS.of(named)) is not None:
+            return named
+        near = [task for task in await self.ids() if task.startswith(named)]
+        if len(near) == 1 and not whole:
+            return near[0]
+        hint = f"did you mean {', '.join(near[:5])}?" if near else "`moothall list` shows them"
+        raise NotFound(f"no task {named!r}; {hint}")
+
+    async def find_or_latest(self, named: str | None) -> str:
+        """Return the id as `find` does; for None that of the latest task. Raises what `find`
+        raises.
+        """
+        if named is not None:
+            return await self.find(named)
+        views = await self.latest(limit=1)
+        if not views:
+            raise NotFound("there is no task yet; `moothall deliberate` makes one")
+        return views[0].task_id
+
+    async def choose(self, named: str | None, seat: str = "") -> tuple[str, Result]:
+        """Return a task's id and the result of its winner, or of `seat` (a name, the end of one, or
+        a number).
+
+        If `named` is a seat of the latest task and not a task, that seat is meant. Raises
+        `NotFound`, and `InvalidRequest` while the task is running.
+        """
+        task = named
+        if named and not seat and await self._is_seat_of_latest(named):
+            task, seat = None, named
+        try:
+            task_id = await self.find_or_latest(task)
+        except NotFound as error:
+            if named and named.isdecimal():
+                raise NotFound(
+                    f"{error.message}. A seat's number follows the task: TASK {named}"
+                ) from error
+            raise
+        outcome = await self.outcome(task_id)
+        if not outcome.status.ended:
+            raise InvalidRequest(await self._describe_running(task_id))
+        return task_id, choose_result(outcome, seat)
+
+    async def _is_seat_of_latest(self, named: str) -> bool:
+        if is_id(named) and await self._bus.first(Channel.RESULTS.of(named)) is not None:
+            return False
+        if not (views := await self.latest(limit=1)):
+            return False
+        seats = {seat.seat for seat in views[0].seats}
+        if views[0].status.ended:
+            seats |= {result.seat for result in (await self.outcome(views[0].task_id)).results}
+        return seat_named(named, sorted(seats)) is not None
+
+    async def _describe_running(self, task_id: str) -> str:
+        view = (await self.views([task_id])).get(task_id, _NONE)
+        words = (
+            f"{task_id} is {'paused' if view.paused else 'still running'} ({view.progress} %); it "
+            "has no result yet. "
+        )
+        if not self.served:
+            words += "No process works on it: `moothall serve` resumes it. "
+        return words + (
+            f"`moothall show {task_id}` shows its seats, `moothall log tail --task {task_id} "
+            "--follow` its events"
+        )
+
+    async def outcome(self, task_id: str) -> Outcome:
+        """Return how a task stands. Raises `NotFound`."""
+        return await self.desk.result(task_id, LOCAL)
+
+    async def repository(self, task_id: str) -> RepositoryRef | None:
+        """Return what it was about; None for text."""
+        recorded = await self._bus.first(Channel.RESULTS.of(task_id))
+        about = recorded.event.data.get("repository") if recorded else None
+        return (
+            RepositoryRef(id=str(about["id"]))
+            if isinstance(about, dict) and about.get("id")
+            else None
+        )
+
+    async def forget(self, task_id: str) -> None:
+        """Remove its events and its status document. Raises `InvalidRequest` while it is under
+        way.
+        """
+        if not (await self.outcome(task_id)).status.ended:
+            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+        for one in deliberation_topics(task_id):
+            await self._bus.forget(one)
+        await self._bus.remove(task_id)
+
+    async def _under_way(self) -> list[DeliberationState]:
+        answered = set(await self._bus.list_ids(Channel.RESPONSES))
+        states = [await self._state(task) for task in await self.ids() if task not in answered]
+        return [state for state in states if state is not None]
+
+    async def _state(self, task_id: str) -> DeliberationState | None:
+        state: DeliberationState | None = None
+        async for recorded in self._bus.replay(deliberation_topics(task_id)):
+            try:
+                state = fold(state, recorded.event)
+            except InvalidRequest:
+                continue  # the collector has said so
+        return state
+
+
+def tasks_of(settings: Settings, house: House) -> Tasks:
+    """Return the tasks that a house knows."""
+    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
+
+
+@asynccontextmanager
+async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
+    """The tasks of this data directory. Needs no Ray and no model."""
+    async with open_log(settings, tell) as bus:
+        served = await is_served(settings, bus)
+        yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+
+
+async def cancel(
+    settings: Settings, named: str, reason: str, tell: Tell
+) -> tuple[str, DeliberationStatus]:
+    """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run
+    here until it is decided.
+    """
+    from moothall.app.server import collector_of
+    from moothall.concurrency import beside
+
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(open_log(settings, tell))
+        repositories = trusted_repositories(settings)
+        served = data_dir_lock.find(settings.data_dir) is not None
+        tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
+        task_id = await tasks.find(named)
+        if (before := await tasks.outcome(task_id)).status.ended:
+            return task_id, before.status
+        if not served:
+            await stack.enter_async_context(
+                beside(collector_of(settings, bus, repositories).run(), "collector")
+            )
+        status = await tasks.desk.cancel(task_id, reason, LOCAL)
+        try:
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                status = (await tasks.desk.wait(task_id, LOCAL)).status
+        except TimeoutError:
+            tell("it is cancelled, but whoever works on it has not confirmed that yet")
+        return task_id, status
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What went with a task; `branch` is '' where there was none to remove, `left` says what
+    stays.
+    """
+
+    task_id: str
+    branch: str
+    left: str
+
+
+async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> Removed:
+    """Remove a task that has ended: its branch, if merged or with `force`, its events and its
+    status document.
+
+    The graph hears of it first. Audit and graph keep what they know; `moothall log prune` removes
+    patches that nothing tells of. Raises `NotFound`, `InvalidRequest`, `RepositoryError`; then
+    nothing is removed.
+    """
+    from moothall.app.graph import open_answers
+
+    try:
+        async with open_answers(settings):
+            pass
+    except (ConfigurationError, GraphUnavailable) as error:
+        tell(f"the graph is not told first: {error.message}")
+    async with open_tasks(settings, tell) as tasks:
+        task_id = await tasks.find(named, whole=True)
+        outcome = await tasks.outcome(task_id)
+        if not outcome.status.ended:
+            raise InvalidRequest(f"{task_id} is under way; `moothall cancel {task_id}` first")
+        branch, left = "", ""
+        about = await tasks.repository(task_id) if outcome.branch else None
+        if about is not None:
+            try:
+                branch, left = await trusted_repositories(settings).drop_branch(
+                    about.id, outcome.branch, outcome.commit_sha, force=force
+                )
+            except NotFound:
+                left = f"the branch {outcome.branch}: its repository is not registered any more"
+        await tasks.forget(task_id)
+    return Removed(task_id, branch, left)
+
+
+def choose_result(outcome: Outcome, seat: str) -> Result:
+    """Return the result of the winner, or of a seat (a name, the end of one, or a number). Raises
+    `NotFound`.
+    """
+    proposed = ", ".join(result.seat for result in outcome.results)
+    if not seat:
+        winner = next(
+            (result for result in outcome.results if outcome.winner_id and result.rank == 1), None
+        )
+        if winner is None:
+            if proposed:
+                raise NotFound(f"{outcome.task_id} has no winner; name a seat: {proposed}")
+            why = f": {outcome.error_message}" if outcome.error_message else ""
+            raise NotFound(
+                f"{outcome.task_id} ended ({outcome.status.value.lower()}) without a proposal{why}"
+            )
+        return winner
+    named = seat_named(seat, [result.seat for result in outcome.results])
+    for result in outcome.results:
+        if result.seat == named:
+            return result
+    named = seat_named(seat, [end.seat for end in outcome.seats])
+    for end in outcome.seats:
+        if end.seat == named:
+            raise NotFound(
+                f"{end.seat} of {outcome.task_id} proposed nothing: "
+                f"{end.error_message or end.status.value}"
+            )
+    raise NotFound(
+        f"no seat {seat!r} in {outcome.task_id}; there are proposals of {proposed or 'nobody'}"
+    )
+
+
+async def files_for(settings: Settings, about: RepositoryRef | None) -> Path | None:
+    """Return the work tree that a task's diff belongs to: its repository's, or, where that is not
+    on this machine, the one round the current folder.
+    """
+    if about is None:
+        return None
+    try:
+        found = files_of(settings, about)
+    except NotFound:
+        found = None
+    return found or await files_here(settings, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Stories:
+    """The board, the plans and tasks of its stories, and whether another process works on them."""
+
+    board: Board
+    accounts: Accounts
+    plans: Planner
+    tasks: Tasks
+    served: bool
+
+
+@asynccontextmanager
+async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
+    """The stories of this data directory. Needs no Ray and no model."""
+    async with open_log(settings, tell) as bus:
+        served = await is_served(settings, bus)
+        tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
+        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
+
+
+async def register_named(settings: Settings, named: str) -> str:
+    """Return the id of a repository that is named by its id, a path or a URL; a path or URL is
+    registered. Raises what `register` does, and `NotFound` for an id that nobody registered.
+    """
+    repositories = trusted_repositories(settings)
+    if is_id(named):
+        return (await asyncio.to_thread(repositories.registry.get, named, LOCAL.tenant)).id
+    return (await repositories.register(named)).id

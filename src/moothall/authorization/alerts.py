@@ -1,0 +1,119 @@
+"""What the guard calls out: many refusals of one principal or task, attempts to get past the walls,
+and forged verdicts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+
+from cachetools import LRUCache
+
+from moothall.authorization.call_context import SeatContext
+from moothall.config import GuardSettings
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType
+from moothall.domain.tool import ToolCall
+from moothall.telemetry import get_logger, metrics
+from moothall.telemetry.events import write
+
+log = get_logger(__name__)
+
+Kind = Literal["denials", "escapes"]
+_KEPT = 10_000
+_REASON_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """So many of a kind within so many seconds, and what the last of them was."""
+
+    kind: Kind
+    count: int
+    seconds: float
+    principal: str
+    task_id: str
+    seat: str
+    workspace: str
+    tool: str
+    reason: str
+    request_id: str
+
+
+class Alerts:
+    """Counts refusals in windows that slide, by principal and by task. One a gate; nothing here
+    awaits.
+    """
+
+    def __init__(self, limits: GuardSettings, clock: Callable[[], float] = monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._windows: LRUCache[tuple[str, ...], deque[float]] = LRUCache(_KEPT)
+        self._raised: list[Alert] = []
+
+    def count_refusal(
+        self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool
+    ) -> None:
+        """Count a refused call. One too many raises an alert, and the counting begins anew."""
+        self._count("denials", self._limits.alert_denials, seat, call, reason)
+        if escape:
+            self._count("escapes", self._limits.alert_escapes, seat, call, reason)
+
+    def take(self) -> Sequence[Alert]:
+        """Return the alerts that were raised since this was asked last."""
+        raised, self._raised = self._raised, []
+        return raised
+
+    def _count(self, kind: Kind, most: int, seat: SeatContext, call: ToolCall, reason: str) -> None:
+        now = self._clock()
+        windows = [
+            self._windows.setdefault((kind, seat.tenant, *who), deque())
+            for who in (("of", seat.principal.name), ("in", seat.task_id))
+        ]
+        for window in windows:
+            window.append(now)
+            while window[0] <= now - self._limits.alert_seconds:
+                window.popleft()
+        count = max(map(len, windows))
+        if count < most:
+            return
+        for window in windows:
+            window.clear()
+        alert = Alert(
+            kind=kind,
+            count=count,
+            seconds=self._limits.alert_seconds,
+            principal=seat.principal.name,
+            task_id=seat.task_id,
+            seat=seat.seat,
+            workspace=seat.workspace_id,
+            tool=call.tool[:100],
+            reason=reason[:_REASON_CHARS],
+            request_id=call.request_id[:200],
+        )
+        self._raised.append(alert)
+        metrics.GUARD_ALERTS.add(kind)
+        log.warning(
+            "the guard raises an alert",
+            kind=kind,
+            count=count,
+            principal=alert.principal,
+            task=alert.task_id,
+            tool=alert.tool,
+        )
+
+
+def alert_event(alert: Alert, tenant: str, source: str) -> Event:
+    """Return what the log is told of an alert."""
+    return write(
+        EventType.GUARD_ALERTED,
+        tenant,
+        dump(alert),
+        ordinal=f"{alert.kind}/{alert.task_id}/{alert.seat}/{alert.request_id}",
+        source=source,
+        correlationid=alert.task_id,
+        tenant=tenant,
+    )

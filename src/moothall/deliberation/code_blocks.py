@@ -1,0 +1,146 @@
+"""Blocks of Python in a turn: run by the runner, their tool calls through the seat's own gate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from moothall import telemetry
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.code_block_calls import Allowance, BlockCalls
+from moothall.authorization.gateway import Gate
+from moothall.config import RunnerSettings
+from moothall.domain.code import AGENTS_RUN, BlockRun, CodeBlock
+from moothall.domain.ids import digest
+from moothall.domain.proposal import Operation
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.ports import RunCode
+from moothall.tools.catalogue import ToolSpec, is_granted
+
+PYTHON = "python"
+_READS = "files.read"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own
+    turn.
+    """
+
+    depth: int = 0
+    number: int = 0
+    turn: int = 1
+
+    def child(self, index: int, settings: RunnerSettings) -> Caller:
+        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn
+        done again gives the same.
+        """
+        below = settings.agents_fan_out
+        if self.depth:
+            index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
+        return Caller(self.depth + 1, index)
+
+    def turns_before(self, settings: RunnerSettings) -> int:
+        """Return how many turns the sub-agents before it may take: call ids of its own go on from
+        there.
+        """
+        return (self.number - 1) * settings.agents_turns
+
+
+@dataclass(frozen=True, slots=True)
+class TurnContext:
+    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are
+    `<task>/<seat>/<step>.<n>`. `allowance` is what is left to the block that `caller` works for;
+    None: a seat's own turn.
+    """
+
+    context: SeatContext
+    gate: Gate
+    step: str = ""
+    caller: Caller = Caller()
+    allowance: Allowance | None = None
+
+    def calls(self, allowance: Allowance) -> BlockCalls:
+        """Return the turn's way to the gate."""
+        context, gate = self.context, self.gate
+        prefix = f"{context.task_id}/{context.seat}/{self.step}"
+        return BlockCalls(
+            lambda call: gate.call(context, call), prefix, context.deadline, allowance
+        )
+
+
+@dataclass(slots=True)
+class Block:
+    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their
+    tools, agent by agent.
+    """
+
+    at: TurnContext
+    allowance: Allowance
+    started: int = 0
+    results: list[ToolResult] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """How a block ended, with the results of its calls, those of its sub-agents included."""
+
+    run: BlockRun
+    results: tuple[ToolResult, ...]
+    operations: tuple[Operation, ...]
+    arguments: tuple[Mapping[str, Any], ...]
+    """Those of `results`; none are known of sub-agents' calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with
+    its arguments in a block.
+    """
+
+    run_code: RunCode
+    settings: RunnerSettings
+    agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
+
+    async def run(self, code: str, at: TurnContext) -> Coded:
+        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
+        model raise.
+        """
+        context = at.context
+        allowance = at.allowance or Allowance(
+            self.settings.tool_calls, self.settings.agents_fan_out
+        )
+        calls, block = at.calls(allowance), Block(at, allowance)
+
+        async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            return await (
+                self.agents(self, block, arguments)
+                if name == AGENTS_RUN
+                else calls(name, arguments)
+            )
+
+        asked = CodeBlock(
+            code=code,
+            tools=signatures(at.gate.list_tools(context.tenant, context.grant)),
+            deadline=context.deadline,
+            tenant=context.tenant,
+            agents=at.caller.depth < self.settings.agents_depth,
+            full=is_granted(context.grant, _READS),
+            depth=at.caller.depth,
+        )
+        with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
+            ran = await self.run_code(asked, context.workspace, ask)
+            span.set({"moothall.status": ran.status, "moothall.tier": ran.tier})
+        if calls.exhausted and ran.status is ToolStatus.ERROR:
+            ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
+        own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
+        arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
+        results = (*calls.results, *block.results)
+        return Coded(ran, results, (own, *calls.operations, *block.operations), tuple(arguments))
+
+
+def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
+    """Return each tool with the names of its arguments in order."""
+    return {spec.name: spec.argument_names for spec in specs}

@@ -1,0 +1,264 @@
+"""A seat's conversation with the model: what it is told, what it says, and how it is asked
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Literal
+
+from moothall.config import LlmSettings
+from moothall.deliberation.function import Function
+from moothall.deliberation.prompts.reply import (
+    MAX_STRING,
+    Turn,
+    document_schema,
+    read_document,
+    read_turn,
+    turn_schema,
+)
+from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
+from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.recorded_model import RecordedModel
+from moothall.domain.chat import ChatReply, ChatRequest, Message, ReplyMode
+from moothall.domain.ids import seed_of
+from moothall.domain.task import DocumentKind
+from moothall.errors import ContextOverflow, DeadlineExceeded
+from moothall.tools.catalogue import ToolSpec
+
+Ending = Literal["may", "must", "not"]
+"""Whether a turn may be the last one."""
+
+_ROOMY_WINDOW = 16_000
+"""Tokens of a window from which on the strings of a reply have no limit of their own."""
+_KEPT = 2
+_SHRINK = 0.6
+"""The part of a conversation that is kept when the server refuses it as too long."""
+_MESSAGE_TOKENS = 8  # what a chat template adds to each message
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the model said, what came back, and the same in a line."""
+
+    said: str
+    came: str
+    brief: str
+
+    @property
+    def messages(self) -> tuple[Message, Message]:
+        """As the model sees it."""
+        return (Message("assistant", self.said or "(nothing)"), Message("user", self.came))
+
+
+def window(
+    head: tuple[Message, ...], exchanges: Sequence[Exchange], budget: int
+) -> tuple[Message, ...]:
+    """Return the conversation within about `budget` tokens.
+
+    `head` (the task) always stays, and so do the last two turns. The oldest results shrink to a
+    line first,
+    then the oldest turns go; where even that is too much, long messages of the last turns are cut.
+    """
+    kept = list(exchanges)
+    for index in range(max(len(kept) - _KEPT, 0)):
+        if _size(head, kept) <= budget:
+            break
+        kept[index] = replace(kept[index], came=f"({kept[index].brief}; the details were left out)")
+    while len(kept) > _KEPT and _size(head, kept) > budget:
+        kept.pop(0)
+    if kept and _size(head, kept) > budget:
+        room = max(budget - _size(head, ()), 200) / (2 * len(kept)) * CHARS_PER_TOKEN
+        kept = [
+            replace(item, said=clip(item.said, int(room)), came=clip(item.came, int(room)))
+            for item in kept
+        ]
+    return (*head, *(message for item in kept for message in item.messages))
+
+
+def _size(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int:
+    messages = (*head, *(message for item in exchanges for message in item.messages))
+    return sum(tokens(message.content) + _MESSAGE_TOKENS for message in messages)
+
+
+_WARMER, _WARMEST = (
+    0.4,
+    1.0,
+)  # an attempt's temperature over the one before, and the highest that this comes to
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way
+    in which it asks for a function.
+    """
+
+    mode: ReplyMode
+    temperature: float
+    seed: int
+    way: int = 0
+
+    def anew(self, attempt: int) -> Voice:
+        """Return the voice of an attempt: from the second on another seed and way, and a little
+        warmer.
+        """
+        if attempt == 1:
+            return self
+        warmer = round(min(self.temperature + _WARMER * (attempt - 1), _WARMEST), 3)
+        seed = seed_of(self.seed, attempt)
+        return replace(
+            self, temperature=max(self.temperature, warmer), seed=seed, way=self.way + attempt - 1
+        )
+
+
+class Conversation:
+    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for.
+    `function`: it is
+    about this one function, without tools. `document`: its answer is such a document.
+    """
+
+    def __init__(
+        self,
+        task_id: str,
+        seat: str,
+        head: tuple[Message, ...],
+        voice: Voice,
+        *,
+        model: RecordedModel,
+        llm: LlmSettings,
+        specs: Sequence[ToolSpec] = (),
+        python: bool = False,
+        function: Function | None = None,
+        document: DocumentKind = "",
+    ) -> None:
+        self._task_id = task_id
+        self.seat = seat
+        self._head = head
+        self._voice = voice
+        self.model = model
+        self.llm = llm
+        self._specs = tuple(specs)
+        self._python = python
+        self.function = function
+        self._document = document
+        self._attempt = 1
+        self._window = llm.context_tokens
+        self.exchanges: list[Exchange] = []
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt; from the second on nothing is left of what was said."""
+        self._attempt = attempt
+        if attempt > 1:
+            self.exchanges.clear()
+
+    def add(self, said: str, came: str, brief: str) -> None:
+        """Note what was said, what came of it, and the same in a line."""
+        self.exchanges.append(Exchange(said, came, brief))
+
+    def tell(self, text: str) -> None:
+        """Add something to what the model hears next, as before a revision."""
+        if self.exchanges:
+            last = self.exchanges[-1]
+            self.exchanges[-1] = Exchange(last.said, f"{last.came}\n\n{text}".strip(), last.brief)
+
+    @property
+    def _max_string(self) -> int | None:
+        """The most characters of a string in a schema: few for the local model and small windows,
+        no limit for others.
+        """
+        small = self.llm.base_url is None or self._window < _ROOMY_WINDOW
+        return MAX_STRING if small else None
+
+    async def ask(
+        self,
+        step: str,
+        deadline: datetime,
+        *,
+        ending: Ending = "may",
+        without: frozenset[str] = frozenset(),
+        runs_python: bool = False,
+    ) -> tuple[Turn | str, str]:
+        """Return the turn, or what to tell the model about a reply that is none; and the reply's
+        text. `step` is <phase>/<round>.<turn>; tools in `without` are not offered this time, and
+        none where it must be the last.
+        """
+        if datetime.now(UTC) >= deadline:
+            raise DeadlineExceeded("the seat's time is over")
+        voice = self._voice.anew(self._attempt)
+        function = self.function
+        specs = tuple(spec for spec in self._specs if spec.name not in without) or self._specs
+        most = min(self.llm.max_tokens, self.llm.context_tokens // 3)
+        if function:  # a small model that repeats itself would go on to the end
+            most = min(most, max(self.llm.function_tokens, function.file_tokens))
+        way = function and (function.whole if self.exchanges else function.way(voice.way))
+        head = way.head if way else self._head
+        call_id = f"{self._task_id}/{self.seat}/{step}"
+        told = "\n\n".join(self.model.words_for(call_id))
+        schema, is_document = None, bool(self._document) and voice.mode == "json"
+        if is_document:
+            schema = document_schema(self._document, self._max_string)
+        elif voice.mode == "json" and not function:
+            schema = turn_schema(
+                () if ending == "must" else specs,
+                may_finish=ending != "not",
+                python=self._python,
+                max_string=self._max_string,
+            )
+        request = ChatRequest(
+            call_id=call_id,
+            messages=(),
+            max_tokens=most,
+            deadline=deadline,
+            schema=schema,
+            temperature=voice.temperature,
+            seed=seed_of(voice.seed, f"{self.seat}/{step}"),
+        )
+        reply = await self._ask_within(request, head, told)
+        try:
+            if function and way:
+                said = function.read(reply, way)
+            else:
+                last = ending == "must" or not self._specs
+                said = (
+                    read_document(reply)
+                    if is_document
+                    else read_turn(reply, voice.mode, self._specs, last=last)
+                )
+        except MalformedReplyError as error:
+            return str(error), reply.text
+        if said.python is not None and not runs_python:
+            return "Python is not available here: use actions, or finish.", reply.text
+        return said, reply.text
+
+    async def _ask_within(
+        self, request: ChatRequest, head: tuple[Message, ...], told: str
+    ) -> ChatReply:
+        """Ask with as much of the conversation as fits. A server whose window is smaller than
+        assumed refuses it: then less is sent.
+
+        Raises `ContextOverflow` if even the shortest form is refused, and what the model raises.
+        """
+        budget = self._window - request.max_tokens - (tokens(told) if told else 0)
+        while True:
+            messages = window(head, self.exchanges, budget)
+            # at the end of what it hears, each time: what comes before stays as the server has
+            # cached it
+            if told:
+                messages = (
+                    *messages[:-1],
+                    replace(messages[-1], content=f"{messages[-1].content}\n\n{told}".strip()),
+                )
+            try:
+                return await self.model.ask(replace(request, messages=messages))
+            except ContextOverflow as overflow:
+                sent = _size(messages, ())
+                if overflow.window:
+                    self._window = min(self._window, overflow.window)
+                    request = replace(
+                        request, max_tokens=min(request.max_tokens, max(self._window // 4, 256))
+                    )
+                budget = min(self._window - request.max_tokens, int(sent * _SHRINK))
+                if window(head, self.exchanges, budget) == window(head, self.exchanges, sent):
+                    raise

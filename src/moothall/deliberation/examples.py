@@ -1,0 +1,126 @@
+"""What the docstring of a function says that it returns: evidence beside the tests, where these are
+green and few.
+
+Only calls with literal arguments and literal values are read, and they are run in a box of the
+seat's own workspace. An author's examples may be wrong, so a function that breaks them is kept
+where no better one comes.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from moothall import telemetry
+from moothall.authorization.call_context import SeatContext
+from moothall.domain.code import CodeBlock
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import NotFound
+
+Example = tuple[str, str]
+"""A call, and the value that it returns, both as Python spells them."""
+
+_MOST, _LONG = 20, 500
+_IS = re.compile(r"\s*(?:#\s*)?(?:==+>?|=>|-+>|➞|=|[Rr]eturns|should return)\s*")
+_BEFORE = re.compile(r"^[\s#*>]*(?:for\s+)?")
+_CODE = """
+import ast, runpy, sys
+sys.path[:0] = [path.rpartition("/")[0] or ".", "."]
+names = runpy.run_path(path)
+def holds(call, said):
+    try:
+        value, said = eval(call, names), ast.literal_eval(said)
+        return bool(value == said) or (isinstance(said, float) and abs(value - said) < 1e-6)
+    except Exception:
+        return False
+[holds(*example) for example in examples]
+"""
+
+
+def examples_of(text: str, name: str) -> tuple[Example, ...]:
+    """Return what the docstring of `name` in a Python file shows of it, at most 20; nothing where
+    the file cannot be read.
+    """
+    try:
+        nodes = [
+            node
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef) and node.name == name
+        ]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    said = (ast.get_docstring(nodes[0]) or "") if len(nodes) == 1 else ""
+    found = dict.fromkeys(
+        example
+        for example in _pairs(said, name)
+        if _is_call(example[0], name) and _is_literal(example[1])
+    )
+    return tuple(found)[:_MOST]
+
+
+def _pairs(said: str, name: str) -> Iterator[Example]:
+    try:
+        for shown in doctest.DocTestParser().get_examples(said):
+            yield shown.source.strip(), shown.want.strip()
+    except ValueError:
+        pass  # a prompt without its blank
+    for line in said.splitlines():
+        text = _BEFORE.sub("", line[:_LONG])
+        if text.startswith(f"{name}("):
+            for sign in _IS.finditer(text):
+                yield text[: sign.start()].strip(), text[sign.end() :].strip().rstrip(".")
+
+
+def _is_call(text: str, name: str) -> bool:
+    try:
+        call = ast.parse(text, mode="eval").body
+        if len(text) > _LONG or not (
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
+        ):
+            return False
+        return all(
+            _is_literal(ast.unparse(item))
+            for item in (*call.args, *(keyword.value for keyword in call.keywords))
+        )
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return False
+    return len(text) <= _LONG
+
+
+async def find_broken(
+    examples: Sequence[Example], path: str, context: SeatContext, seconds: float
+) -> tuple[Example, ...]:
+    """Return the examples that do not hold of the function in `path`, as the workspace has it; none
+    where they cannot be run.
+
+    Raises what the workspace raises.
+    """
+    if not examples:
+        return ()
+    block = CodeBlock(
+        _CODE,
+        {},
+        context.deadline,
+        context.tenant,
+        inputs={"path": path, "examples": [list(item) for item in examples]},
+        seconds=seconds,
+    )
+    with telemetry.span("examples", {"moothall.workspace": context.workspace_id}):
+        ran = await context.workspace.run_code(block, _refuse_tool)
+    held = ran.value if ran.status is ToolStatus.SUCCESS and isinstance(ran.value, list) else []
+    return tuple(example for example, holds in zip(examples, held, strict=False) if holds is False)
+
+
+async def _refuse_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    del arguments
+    raise NotFound(f"there is no tool {name[:40]!r} here")

@@ -1,0 +1,523 @@
+"""The replies of a model: their JSON schemas, and how they are read.
+
+json: one object, constrained by a schema where the server accepts one. blocks:
+`<tool>{json}</tool>`, `<python>…</python>`, `<finish>…</finish>` in free text. Both are read alike,
+with the spellings of `variants`, and give the same `Turn`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic_core import from_json
+
+from moothall.deliberation.prompts.variants import (
+    MAX_ACTIONS,
+    SHELL,
+    MalformedReplyError,
+    OfferedTools,
+    Parts,
+    decode,
+    find_values,
+    read_parts,
+    without_thinking,
+)
+from moothall.domain.chat import ChatReply, ReplyMode, ReplySchema
+from moothall.domain.codec import list_of
+from moothall.domain.ids import ROLES
+from moothall.domain.task import DocumentKind
+from moothall.domain.tool import Action
+from moothall.tools.catalogue import ToolSpec
+
+MAX_STRING = 2000
+"""Characters of a string in the schema of a small model: llama.cpp refuses a grammar that repeats a
+character more often.
+"""
+_SHORT_THOUGHT = 200
+"""Characters of a thought in the schema of a small model."""
+_THOUGHT = 4000
+"""Characters of a thought that are kept."""
+_APPROACH_WORDS = 3
+"""Characters of an input: a longer one is left out, as its beginning alone would be broken code."""
+_TASKS, _CRITERIA = 32, 60
+"""Of a document: a grammar is bounded, whatever the settings allow."""
+_RIGHT = {
+    "json": 'Right is, for example, {"thought": "look first", "actions": [{"tool": "files.read", '
+    '"args": {"path": "README.md"}}]} '
+    'or, at the end, {"thought": "done", "finish": "Added the function."}.',
+    "blocks": 'Right is, for example, <tool>{"name": "files.read", "args": {"path": '
+    '"README.md"}}</tool> '
+    "or, at the end, <finish>Added the function.</finish>.",
+}
+_ANSWER_BEGIN = re.compile(r'<(?P<tag>tool|python|finish)>|\{\s*"(?:thought|finish)"')
+_CLOSING = re.compile(r"</?[finsh]{0,6}\Z")
+_DOCUMENT_FIELDS = ("finish", "tasks", "title", "description", "criteria")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply: a thought and exactly one of actions, python, finish."""
+
+    thought: str = ""
+    actions: tuple[Action, ...] = ()
+    python: str | None = None
+    finish: str | None = None
+
+
+def turn_schema(
+    specs: Sequence[ToolSpec],
+    *,
+    may_finish: bool = True,
+    python: bool = False,
+    max_string: int | None = MAX_STRING,
+) -> ReplySchema:
+    """Return the schema of a turn with these tools; without tools only finish is left.
+
+    `python`: a block of it is a turn too. `max_string`: the most characters of a string; None for
+    no limit.
+    """
+    return _turn_schema(tuple(specs), may_finish=may_finish, python=python, max_string=max_string)
+
+
+@lru_cache(maxsize=64)  # the same for every turn of every seat, and large
+def _turn_schema(
+    specs: tuple[ToolSpec, ...], *, may_finish: bool, python: bool, max_string: int | None
+) -> ReplySchema:
+    """As above.
+
+    The alternatives are closed objects told apart by `const`: what both grammar compilers
+    (llama.cpp's and vLLM's) turn into small grammars.
+    """
+    thought = {"type": "string", "maxLength": _SHORT_THOUGHT}
+    text = {"type": "string", "minLength": 1, "maxLength": max_string}
+    ways = []
+    if specs:
+        action = {
+            "anyOf": [
+                closed_object(tool={"const": spec.name}, args=spec.schema(max_string))
+                for spec in specs
+            ]
+        }
+        actions = {"type": "array", "items": action, "minItems": 1, "maxItems": MAX_ACTIONS}
+        ways.append(closed_object(thought=thought, actions=actions))
+    if specs and python:
+        ways.append(closed_object(thought=thought, python=text))
+    if may_finish or not specs:
+        ways.append(closed_object(thought=thought, finish=text))
+    schema = ways[0] if len(ways) == 1 else {"anyOf": ways}
+    return ReplySchema("turn", schema if max_string is not None else _without_max_length(schema))
+
+
+@lru_cache(maxsize=4)
+def document_schema(kind: DocumentKind, max_string: int | None = MAX_STRING) -> ReplySchema:
+    """Return the schema of a document: `plan` for the tasks of a story, `coach` for a story.
+    `max_string` as in `turn_schema`.
+    """
+    text = {"type": "string", "minLength": 1, "maxLength": max_string}
+    if kind == "coach":
+        criteria = {
+            "type": "array",
+            "items": {"type": "string", "minLength": 1, "maxLength": 400},
+            "maxItems": _CRITERIA,
+        }
+        schema = closed_object(
+            title={"type": "string", "maxLength": 200}, description=text, criteria=criteria
+        )
+    else:
+        name = {"type": "string", "minLength": 1, "maxLength": 64}
+        task = closed_object(
+            id=name,
+            role={"enum": list(ROLES)},
+            description=text,
+            criteria={
+                "type": "array",
+                "items": {"enum": list(range(1, _CRITERIA + 1))},
+                "maxItems": _CRITERIA,
+            },
+            after={"type": "array", "items": name, "maxItems": _TASKS},
+        )
+        schema = closed_object(
+            tasks={"type": "array", "items": task, "minItems": 1, "maxItems": _TASKS}
+        )
+    return ReplySchema(
+        kind or "plan", schema if max_string is not None else _without_max_length(schema)
+    )
+
+
+def _without_max_length(schema: Any) -> Any:
+    """Return a schema without limits on strings. A property may be called maxLength: it has a
+    schema, and no number.
+    """
+    if isinstance(schema, Mapping):
+        kept = {
+            key: value
+            for key, value in schema.items()
+            if key != "maxLength" or isinstance(value, Mapping)
+        }
+        return {key: _without_max_length(value) for key, value in kept.items()}
+    return [_without_max_length(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def approaches_schema(count: int) -> ReplySchema:
+    """Return the schema of a list of `count` approaches of a dozen words each."""
+    items = {
+        "type": "array",
+        "items": {"type": "string", "minLength": 3, "maxLength": 90},
+        "minItems": count,
+        "maxItems": count,
+    }
+    return ReplySchema("approaches", closed_object(approaches=items))
+
+
+@lru_cache(maxsize=64)
+def review_schema(criteria: int) -> ReplySchema:
+    """Return the schema of a review against `criteria` numbered criteria. The score comes last,
+    after its reasons.
+    """
+    number = {"enum": list(range(1, criteria + 1))}
+    quote = {"type": "string", "minLength": 1, "maxLength": 120}
+    met = {
+        "type": "array",
+        "items": closed_object(criterion=number, quote=quote),
+        "maxItems": criteria,
+    }
+    unmet = {"type": "array", "items": number, "maxItems": criteria}
+    comment = {"type": "string", "maxLength": 300}
+    return ReplySchema(
+        "review",
+        closed_object(comment=comment, met=met, unmet=unmet, score={"enum": list(range(11))}),
+    )
+
+
+def claim_schema() -> ReplySchema:
+    """Return the schema of what a reader says of tests that are to show that a task is already
+    done.
+    """
+    return ReplySchema(
+        "claim", closed_object(why={"type": "string", "maxLength": 300}, done={"type": "boolean"})
+    )
+
+
+def numbered_schema(field: str, most: int) -> ReplySchema:
+    """Return the schema of a list of at most `most` numbered tests, each with a reason, under a
+    field.
+    """
+    item = closed_object(
+        test={"type": "integer", "minimum": 1}, why={"type": "string", "maxLength": 300}
+    )
+    return ReplySchema(
+        field, closed_object(**{field: {"type": "array", "items": item, "maxItems": most}})
+    )
+
+
+def contradiction_schema() -> ReplySchema:
+    """Return the schema of the answer whether tests contradict a task. The reason comes before the
+    verdict.
+    """
+    return ReplySchema(
+        "contradiction",
+        closed_object(why={"type": "string", "maxLength": 300}, contradicts={"type": "boolean"}),
+    )
+
+
+def closed_object(**fields: Any) -> dict[str, Any]:
+    """Return the schema of an object with just these fields."""
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def read_turn(
+    reply: ChatReply, mode: ReplyMode, specs: Sequence[ToolSpec] = (), *, last: bool = False
+) -> Turn:
+    """Return the reply as a turn; raises `MalformedReplyError` saying what was wrong and what is
+    right.
+
+    `specs`: the tools that it may call. Beside actions a finish waits: they run first, and what
+    they change may fail.
+    `last`: no turn follows, so that the finish counts.
+    """
+    _require_whole(reply)
+    tools = OfferedTools(tuple(specs))
+    try:
+        return _turn(read_parts(reply.text, tools), mode, tools, last=last)
+    except MalformedReplyError as error:
+        raise MalformedReplyError(
+            f"Your reply could not be used: {error} {_RIGHT[mode]}"
+        ) from error
+
+
+def _turn(parts: Parts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
+    actions, finish = parts.actions, parts.finish[-1] if parts.finish else ""
+    if parts.commands and not (actions or finish or parts.python):
+        if not tools.has_shell:
+            raise MalformedReplyError(
+                "it holds a block of shell commands, and there is no shell here: use the tools."
+            )
+        actions = [Action(SHELL, {"command": command}) for command in parts.commands]
+    if len(actions) > MAX_ACTIONS:
+        raise MalformedReplyError(
+            f"it has {len(actions)} tool calls, and at most {MAX_ACTIONS} are allowed."
+        )
+    if parts.python and actions:
+        kind = "actions" if mode == "json" else "tool"
+        raise MalformedReplyError(
+            f"it holds {kind} and python; exactly one kind is allowed in a reply."
+        )
+    if len(parts.python) > 1:
+        raise MalformedReplyError(
+            f"it holds {len(parts.python)} blocks of python, and one is allowed."
+        )
+    if finish and (last or not (actions or parts.python)):
+        return Turn(parts.thought[:_THOUGHT], finish=finish)
+    thought = " ".join(filter(None, (parts.thought, finish)))[:_THOUGHT]
+    if actions:
+        return Turn(thought, tuple(actions))
+    if parts.python:
+        return Turn(thought, python=parts.python[0])
+    raise _nothing_usable(parts, mode)
+
+
+def _nothing_usable(parts: Parts, mode: ReplyMode) -> MalformedReplyError:
+    if parts.broken is not None:
+        return parts.broken
+    if mode == "json" and not parts.objects:
+        return MalformedReplyError("there is no JSON object in it.")
+    known = "actions, finish" if mode == "json" else "<tool>, <finish>"
+    fields = f" It has the unknown field {parts.fields[0][:40]!r}." if parts.fields else ""
+    return MalformedReplyError(f"it holds none of {known}; exactly one is needed.{fields}")
+
+
+def read_document(reply: ChatReply) -> Turn:
+    """Read a document, or a turn that finishes with one, as a turn that finishes with it.
+
+    Raises `MalformedReplyError` saying what was wrong and what is right.
+    """
+    _require_whole(reply)
+    try:
+        data = find_object(reply.text, *_DOCUMENT_FIELDS)
+        finish = data.get("finish", data)
+        if not isinstance(finish, Mapping):
+            return _turn(read_parts(reply.text, OfferedTools()), "json", OfferedTools(), last=True)
+    except MalformedReplyError as error:
+        raise MalformedReplyError(
+            f"Your reply could not be used: {error} Right is the one JSON object that the task "
+            "asks for."
+        ) from error
+    return Turn(finish=json.dumps(finish, ensure_ascii=False))
+
+
+def answer_so_far(text: str) -> str:
+    """Return what a reply that is still being written has of its answer (finish), '' where that has
+    not begun.
+    """
+    text = without_thinking(text)
+    begin = _ANSWER_BEGIN.search(text)
+    if begin is None:
+        return ""
+    if begin.group("tag") is None:
+        answer = _begun_object(text[begin.start() :]).get("finish")
+        return answer.strip() if isinstance(answer, str) else ""
+    if begin.group("tag") != "finish":
+        return ""
+    answer, closed, _ = text[begin.end() :].partition("</finish>")
+    return (answer if closed else _CLOSING.sub("", answer)).strip()
+
+
+def _begun_object(text: str) -> Mapping[str, Any]:
+    """Return the object with which a text begins, as far as it goes."""
+    try:
+        value = from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        try:
+            value, _ = decode(text)
+        except MalformedReplyError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def whole_text(reply: ChatReply) -> str:
+    """Return a reply's text without the model's reasoning; raises `MalformedReplyError` where it
+    was cut off.
+    """
+    _require_whole(reply)
+    return without_thinking(reply.text)
+
+
+def read_approaches(reply: ChatReply, count: int) -> tuple[str, ...]:
+    """Return `count` distinct approaches; raises `MalformedReplyError`.
+
+    An approach is an idea in three words or more. A tool's name or a path is none: such a list, as
+    small
+    models give it, leads seats astray (one went on to edit the tests because its approach said so).
+    """
+    lines = (
+        " ".join(item.split())[:120]
+        for item in _find_list(reply, "approaches")
+        if isinstance(item, str) and len(item.split()) >= _APPROACH_WORDS and "/" not in item
+    )
+    distinct = list({line.casefold(): line for line in lines}.values())
+    if len(distinct) < count:
+        raise MalformedReplyError(f"{len(distinct)} distinct approaches, and {count} are needed.")
+    return tuple(distinct[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReview:
+    """A review as the model spelled it: criteria by number from 1, with quotes for those that are
+    met. The score is its mean where the server tells how likely others were.
+    """
+
+    score: float
+    met: tuple[tuple[int, str], ...]
+    unmet: tuple[int, ...]
+    comment: str
+
+
+def read_review(reply: ChatReply, criteria: int) -> ReadReview:
+    """Return the review; raises `MalformedReplyError` where its score is no whole number from 0 to
+    10.
+    """
+    _require_whole(reply)
+    data = find_object(reply.text, "score")
+    score = data.get("score")
+    if isinstance(score, bool) or not isinstance(score, int) or not 0 <= score <= 10:  # noqa: PLR2004  # the scale
+        raise MalformedReplyError("the score is no whole number from 0 to 10.")
+    met = tuple(
+        (item["criterion"], item["quote"])
+        for item in list_of(data.get("met"))
+        if isinstance(item, dict)
+        and _is_numbered(item.get("criterion"), criteria)
+        and isinstance(item.get("quote"), str)
+    )
+    unmet = tuple(item for item in list_of(data.get("unmet")) if _is_numbered(item, criteria))
+    comment = data.get("comment")
+    return ReadReview(
+        _expected_score(reply, score),
+        met,
+        unmet,
+        comment[:1000] if isinstance(comment, str) else "",
+    )
+
+
+def _expected_score(reply: ChatReply, score: int) -> float:
+    """Return the mean of the scores that might have stood there. Where 10 is made of two tokens,
+    what is told of the second says how likely 1 was in its place; where it does not stand there,
+    the first alone is looked at.
+    """
+    if "".join(token[0][0] for token in reply.digits) != str(score):
+        return score
+    first, *rest = (dict(token) for token in reply.digits)
+    if rest:  # a token that is no number, and would have ended it, is the remainder
+        ten = first["1"] * min(1.0, rest[0].get("0", 0.0))
+        first |= {"1": first["1"] - ten, "10": ten}
+    likely = {int(number): chance for number, chance in first.items() if int(number) <= 10}  # noqa: PLR2004  # the scale
+    total = math.fsum(likely.values())
+    return (
+        math.fsum(number * chance for number, chance in likely.items()) / total if total else score
+    )
+
+
+def _is_numbered(value: Any, criteria: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= criteria
+
+
+def _require_whole(reply: ChatReply) -> None:
+    if reply.finish_reason == "length":
+        raise MalformedReplyError(
+            "Your reply was cut off because it was too long. Say less in one reply: fewer "
+            "actions, and a long file in parts "
+            "(files.write for the beginning, files.append for the rest)."
+        )
+
+
+def read_contradiction(reply: ChatReply) -> str:
+    """Return why tests contradict the task, '' if they do not; raises `MalformedReplyError` if the
+    reply does not say.
+    """
+    contradicts, reason = _read_verdict(reply, "contradicts")
+    return reason if contradicts else ""
+
+
+def read_numbered(reply: ChatReply, field: str, count: int) -> dict[int, str]:
+    """Return the numbers of the tests that a reply lists under a field, with the reasons; raises
+    `MalformedReplyError` if there is no list.
+    """
+    _require_whole(reply)
+    data = find_object(reply.text, field)
+    if not isinstance(data.get(field), list):
+        raise MalformedReplyError(f'"{field}" is no list.')
+    return {
+        item["test"]: " ".join(str(item.get("why") or "no reason is given").split())[:300]
+        for item in data[field]
+        if isinstance(item, dict) and _is_numbered(item.get("test"), count)
+    }
+
+
+def read_claim(reply: ChatReply) -> str:
+    """Return why tests do not show that the task is done, '' if they do; raises
+    `MalformedReplyError` if the reply does not say.
+    """
+    done, reason = _read_verdict(reply, "done")
+    return "" if done else f"its tests do not show that the task is done: {reason}"
+
+
+def _read_verdict(reply: ChatReply, field: str) -> tuple[bool, str]:
+    """Return what a reply says under a field, true or false, and its reason. Raise
+    `MalformedReplyError` if it says neither.
+    """
+    _require_whole(reply)
+    data = find_object(reply.text, field)
+    if not isinstance(data.get(field), bool):
+        raise MalformedReplyError(f'"{field}" is neither true nor false.')
+    why = data.get("why")
+    reason = " ".join(why.split())[:300] if isinstance(why, str) else ""
+    return data[field], reason or "no reason is given"
+
+
+def find_object(text: str, *fields: str) -> Mapping[str, Any]:
+    """Return the last object with one of these fields, also where another wraps it; else the last
+    object.
+
+    Objects before it are drafts and quotes: reasoning that the server did not separate, or an
+    example.
+    """
+    chosen: Mapping[str, Any] | None = None
+    other: Mapping[str, Any] | None = None
+    for value in find_values(text):
+        other = value
+        for candidate in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
+            if any(field in candidate for field in fields):
+                chosen = candidate
+                break
+    found = chosen if chosen is not None else other
+    if found is None:
+        raise MalformedReplyError("there is no JSON object in it.")
+    return found
+
+
+def _find_list(reply: ChatReply, field: str) -> Sequence[Any]:
+    """Return the list under a field, else the last list of texts that stands by itself."""
+    _require_whole(reply)
+    text = without_thinking(reply.text)
+    with suppress(MalformedReplyError):  # a list by itself is in no object
+        if isinstance(found := find_object(text, field).get(field), list):
+            return found
+    lists = [
+        value
+        for value in find_values(text, "[")
+        if value and all(isinstance(item, str) for item in value)
+    ]
+    if not lists:
+        raise MalformedReplyError(f"there is no list of {field}.")
+    return list_of(lists[-1])

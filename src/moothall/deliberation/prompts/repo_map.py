@@ -1,0 +1,155 @@
+"""A survey of the base: asked of a workspace, whose sandbox parses the code. What comes from there
+is hostile: bounded and typed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cachetools import LRUCache
+
+from moothall import telemetry
+from moothall.config import LimitSettings
+from moothall.domain.codec import list_of
+from moothall.domain.ids import digest
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolCall, ToolStatus
+from moothall.errors import MoothallError
+from moothall.ports import Workspaces
+from moothall.sandbox_runtime.syntax import language_of
+
+_SPANS, _TEXT_CHARS, _NAME_CHARS, _HOMES = 60, 8000, 300, 10
+_KEPT = 32
+_KNOWN_CHARS = 400_000
+_log = telemetry.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyOrder:
+    """What a survey leans towards: lines (path, number) and tests (path, name) whose code is
+    wanted, further paths and words, names whose home is looked for; and how long the map may be.
+    """
+
+    frames: tuple[tuple[str, int], ...] = ()
+    tests: tuple[tuple[str, str], ...] = ()
+    paths: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    map_chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a file from a line on: a function, mostly, with its qualified name."""
+
+    path: str
+    name: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The code round the wanted lines, files that define the wanted names, a map of files and
+    signatures, a function to show.
+    """
+
+    spans: tuple[Passage, ...] = ()
+    homes: tuple[str, ...] = ()
+    map: str = ""
+    example: Passage | None = None
+
+
+class Surveyor:
+    """Surveys bases; the last answers are kept. A base without code of a known language is not
+    looked at.
+    """
+
+    def __init__(self, workspaces: Workspaces, limits: LimitSettings) -> None:
+        self._workspaces = workspaces
+        self._limits = limits
+        self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)
+
+    async def survey(self, prepared: Prepared, order: SurveyOrder) -> Survey:
+        """Return the survey; an empty one, and a line in the log, where it failed: a council can do
+        without.
+        """
+        if not any(language_of(path) for path in prepared.files):
+            return Survey()
+        key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(order))
+        if key in self._kept:
+            return self._kept[key]
+        try:
+            found = await self._ask(prepared, order, key)
+        except MoothallError as error:
+            _log.warning(
+                "no survey of the repository",
+                repository=prepared.base.repository,
+                reason=error.message,
+            )
+            return Survey()
+        self._kept[key] = found
+        return found
+
+    async def _ask(self, prepared: Prepared, order: SurveyOrder, key: str) -> Survey:
+        limits = self._limits
+        wanted = asdict(order) | {
+            "files": limits.map_files,
+            "bytes": limits.map_bytes,
+            "known": _code_files(prepared),
+        }
+        deadline = datetime.now(UTC) + timedelta(seconds=limits.map_seconds)
+        async with self._workspaces.open(prepared, f"survey-{key[:12]}") as workspace:
+            result = await workspace.call(
+                ToolCall(f"survey-{key[:12]}", "files.survey", wanted, deadline)
+            )
+        if result.status is not ToolStatus.SUCCESS:
+            _log.warning(
+                "no survey of the repository",
+                repository=prepared.base.repository,
+                reason=f"{result.status}: {result.error[:300]}",
+            )
+            return Survey()
+        return read_survey(result.output, set(prepared.files), order.map_chars)
+
+
+def _code_files(prepared: Prepared) -> list[str]:
+    """Return the base's files of code, so that the products of its set-up are left out; none where
+    they are too many to be sent.
+    """
+    found = [path for path in prepared.files if language_of(path)]
+    return found if sum(map(len, found)) <= _KNOWN_CHARS else []
+
+
+def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> Survey:
+    """Return what a sandbox answered as a survey: what is not of the right shape is left out."""
+    spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
+    drawn = output.get("map")
+    return Survey(
+        spans=tuple(
+            span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None
+        ),
+        homes=tuple(
+            path for path in list_of(homes)[:_HOMES] if isinstance(path, str) and path in known
+        ),
+        map=drawn[:map_chars] if isinstance(drawn, str) else "",
+        example=_span(example, known),
+    )
+
+
+def _span(item: Any, known: set[str]) -> Passage | None:
+    if not isinstance(item, dict):
+        return None
+    path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
+    if not (
+        isinstance(path, str)
+        and path in known
+        and isinstance(name, str)
+        and isinstance(line, int)
+        and isinstance(text, str)
+    ):
+        return None
+    return Passage(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])

@@ -1,0 +1,224 @@
+"""What a seat with native tools reads of its calls and of the checks at submit: plain text, with
+numbers.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moothall.deliberation.local_checks import Standing, red_ids
+from moothall.deliberation.prompts.report import ignored_text, output_text
+from moothall.deliberation.prompts.text import clip
+from moothall.domain.evidence import RED, CheckRun
+from moothall.domain.repository import Prepared
+from moothall.domain.tool import ToolResult, ToolStatus
+
+_SHOWN_CASES, _NAMED_CASES = 3, 10
+_CASE_CHARS = 2_000
+_COMMAND_CHARS = 200
+CONFIRM = (
+    "Go on and fix this, or call submit again without a further change to hand it in as it is."
+)
+
+
+def result_text(result: ToolResult, most: int) -> str:
+    """Return what a call came to, within about `most` characters."""
+    if result.status is ToolStatus.SUCCESS:
+        return clip(_READERS.get(result.tool, output_text)(result.output), most)
+    if result.tool == "files.read" and isinstance(entries := result.output.get("entries"), list):
+        return clip(_folder(result.output, entries), most)
+    output = dict(result.output)
+    if isinstance(code := output.get("exit_code"), int) and code < 0:
+        del output["exit_code"]  # the error says why it was ended
+    rest = _READERS.get(result.tool, output_text)(output) if output else ""
+    return clip(f"{result.status}: {result.error}\n{rest}".rstrip("\n"), most)
+
+
+def _file(output: Mapping[str, Any]) -> str:
+    content, start, total = (
+        str(output.get("content", "")),
+        output.get("start"),
+        output.get("total_lines", "?"),
+    )
+    start = start if isinstance(start, int) else 1
+    lines = content.removesuffix("\n").split(
+        "\n"
+    )  # as grep and git count them: a form feed ends no line
+    if not content:
+        return f"{output.get('path', '')}: no such lines; the file has {total}"
+    numbered = [f"{number:>6}\t{line}" for number, line in enumerate(lines, start)]
+    return "\n".join(
+        [
+            f"{output.get('path', '')}, lines {start} to {start + len(lines) - 1} of {total}",
+            *numbered,
+        ]
+    )
+
+
+def _folder(output: Mapping[str, Any], entries: Sequence[Any]) -> str:
+    names = [_plain(name) for name in entries]
+    total = output.get("total", len(names))
+    left_out = f", the first {len(names)} are shown" if output.get("truncated") else ""
+    return "\n".join(
+        [f"{output.get('path', '')} is a folder with {total} entries{left_out}:", *names]
+    )
+
+
+def _shell(output: Mapping[str, Any]) -> str:
+    text, code = str(output.get("output", "")), output.get("exit_code")
+    ended = (
+        [f"ended by {_signal_name(-code)}" if code < 0 else f"exit code {code}"]
+        if isinstance(code, int)
+        else []
+    )
+    if folder := output.get("working_directory"):
+        ended.append(f"the working directory is now {_plain(folder)}")
+    if isinstance(left := output.get("ended_processes"), list) and left:
+        ended.append(f"background processes ended with the call: {', '.join(map(_plain, left))}")
+    known = {"output", "exit_code", "working_directory", "ended_processes"}
+    ended += [
+        str(value) if name == "note" else f"{name}: {value}"
+        for name, value in output.items()
+        if value and name not in known
+    ]
+    foot = f"[{'; '.join(ended)}]" if ended else ""
+    return "\n".join(filter(None, (text.rstrip("\n") or "(no output)", foot)))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"the signal {signal.Signals(number).name}"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _plain(value: object) -> str:
+    """Return a name that others gave on one line."""
+    return str(value) if str(value).isprintable() else repr(str(value))
+
+
+def _edited(output: Mapping[str, Any]) -> str:
+    return f"{output.get('path', '')}: {output.get('replaced', 0)} replaced"
+
+
+def _written(output: Mapping[str, Any]) -> str:
+    return f"{output.get('path', '')}: {output.get('bytes', 0)} bytes written"
+
+
+_READERS = {
+    "files.read": _file,
+    "code.shell": _shell,
+    "files.edit": _edited,
+    "files.write": _written,
+}
+
+
+def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
+    """Return the cases that fail now and did not before; a check without cases is one itself."""
+    if not run.cases:
+        failed_before = base is not None and base.verdict != "passed"
+        return [] if run.verdict == "passed" or failed_before else [run.check]
+    before = base.cases if base is not None else {}
+    return [case for case in red_ids(run) if before.get(case) not in RED]
+
+
+def is_clean(state: Standing, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
+    """Whether nothing speaks against a submission as far as the checks near it tell: no new
+    failure, nothing lost, and some test ran.
+    """
+    if state.lost or left_out:
+        return False
+    if any(
+        _known_cases(run, prepared) == 0
+        for name, run in state.runs.items()
+        if name in state.narrowed
+    ):
+        return False
+    if any(
+        run.status != "success" or new_failures(run, prepared.runs.get(name))
+        for name, run in state.runs.items()
+    ):
+        return False
+    return any(run.cases for run in state.runs.values()) or not any(
+        run.cases for run in prepared.runs.values()
+    )
+
+
+def submission_text(
+    state: Standing, prepared: Prepared, left_out: Mapping[str, str], most: int
+) -> str:
+    """Return what the checks near a submitted change showed, within about `most` characters."""
+    changed = ", ".join(state.patch.paths[:20]) if state.patch else ""
+    parts = [f"Changed files: {changed}"]
+    if left_out:
+        parts.append(ignored_text(left_out))
+    if not any(run.cases for run in state.runs.values()) and any(
+        run.cases for run in prepared.runs.values()
+    ):
+        parts.append("0 tests ran near your change: nothing shows that it works.")
+    share = most // (len(state.runs) + 1)
+    parts += [
+        _check_text(run, prepared, share, narrowed=name in state.narrowed)
+        for name, run in state.runs.items()
+    ]
+    parts += [_left_out_text(name, prepared) for name in state.narrowed if name not in state.runs]
+    if state.lost:
+        parts.append(f"Passed before your change and not after it: {_names(state.lost)}.")
+    return clip("\n\n".join(parts), most)
+
+
+def _known_cases(run: CheckRun, prepared: Prepared) -> int:
+    """Return how many of the tests that ran are the base's."""
+    base = prepared.runs.get(run.check)
+    return sum(case in base.cases for case in run.cases) if base is not None else 0
+
+
+def _left_out_text(check: str, prepared: Prepared) -> str:
+    return (
+        f"{check}: 0 of {len(prepared.runs[check].cases)} existing tests ran: none was found near "
+        "your change. Run those that matter."
+    )
+
+
+def _check_text(run: CheckRun, prepared: Prepared, most: int, *, narrowed: bool) -> str:
+    base = prepared.runs.get(run.check)
+    new = new_failures(run, base)
+    old = [case for case in red_ids(run) if case not in new]
+    passed = sum(outcome == "passed" for outcome in run.cases.values())
+    counted = f"{len(run.cases)} tests ran, {passed} passed" if run.cases else str(run.verdict)
+    lines = [f"{run.check}: {counted}, {run.duration_ms / 1000:.1f} s"]
+    if narrowed and base is not None:
+        known = _known_cases(run, prepared)
+        near = (
+            "those near your change"
+            if known
+            else "none was found near your change. Run those that matter"
+        )
+        lines.append(f"{known} of {len(base.cases)} existing tests ran: {near}.")
+    if argv := prepared.base.profile.checks.get(run.check):
+        lines.append(f"command of the whole check: {clip(shlex.join(argv), _COMMAND_CHARS)}")
+    if run.status != "success":
+        lines.append(f"stopped: {run.status}")
+    if old:
+        lines.append(
+            f"Failed before your change too, which does not count against you: {_names(old)}"
+        )
+    if new:
+        lines.append(f"New failures: {_names(new)}")
+        lines += [
+            f"{case}:\n{clip(run.details[case].strip(), _CASE_CHARS)}"
+            for case in new[:_SHOWN_CASES]
+            if run.details.get(case)
+        ]
+        if not any(run.details.get(case) for case in new):
+            lines.append(clip(run.output.strip(), _CASE_CHARS))
+    return clip("\n".join(lines), most)
+
+
+def _names(cases: Sequence[str]) -> str:
+    return ", ".join(cases[:_NAMED_CASES]) + (
+        f" and {len(cases) - _NAMED_CASES} more" if len(cases) > _NAMED_CASES else ""
+    )

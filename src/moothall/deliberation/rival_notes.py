@@ -1,0 +1,111 @@
+"""Descriptions of attempts: of rivals' answers before a revision, and notes for the seats of a
+second wave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+
+from moothall.deliberation.context import Assembly, Sitting
+from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.prompts.comparing import notes_prompt, rivals_text
+from moothall.deliberation.prompts.reply import whole_text
+from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
+from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.domain.proposal import SeatStatus
+from moothall.ranking.gates import counts, name_cases
+from moothall.ranking.syntax.diffs import file_diffs
+
+_SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
+_NOTES_TOKENS = 1_000
+
+
+def rivals_of(council: Assembly, sitting: Sitting) -> str:
+    """Return descriptions of the other answers for an author, without names, code or output of
+    tests.
+
+    Return '' if there are none, about text, and for seats that write one function: longer prompts
+    lead these astray.
+    """
+    if council.prepared is None or council.setup_of(sitting.seat).function is not None:
+        return ""
+    own = sitting.latest.proposal.diff
+    others = {
+        other.latest.proposal.diff: other
+        for other in council.proposers
+        if other.latest.proposal.diff != own
+    }
+    letters = {
+        other.seat: letter for other, letter in zip(others.values(), ascii_uppercase, strict=False)
+    }
+    names = {
+        **{seat: f"the tests of answer {letter}" for seat, letter in letters.items()},
+        sitting.seat: "your tests",
+    }
+    return rivals_text([_describe(other.latest, names) for other in others.values()])
+
+
+def _describe(judged: Judged, names: dict[str, str]) -> str:
+    """Describe an answer; `names` says whose tests are meant, by seat."""
+    proposal = judged.proposal
+    changed = ", ".join(
+        f"{part.path} (+{len(part.added)} -{len(part.removed)})"
+        for part in file_diffs(proposal.diff)
+    )
+    lines = [
+        f"Summary by its author: {clip(proposal.content.strip(), _SUMMARY_CHARS)}",
+        f"Changed files: {changed or 'none'}",
+        f"Evidence: {judged.visible.level.words}",
+    ]
+    found = judged.seen
+    lines += [f"{item.check}: {item.verdict}{counts(item)}" for item in found.evidence]
+    if found.regressions:
+        lines.append(f"Passed before and not any more: {name_cases(found.regressions)}")
+    for author, passed in {run.author: run.passed for run in judged.cross}.items():
+        lines.append(
+            f"{'Passes' if passed else 'Fails'} {names.get(author, 'the tests of another answer')}."
+        )
+    return "\n".join(lines)
+
+
+async def distil_notes(council: Assembly, round_: int) -> str:
+    """Return a model's notes on the first wave, or descriptions of its answers if it writes
+    none.
+    """
+    setup = council.setup_of("-")
+    room = int(setup.llm.context_tokens * CHARS_PER_TOKEN / 5)
+    shown: dict[str, str] = {}
+    for item in council.judged:
+        text = _describe(item, {})
+        patch = clip(
+            readable_diff(item.proposal.diff),
+            max(room // max(len(council.judged), 1) - len(text), 0),
+        )
+        shown.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
+    attempts = list(shown.values()) + _failures(council.sittings)
+    reply = await council.ask(
+        f"-/plan/{round_}.notes",
+        notes_prompt(setup.judge_system, setup.shared, attempts),
+        None,
+        _NOTES_TOKENS,
+        deadline=council.work_until,
+        temperature=0.0,
+    )
+    try:
+        notes = whole_text(reply).strip() if reply is not None else ""
+    except MalformedReplyError:
+        notes = ""
+    outline = [_describe(item, {}) for item in council.judged]
+    return clip(notes or "\n\n".join([*outline, *_failures(council.sittings)]), _NOTES_CHARS)
+
+
+def _failures(sittings: Sequence[Sitting]) -> list[str]:
+    failed = [
+        sitting
+        for sitting in sittings
+        if not sitting.judged and sitting.status is SeatStatus.FAILED
+    ]
+    return [
+        f"Ended without an answer: {clip(sitting.message, _SUMMARY_CHARS)}" for sitting in failed
+    ]

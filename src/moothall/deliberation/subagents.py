@@ -1,0 +1,162 @@
+"""`agents.run`: agents that a block of Python starts, in the same workspace, with no more than its
+seat may and has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.grants import intersection
+from moothall.authorization.tokens import narrow
+from moothall.concurrency import seconds_until
+from moothall.config import LimitSettings, LlmSettings, RunnerSettings
+from moothall.deliberation.agent import AgentLoop
+from moothall.deliberation.attempt_state import Course, MalformedReplies
+from moothall.deliberation.code_blocks import Block, Coding, TurnContext
+from moothall.deliberation.conversation import Conversation, Voice
+from moothall.deliberation.local_checks import Workplace
+from moothall.deliberation.prompts import prompts
+from moothall.deliberation.recorded_model import RecordedModel
+from moothall.domain.code import AGENTS_RUN
+from moothall.domain.tool import Grant, ToolResult, ToolStatus
+from moothall.errors import BudgetExceeded, DeadlineExceeded, MoothallError
+
+_PROMPT_CHARS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgents:
+    """Starts the sub-agents of one seat's blocks; they speak to the model as it does."""
+
+    model: RecordedModel
+    llm: LlmSettings
+    limits: LimitSettings
+    voice: Voice
+
+    async def run(self, coding: Coding, block: Block, arguments: Mapping[str, Any]) -> ToolResult:
+        """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
+        order. `tools` narrows what they may call. Raises what the model raises when it is gone.
+        """
+        settings, at = coding.settings, block.at
+        given, tools = arguments.get("prompts"), arguments.get("tools")
+        if (
+            not isinstance(given, list)
+            or not given
+            or not all(isinstance(item, str) and item.strip() for item in given)
+        ):
+            return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
+        if tools is not None and not (
+            isinstance(tools, list) and all(isinstance(item, str) for item in tools)
+        ):
+            return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
+        if at.caller.depth >= settings.agents_depth:
+            return _refuse(
+                ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
+            )
+        if (
+            len(given) > block.allowance.agents
+            or block.started + len(given) > settings.agents_fan_out
+        ):
+            left = min(block.allowance.agents, settings.agents_fan_out - block.started)
+            return _refuse(
+                ToolStatus.BUDGET_EXCEEDED,
+                f"{len(given)} agents were asked for, and {left} are left to this block",
+            )
+        block.allowance.agents -= len(given)
+        first, block.started = block.started + 1, block.started + len(given)
+        place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
+        slots = asyncio.Semaphore(settings.agents_at_once)
+        agents = [
+            self._agent(
+                coding, replace(place, caller=at.caller.child(first + index, settings)), prompt
+            )
+            for index, prompt in enumerate(given)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for number, agent in enumerate(agents, first):
+                group.create_task(agent.work(slots), name=f"agent {number}")
+        for agent in agents:
+            block.results += agent.agent.results
+            block.operations += agent.agent.operations
+        for number, agent in enumerate(agents, 1):
+            if agent.failed is not None:
+                if not isinstance(agent.failed, BudgetExceeded | DeadlineExceeded):
+                    raise agent.failed
+                status = (
+                    ToolStatus.TIMEOUT
+                    if isinstance(agent.failed, DeadlineExceeded)
+                    else ToolStatus.BUDGET_EXCEEDED
+                )
+                return _refuse(status, f"agent {number} of {len(agents)}: {agent.failed.message}")
+        return ToolResult(
+            "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
+        )
+
+    def _agent(self, coding: Coding, place: TurnContext, prompt: str) -> SubAgent:
+        context, depth = place.context, place.caller.depth
+        specs = place.gate.list_tools(context.tenant, context.grant)
+        talk = Conversation(
+            context.task_id,
+            context.seat,
+            prompts.sub_agent_prompt(specs, self.voice.mode, prompt[:_PROMPT_CHARS]),
+            self.voice,
+            model=self.model,
+            llm=self.llm,
+            specs=specs,
+            python=depth < coding.settings.agents_depth,
+        )
+        return SubAgent(AgentLoop(talk, self.limits, coding, asked=True), place, coding.settings)
+
+
+@dataclass(slots=True)
+class SubAgent:
+    """One of them. `failed` is what ended it otherwise than by an answer."""
+
+    agent: AgentLoop
+    place: TurnContext
+    settings: RunnerSettings
+    answer: str = ""
+    failed: MoothallError | None = None
+
+    async def work(self, slots: asyncio.Semaphore) -> None:
+        """Work on the prompt until it finishes, goes in circles or has no turns left; never raises
+        a `MoothallError`.
+        """
+        # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are
+        # numbered with it.
+        phase, _, turn = self.place.step.partition("/")
+        where, before = (
+            f"{phase}/{'.'.join(turn.split('.')[:2])}",
+            self.place.caller.turns_before(self.settings),
+        )
+        course = Course(where, self.place.context.deadline, Workplace(self.place), before=before)
+        async with slots:
+            try:
+                await self.agent.run(course, range(1, self.settings.agents_turns + 1))
+            except MalformedReplies as error:
+                course.circle = error.message
+            except MoothallError as error:
+                self.failed = error
+        self.answer = (
+            course.summary or f"(no answer: {course.circle or 'the agent used all its turns'})"
+        )
+
+
+def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
+    """Return the seat with these of its tools alone; None: all that it has."""
+    if tools is None:
+        return context
+    token = (
+        narrow(context.token, seconds=max(seconds_until(context.deadline), 1.0), tools=tools)
+        if context.token
+        else ""
+    )
+    return replace(context, grant=intersection(context.grant, Grant(tuple(tools))), token=token)
+
+
+def _refuse(status: ToolStatus, reason: str) -> ToolResult:
+    return ToolResult("", AGENTS_RUN, status, error=reason)

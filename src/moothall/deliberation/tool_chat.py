@@ -1,0 +1,218 @@
+"""A seat's conversation with a model that calls tools natively: its messages, and their compaction
+before the window is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from moothall.config import LlmSettings
+from moothall.deliberation.prompts.text import clip, tokens
+from moothall.deliberation.recorded_model import RecordedModel
+from moothall.domain.chat import ChatReply, ChatRequest, FunctionTool, Message
+from moothall.domain.ids import seed_of
+from moothall.errors import ContextOverflow, DeadlineExceeded
+
+_FULL = 0.7
+"""The share of the window after which the conversation is compacted."""
+_KEPT = 2
+"""Turns that stay as they are when the ones before become notes."""
+_KEPT_CHARS, _LEAST_CHARS = 8_000, 1_000
+_NOTES_CHARS = 16_000
+_OUTLINED, _OUTLINE_CHARS = 40, 160
+_ASK_FOR_NOTES = """The conversation is nearly as long as your context window. It is replaced by notes that you write now; only the task, \
+the notes and the last turns stay. Reply with the notes alone, and call no tool. Write what someone who goes on with the work needs: \
+what you found (files, functions, lines), what you changed and why, the commands that run the tests and what they showed, what you tried \
+that failed, and what is left to do."""  # noqa: E501 - a line of embedded text
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A reply of the model, and the messages that answer it: one for each call, or one to a reply
+    without calls.
+    """
+
+    reply: Message
+    answers: tuple[Message, ...]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """In the order of the conversation."""
+        return (self.reply, *self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatState:
+    """How far a conversation has come."""
+
+    head: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    notes: str
+    size: int
+    steered: int
+
+
+class ToolChat:
+    """One seat's conversation. `head` is the system message and the task; both stay for ever."""
+
+    def __init__(
+        self,
+        task_id: str,
+        seat: str,
+        head: tuple[Message, ...],
+        *,
+        model: RecordedModel,
+        llm: LlmSettings,
+        tools: Sequence[FunctionTool],
+        temperature: float,
+        seed: int,
+    ) -> None:
+        self.seat = seat
+        self.model = model
+        self.llm = llm
+        self.turns: list[Turn] = []
+        self._task_id = task_id
+        self._head = head
+        self._tools = tuple(tools)
+        self._temperature = temperature
+        self._seed = seed
+        self._notes = ""
+        self._size = 0
+        self._steered = 0
+
+    async def ask(self, step: str, deadline: datetime) -> ChatReply:
+        """Return the reply to the conversation so far; compact it first where it fills the window.
+
+        Raises what the model raises: `ContextOverflow` where even the task and the last turns are
+        too long.
+        """
+        if datetime.now(UTC) >= deadline:
+            raise DeadlineExceeded("the seat's time is over")
+        self._hear(step)
+        if self._size > self.llm.context_tokens * _FULL and len(self.turns) > _KEPT:
+            await self._compact(step, deadline, _KEPT_CHARS)
+        try:
+            reply = await self._call(step, self._messages(), deadline)
+        except ContextOverflow as error:
+            if error.window:
+                longest = min(self.llm.max_tokens, error.window // 4)
+                self.llm = self.llm.model_copy(
+                    update={"context_tokens": error.window, "max_tokens": longest}
+                )
+            await self._compact(step, deadline, _LEAST_CHARS)
+            reply = await self._call(step, self._messages(), deadline)
+        self._size = reply.usage.prompt_tokens + reply.usage.completion_tokens
+        return reply
+
+    def add(self, reply: ChatReply, answers: Sequence[Message]) -> None:
+        """Add a reply and what answers it."""
+        said = Message(
+            "assistant",
+            reply.text or ("" if reply.calls else "(empty reply)"),
+            reply.calls,
+            reasoning=reply.reasoning,
+        )
+        self.turns.append(Turn(said, tuple(answers)))
+        self._size += sum(tokens(answer.content) for answer in answers)
+
+    def state(self) -> ChatState:
+        """Return how far it has come, for `back_to`."""
+        return ChatState(self._head, tuple(self.turns), self._notes, self._size, self._steered)
+
+    def back_to(self, state: ChatState) -> None:
+        """Forget what came after `state`, compactions included."""
+        self._head, self.turns, self._notes = state.head, list(state.turns), state.notes
+        self._size, self._steered = state.size, state.steered
+
+    def tell(self, text: str) -> None:
+        """Add to what the model reads next. It joins the last message: some servers refuse two
+        messages of one side in a row.
+        """
+        if not self.turns:
+            self._head = (*self._head[:-1], _extended(self._head[-1], text))
+            return
+        last = self.turns[-1]
+        self.turns[-1] = Turn(last.reply, (*last.answers[:-1], _extended(last.answers[-1], text)))
+        self._size += tokens(text)
+
+    def _hear(self, step: str) -> None:
+        """Add what people have said to the council since the last call."""
+        heard = self.model.words_for(self._call_id(step))
+        for text in heard[self._steered :]:
+            self.tell(text)
+        self._steered = max(self._steered, len(heard))
+
+    def _messages(self) -> tuple[Message, ...]:
+        head = self._head
+        if self._notes:
+            head = (
+                *head[:-1],
+                _extended(head[-1], f"Your notes on the work so far:\n{self._notes}"),
+            )
+        return (*head, *(message for turn in self.turns for message in turn.messages))
+
+    async def _call(
+        self, step: str, messages: tuple[Message, ...], deadline: datetime
+    ) -> ChatReply:
+        return await self.model.ask(
+            ChatRequest(
+                call_id=self._call_id(step),
+                messages=messages,
+                max_tokens=self.llm.max_tokens,
+                deadline=deadline,
+                temperature=self._temperature,
+                seed=seed_of(self._seed, f"{self.seat}/{step}"),
+                tools=self._tools,
+            )
+        )
+
+    def _call_id(self, step: str) -> str:
+        return f"{self._task_id}/{self.seat}/{step}"
+
+    async def _compact(self, step: str, deadline: datetime, kept_chars: int) -> None:
+        """Replace all turns but the last ones by notes: the model's, or an outline of its calls
+        where it writes none.
+        """
+        older = self.turns[:-_KEPT]
+        if older:
+            self._notes = (
+                await self._write_notes(step, deadline)
+                or "\n".join([self._notes, *_outline(older)]).strip()
+            )
+        self.turns = [_shortened(turn, kept_chars) for turn in self.turns[-_KEPT:]]
+        self._size = sum(tokens(message.content) for message in self._messages())
+
+    async def _write_notes(self, step: str, deadline: datetime) -> str:
+        """Return the model's notes, empty if it writes none. The call is number 0 of the turn: tool
+        calls are numbered from 1.
+        """
+        *before, last = self._messages()
+        try:
+            reply = await self._call(
+                f"{step}.0", (*before, _extended(last, _ASK_FOR_NOTES)), deadline
+            )
+        except ContextOverflow:
+            return ""
+        return clip(reply.text.strip(), _NOTES_CHARS)
+
+
+def _extended(message: Message, text: str) -> Message:
+    return replace(message, content=f"{message.content}\n\n{text}".strip())
+
+
+def _shortened(turn: Turn, most: int) -> Turn:
+    return Turn(
+        turn.reply,
+        tuple(replace(answer, content=clip(answer.content, most)) for answer in turn.answers),
+    )
+
+
+def _outline(turns: Sequence[Turn]) -> list[str]:
+    """Return a line for each of the last calls."""
+    calls = [call for turn in turns for call in turn.reply.calls]
+    return [
+        f"{call.name} {' '.join(call.arguments.split())[:_OUTLINE_CHARS]}"
+        for call in calls[-_OUTLINED:]
+    ]

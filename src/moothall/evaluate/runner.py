@@ -1,0 +1,393 @@
+"""Run configurations on tasks, judge the answers by the hidden tests, and record the results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from moothall import __version__
+from moothall.app.repositories import open_hands
+from moothall.app.server import House, open_house
+from moothall.config import Settings
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump, load
+from moothall.domain.event import Event, EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.repository import Prepared
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import ConfigurationError, InvalidRequest, ModelUnavailable
+from moothall.evaluate.atif import trajectories
+from moothall.evaluate.harbor import Harbor
+from moothall.evaluate.history import seal
+from moothall.evaluate.judging import Judge, Judgement
+from moothall.evaluate.miner import Tell, pin
+from moothall.evaluate.report import Answer, Result
+from moothall.evaluate.tasks import Lines, Task
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.profile import Commands
+from moothall.repositories.project_config import commands_of
+from moothall.repositories.service import TrustedRepositories
+from moothall.toolkits.web.family import WebFamily
+
+RESULTS, DATA, SEALED, TRAJECTORIES = "results.jsonl", "data", "sealed", "trajectories"
+_STOPS = frozenset(
+    {
+        "MODEL_UNAVAILABLE",
+        "CONFIGURATION",
+        "BUS_UNAVAILABLE",
+        "SANDBOX_UNAVAILABLE",
+        "POLICY_UNAVAILABLE",
+    }
+)
+"""Codes of errors that the next task would meet, too."""
+_NUMBERS, _WORDS = ("agents", "limit", "budget"), ("protocol", "model")
+"""The options that a configuration may have of its own."""
+_NO_WINNER = Judgement(solved=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of deliberations. Zero and empty mean the default; limit: seconds; budget: tokens."""
+
+    agents: int = 0
+    protocol: str = ""
+    limit: int = 0
+    budget: int = 0
+    seed: int | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings that are measured, under a name."""
+
+    name: str
+    settings: Settings
+    options: Options
+
+    @property
+    def digest(self) -> str:
+        """A digest of its settings and options."""
+        settings = json.loads(self.settings.model_dump_json(exclude={"data_dir", "log", "trace"}))
+        return digest(
+            json.dumps(settings, sort_keys=True), json.dumps(dump(self.options), sort_keys=True)
+        )[:16]
+
+    def request(
+        self, task: Task, deliberation: str, repository: RepositoryRef
+    ) -> DeliberationRequest:
+        """Return the request of a task."""
+        options = self.options
+        return DeliberationRequest(
+            description=task.text,
+            role="dev",
+            task_id=deliberation,
+            repository=repository,
+            constraints=Constraints(timeout_seconds=options.limit),
+            budget=Budget(tokens=options.budget),
+            num_agents=options.agents,
+            protocol=options.protocol,
+            model=options.model,
+            seed=options.seed,
+            records_calls=True,
+        )
+
+
+def check_configurations(configurations: Sequence[Configuration], results: Lines) -> None:
+    """Raise `InvalidRequest` for two equal configurations, and for one whose results are of other
+    settings.
+    """
+    seen: dict[str, str] = {}
+    for one in configurations:
+        other = seen.setdefault(one.digest, one.name)
+        if other != one.name:
+            raise InvalidRequest(
+                f"the configurations {other} and {one.name} have the same settings: nothing would "
+                "be compared. Change one; "
+                "environment variables MOOTHALL_… override both files"
+            )
+        measured = [row for row in results.of(config=one.name) if not row.get("broken")]
+        if any(row.get("digest") != one.digest for row in measured):
+            raise InvalidRequest(
+                f"the configuration {one.name} was measured with other settings or options "
+                "before. Give it another name "
+                "(--config NAME=FILE), or another --folder"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs tasks under configurations. `folder` is the evaluation's; tasks with a result are not
+    run again.
+    """
+
+    folder: Path
+    repositories: TrustedRepositories
+    judge: Judge
+    results: Lines
+    tell: Tell
+
+    async def run(
+        self, configuration: Configuration, tasks: Sequence[Task], at_once: int = 1
+    ) -> None:
+        """Run the tasks that have no result yet. Raises errors that the next task would meet,
+        too.
+        """
+        left = [task for task in tasks if not any(self._done(task, configuration))]
+        if not left:
+            return
+        places = asyncio.Semaphore(at_once)
+        async with (
+            open_house(configuration.settings, self.tell) as house,
+            asyncio.TaskGroup() as group,
+        ):
+
+            async def run(task: Task) -> None:
+                async with places:
+                    await self._run(house, configuration, task)
+
+            for task in left:
+                group.create_task(run(task), name=f"task {task.id}")
+
+    def _done(self, task: Task, configuration: Configuration) -> Iterable[Mapping[str, Any]]:
+        return (
+            row
+            for row in self.results.of(task=task.id, config=configuration.name)
+            if not row.get("broken")
+        )
+
+    async def _run(self, house: House, configuration: Configuration, task: Task) -> None:
+        number = sum(
+            1
+            for row in self.results.of(task=task.id, config=configuration.name)
+            if row.get("broken")
+        )
+        repository = await self.seal(task)
+        key = {"task": task.id, "config": configuration.name, "digest": configuration.digest}
+        # Before the deliberation, whose time it would take; later configurations find the base
+        # prepared.
+        prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
+        self.tell(f"{configuration.name} {task.id}: the council begins")
+        while True:
+            parts = (task.id, task.commit, task.text, configuration.name, configuration.digest)
+            deliberation = f"eval-{digest(*parts, str(number))[:16]}"
+            began = datetime.now(UTC)
+            request = configuration.request(task, deliberation, repository)
+            deadline = (await house.desk.submit(request, LOCAL)).deadline
+            outcome, events = await _follow(house, deliberation)
+            if outcome.status is DeliberationStatus.TIMEOUT and deadline <= began:
+                # It was interrupted, and its time passed while nobody worked on it.
+                number += 1
+                self.results.add(
+                    {
+                        **key,
+                        "broken": True,
+                        "why": "its time passed while the evaluation was interrupted",
+                    }
+                )
+                continue
+            break
+        if why := _broken(outcome):
+            self.results.add({**key, "broken": True, "why": why})
+            raise ModelUnavailable(
+                f"no seat of configuration {configuration.name} could work: {why}. Fix that and "
+                "run the same command again; "
+                "results so far are kept"
+            )
+        row = await self._judge(task, prepared, outcome)
+        self._write_trajectories(configuration, task, events)
+        self.results.add({**dump(row), **key})
+        self.tell(f"{configuration.name} {task.id}: {describe(row)}")
+
+    async def seal(self, task: Task) -> RepositoryRef:
+        """Return a registered repository that holds the task's parent and its history, and nothing
+        later.
+        """
+        folder = self._sealed(task)
+        if not (folder / "HEAD").exists():
+            entry = await self.repositories.register(task.repository)
+            clone = self.repositories.clone(entry.id)
+            if not await clone.has(task.parent):
+                await self.repositories.resolve(RepositoryRef(id=entry.id))
+                await pin(clone, task.parent)
+            await seal(GitRunner(self.folder / DATA / "repos", 600), clone, task.parent, folder)
+        commands = Commands.model_validate(task.commands)
+        entry = await self.repositories.register(str(folder), push="none", commands=commands)
+        return RepositoryRef(id=entry.id, ref=task.parent)
+
+    async def export(self, task: Task, harbor: Harbor) -> Path:
+        """Write a task as a Harbor task and return its folder."""
+        base = await self.repositories.resolve(await self.seal(task))
+        return await harbor.write(task, self._sealed(task), commands_of(base.profile))
+
+    def _sealed(self, task: Task) -> Path:
+        return self.folder / SEALED / f"{task.id}.git"
+
+    async def _judge(self, task: Task, prepared: Prepared, outcome: Outcome) -> Result:
+        known: dict[str, Judgement] = {}
+        candidates: list[Answer] = []
+        for result in outcome.results:
+            if not result.diff.strip():
+                continue
+            if result.diff not in known:
+                known[result.diff] = await self.judge.judge(task, prepared, result.diff)
+            judgement = known[result.diff]
+            candidates.append(
+                Answer(
+                    result.seat,
+                    result.rank,
+                    result.level.value,
+                    judgement.solved,
+                    failing=judgement.failing,
+                    why=judgement.why,
+                )
+            )
+        winner = known.get(outcome.diff, _NO_WINNER) if outcome.winner_id else _NO_WINNER
+        return Result(
+            task=task.id,
+            config="",
+            solved=winner.solved,
+            state=outcome.final_state or outcome.status.value.lower(),
+            winner=outcome.winner_id,
+            level=outcome.level.value if outcome.winner_id else "",
+            tokens=outcome.usage.tokens,
+            calls=outcome.usage.calls,
+            cost_usd=outcome.usage.cost_usd,
+            seconds=round(outcome.duration_ms / 1000, 1),
+            undecided=outcome.undecided,
+            failing=winner.failing,
+            candidates=tuple(candidates),
+            agents=outcome.agent_count,
+            error=outcome.error_message[:500],
+            deliberation=outcome.task_id,
+            moothall=__version__,
+            at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+
+    def _write_trajectories(
+        self, configuration: Configuration, task: Task, events: Sequence[Event]
+    ) -> None:
+        folder = self.folder / TRAJECTORIES / configuration.name / task.id
+        folder.mkdir(parents=True, exist_ok=True)
+        for seat, document in trajectories(events, task.text).items():
+            (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
+
+
+async def _follow(house: House, task_id: str) -> tuple[Outcome, list[Event]]:
+    """Return the outcome of a deliberation and its events."""
+    events: list[Event] = []
+    async for recorded in house.desk.watch(task_id, 0, LOCAL):
+        events.append(recorded.event)
+        if recorded.event.type is EventType.DELIBERATION_DECIDED:
+            return load(Outcome, recorded.event.data), events
+    return await house.desk.result(task_id, LOCAL), events
+
+
+def _broken(outcome: Outcome) -> str:
+    """Return why no seat could work, if the next task would fail for the same reason; else ''."""
+    worked = [seat for seat in outcome.seats if seat.status != "unstarted" or seat.error_code]
+    if outcome.results or not worked or any(seat.error_code not in _STOPS for seat in worked):
+        return ""
+    return " ".join(
+        (worked[0].error_message or outcome.error_message or worked[0].error_code).split()
+    )[:300]
+
+
+def describe(row: Result) -> str:
+    """Return a result in a few words."""
+    answer = f"{row.level.replace('_', '-')} winner" if row.winner else f"no winner ({row.state})"
+    return (
+        f"{'solved' if row.solved else 'not solved'}, {answer}, {row.tokens:,} tokens, "
+        f"{row.seconds:,.0f} s"
+    )
+
+
+def own_settings(settings: Settings, folder: Path) -> Settings:
+    """Return settings with the evaluation's data directory, under which tools of seats reach no
+    network.
+    """
+    shut = WebFamily().own(settings).model_copy(update={"allow": (), "only_allowed": True})
+    return settings.model_copy(update={"data_dir": folder / DATA, WebFamily.section: shut})
+
+
+@asynccontextmanager
+async def open_judge(settings: Settings) -> AsyncIterator[tuple[TrustedRepositories, Judge]]:
+    """Open the workspaces in which hidden tests run."""
+    alone = settings.workspace.model_copy(update={"warm": 0})
+    async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
+        yield hands.repositories, Judge(hands.repositories, hands.workspaces)
+
+
+def read_configurations(
+    named: Sequence[str],
+    default: Settings,
+    options: Options,
+    folder: Path,
+    load_file: Callable[[Path], Settings],
+) -> list[Configuration]:
+    """Return the configurations of arguments NAME=FILE[,KEY=VALUE…].
+
+    Without any, return the current settings as `default`. An empty FILE also means the current
+    settings.
+    Raises `InvalidRequest`, `ConfigurationError`.
+    """
+    if not named:
+        return [Configuration("default", own_settings(default, folder), options)]
+    found: dict[str, Configuration] = {}
+    for argument in named:
+        name, mark, rest = argument.partition("=")
+        file, *own = rest.split(",")
+        if not (name and mark and rest):
+            raise InvalidRequest(
+                f"--config {argument[:80]!r} is not NAME=FILE; write --config small=small.toml"
+            )
+        if (
+            len(name) > 40  # noqa: PLR2004
+            or not all(letter.isalnum() or letter in "-_." for letter in name)
+            or name.startswith(".")
+        ):
+            raise InvalidRequest(
+                f"--config {name[:80]!r}: a name has at most 40 letters, digits, '-', '_' and '.'"
+            )
+        if name in found:
+            raise InvalidRequest(
+                f"--config names {name} twice; give each configuration its own name"
+            )
+        try:
+            settings = load_file(Path(file)) if file else default
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"--config {name}: {error.message}. Name a file of settings, as `moothall config` "
+                "prints them"
+            ) from error
+        found[name] = Configuration(
+            name, own_settings(settings, folder), _with_options(options, name, own)
+        )
+    return list(found.values())
+
+
+def _with_options(options: Options, name: str, pairs: Sequence[str]) -> Options:
+    """Return options overridden by KEY=VALUE pairs. Raises `InvalidRequest`."""
+    own: dict[str, int | str] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key in _NUMBERS and value.isdecimal() and int(value):
+            own[key] = int(value)
+        elif key in _WORDS and value:
+            own[key] = value
+        else:
+            raise InvalidRequest(
+                f"--config {name}: {pair[:80]!r} is no option; there are "
+                f"{', '.join(f'{key}=NUMBER' for key in _NUMBERS)} and "
+                f"{', '.join(f'{key}=NAME' for key in _WORDS)}"
+            )
+    return replace(options, **own)  # type: ignore[arg-type] # by the keys above

@@ -1,0 +1,118 @@
+"""What happens to every event and document on its way to the bus and back: scrub, offload,
+encode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from moothall.domain.event import Event
+from moothall.domain.secrets import may_hold_secrets, scrub_all
+from moothall.errors import InvalidRequest, NotFound, Permanent
+from moothall.events import blobs, codec
+
+_OFF_LOOP_BYTES = 64_000
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's
+    own values.
+    """
+
+    put: blobs.Put
+    get: blobs.Get
+    limit: int
+    secrets: tuple[str, ...] = ()
+
+    async def _clean(self, data: Mapping[str, Any]) -> bytes:
+        """Return data as JSON without secrets and large values. Most data has neither, and is
+        written once as it is.
+        """
+        try:
+            raw = codec.dump_json(data)
+        except InvalidRequest:
+            raw = b""  # such as a mapping that is no dict: cleaning makes it one
+        if not raw or may_hold_secrets(raw.decode(), self.secrets):
+            try:
+                if len(raw) > _OFF_LOOP_BYTES:
+                    data = await asyncio.to_thread(scrub_all, data, self.secrets)
+                else:
+                    data = cast("Mapping[str, Any]", scrub_all(data, self.secrets))
+            except RecursionError as error:
+                raise InvalidRequest("data is nested too deeply") from error
+            raw = codec.dump_json(data)
+        if len(raw) <= self.limit and b'"$' not in raw:
+            return raw
+        return codec.dump_json(await blobs.offload(self.put, data, self.limit))
+
+    async def pack(self, event: Event) -> bytes:
+        """Return the event's bytes; an event without a time gets the present one."""
+        return codec.encode(_with_time(event), await self._clean(event.data))
+
+    def write(self, event: Event) -> bytes:
+        """Return an event's bytes as it is, to be looked through by `pack_all`. Raises
+        `InvalidRequest`.
+        """
+        return codec.encode(_with_time(event))
+
+    def is_plain(self, written: bytes) -> bool:
+        """Whether what `write` made, or several of them, may go as it is: nothing in it is secret,
+        large or a reference.
+        """
+        return (
+            len(written) <= self.limit
+            and b'"$' not in written
+            and not may_hold_secrets(written.decode(), self.secrets)
+        )
+
+    async def unpack(self, raw: bytes) -> Event:
+        """Return the event in `raw`. Raises `InvalidRequest` where there is none, `NotFound` where
+        a large value is gone.
+        """
+        return await self._restore(codec.decode(raw), raw)
+
+    async def unpack_all(self, raw: bytes) -> list[Event | Permanent]:
+        """Return the events of a message, one or a batch, in order; in place of each that cannot be
+        had, what is wrong with it.
+        """
+        found: list[Event | Permanent] = list(codec.decode_all(raw))
+        if b'"$' in raw:
+            for place, event in enumerate(found):
+                if isinstance(event, Event):
+                    try:
+                        found[place] = await self._restore(event, raw)
+                    except (InvalidRequest, NotFound) as error:
+                        found[place] = error
+        return found
+
+    async def _restore(self, event: Event, raw: bytes) -> Event:
+        if b'"$' not in raw:
+            return event
+        data = await blobs.restore(self.get, event.data)
+        if not isinstance(data, Mapping):
+            raise InvalidRequest(f"the data of {event.type.value} is a stored text, not an object")
+        return replace(event, data=data)
+
+    async def pack_document(self, document: Mapping[str, Any]) -> bytes:
+        """Return a document's bytes."""
+        return await self._clean(document)
+
+    async def unpack_document(self, raw: bytes) -> Mapping[str, Any]:
+        """Return the document in `raw`. Raises `InvalidRequest`, `NotFound`."""
+        document = await blobs.restore(self.get, codec.load_json(raw))
+        if not isinstance(document, Mapping):
+            raise InvalidRequest("not a document: a JSON object was expected")
+        return document
+
+
+def _with_time(event: Event) -> Event:
+    return (
+        event
+        if event.time
+        else replace(event, time=datetime.now(UTC).isoformat(timespec="milliseconds"))
+    )

@@ -1,0 +1,106 @@
+"""Key-value buckets: the newest document under each key, read by many processes as it changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from nats.js.errors import NotFoundError
+
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.events.buckets import BucketSpec
+from moothall.events.envelope import Packer
+from moothall.events.nats.connection import log
+from moothall.events.nats.layout import FIRST, LAST_SEQ, bucket_prefix, bucket_stream, key_subject
+from moothall.events.nats.stream_store import Stored
+from moothall.events.raw_store import Raw
+
+
+@dataclass(frozen=True, slots=True)
+class KvBucket:
+    """One bucket of the registry. Implements `ports.Bucket`."""
+
+    stored: Stored
+    packer: Packer
+    spec: BucketSpec
+
+    async def put(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store, replacing. Raises `BusUnavailable`, `InvalidRequest`."""
+        await self.stored.put_raw(
+            key_subject(self.spec, key), await self.packer.pack_document(document)
+        )
+
+    async def create(self, key: str, document: Mapping[str, Any]) -> None:
+        """Store what must be the first under its key. Raises `AlreadyExists` and what `put`
+        raises.
+        """
+        try:
+            await self.stored.put_raw(
+                key_subject(self.spec, key), await self.packer.pack_document(document), FIRST
+            )
+        except AlreadyExists as error:
+            raise AlreadyExists(f"{self.spec.name} has a {key} already") from error
+
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        """Store what stands in for a revision, 0 for none. Raises `AlreadyExists` where another was
+        faster, and what `put` raises.
+        """
+        headers = {LAST_SEQ: str(revision)}
+        await self.stored.put_raw(
+            key_subject(self.spec, key), await self.packer.pack_document(document), headers
+        )
+
+    async def get(self, key: str) -> Mapping[str, Any] | None:
+        """Return the document or None."""
+        return (await self.get_with_revision(key))[0]
+
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        """Return the document and its revision; None and 0 where there is none."""
+        subject = key_subject(self.spec, key)
+        try:
+            found = await self.stored.patiently(
+                f"return {self.spec.name} {key}",
+                lambda: self.stored.js.get_msg(bucket_stream(self.spec), subject=subject),
+            )
+        except NotFoundError:
+            return None, 0
+        return await self.packer.unpack_document(found.data or b""), found.seq or 0
+
+    async def remove(self, key: str) -> None:
+        """Remove the document under a key, if there is one."""
+        await self.stored.drop(bucket_stream(self.spec), key_subject(self.spec, key))
+
+    async def keys(self) -> Sequence[str]:
+        """Return all keys, sorted."""
+        subjects = await self.stored.subjects(
+            bucket_stream(self.spec), f"{bucket_prefix(self.spec)}>"
+        )
+        return [subject.removeprefix(bucket_prefix(self.spec)) for subject in subjects]
+
+    async def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return all that is there now."""
+        found: dict[str, Mapping[str, Any]] = {}
+        async with aclosing(self.stored.raw(bucket_stream(self.spec))) as records:
+            async for raw in records:
+                await self._add(found, raw)
+        return found
+
+    async def follow(self) -> AsyncGenerator[tuple[str, Mapping[str, Any]], None]:
+        """Yield (key, document) of all that is there, then of what changes, until closed."""
+        async with aclosing(self.stored.read(bucket_stream(self.spec), (), 0, None)) as records:
+            async for raw in records:
+                found: dict[str, Mapping[str, Any]] = {}
+                await self._add(found, raw)
+                for entry in found.items():
+                    yield entry
+
+    async def _add(self, found: dict[str, Mapping[str, Any]], raw: Raw) -> None:
+        key = raw.subject.removeprefix(bucket_prefix(self.spec))
+        try:
+            found[key] = await self.packer.unpack_document(raw.data)
+        except (InvalidRequest, NotFound) as error:
+            log.warning(
+                "document passed over", bucket=self.spec.name, key=key, reason=error.message
+            )

@@ -1,0 +1,316 @@
+"""The connection to NATS: made once, kept up by itself, its errors translated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from base64 import urlsafe_b64decode
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import RawCredentials
+from nats.aio.msg import Msg
+
+from moothall.config import BusSettings
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.permissions import INBOX, inbox
+from moothall.telemetry import get_logger
+
+log = get_logger(__name__)
+
+DEFAULT_PORT = 4222
+SCHEMES = frozenset({"nats", "tls"})
+PROBE_SECONDS = 5.0
+BEAT = 1.0
+"""Seconds between the signs of life that an open pull request asks the server for."""
+EXPIRES = 30.0
+_LOOK = 0.25
+_DATA_REPLY = "$JS.ACK."
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ConsumerGone(Exception):
+    """The server doesn't know the consumer that a pull named."""
+
+
+def reason(error: BaseException) -> str:
+    """Return what an error says, in words where it says nothing."""
+    if isinstance(error, TimeoutError):
+        return "no answer; is it running, and is there room on its disk?"
+    return str(error) or type(error).__name__
+
+
+@contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Turn the client's errors into `BusUnavailable`; `what` says in the message what failed."""
+    try:
+        yield
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without what authenticates in it."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or DEFAULT_PORT}"
+
+
+def _check_schemes(servers: list[str]) -> None:
+    """Websockets are not offered: the client would need an HTTP library, which costs every command
+    more than it is worth.
+    """
+    for server in servers:
+        scheme, separator, _ = server.partition("://")
+        if separator and scheme not in SCHEMES:
+            raise ConfigurationError(
+                f"bus.url begins with {scheme[:20]}://, which is not spoken here: give "
+                "nats://host:4222, or tls://host:4222"
+            )
+
+
+async def _probe(servers: list[str]) -> None:
+    """The client waits two seconds before it retries a first connection; knocking first is quicker
+    and says more.
+    """
+    reasons = []
+    for server in servers:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                _, writer = await asyncio.open_connection(
+                    parts.hostname, parts.port or DEFAULT_PORT
+                )
+        except (OSError, TimeoutError) as error:
+            reasons.append(f"{without_credentials(server)}: {error if str(error) else 'no answer'}")
+            continue
+        writer.close()
+        return
+    raise BusUnavailable(
+        f"the bus cannot be reached ({'; '.join(reasons)}); start it, correct bus.url, or unset "
+        "that for the embedded one"
+    )
+
+
+def _inbox_of(credentials: str) -> str:
+    """Return where the user of these credentials may hear answers: a place of its own, which the
+    house's permissions go by.
+    """
+    try:
+        token = credentials.split("-----")[2].strip().split(".")[1]
+        name = str(json.loads(urlsafe_b64decode(token + "=="))["name"])
+    except (ValueError, LookupError, TypeError):
+        return INBOX
+    return inbox(name) if _NAME.fullmatch(name) else INBOX
+
+
+@asynccontextmanager
+async def connection(
+    settings: BusSettings, url: str, *, on_lost: Callable[[], None]
+) -> AsyncIterator[LeanClient]:
+    """Connect; lost connections come back by themselves for as long as it takes, after `on_lost`
+    was called.
+
+    Raises `BusUnavailable` where nobody listens and `ConfigurationError` where we are turned away.
+    """
+    servers = [part.strip() for part in url.split(",") if part.strip()]
+    try:
+        _check_schemes(servers)
+        await _probe(servers)
+    except ValueError as error:
+        raise ConfigurationError("bus.url is not a URL such as nats://host:4222") from error
+
+    async def on_error(error: Exception) -> None:
+        refused = "permissions violation" in str(error).lower()
+        (log.warning if refused else log.debug)(
+            "bus client", error=str(error) or type(error).__name__
+        )
+
+    closing = False
+
+    async def connection_lost() -> None:
+        on_lost()
+        if not closing:
+            log.warning("bus connection lost; trying again")
+
+    async def on_back() -> None:
+        log.info("bus connection is back")
+
+    credentials = settings.credentials.get_secret_value() if settings.credentials else None
+    client = LeanClient()
+    try:
+        async with asyncio.timeout(2 * PROBE_SECONDS):
+            await heed_cancel(
+                client.connect(
+                    servers,
+                    allow_reconnect=False,
+                    name="moothall",
+                    error_cb=on_error,
+                    disconnected_cb=connection_lost,
+                    reconnected_cb=on_back,
+                    connect_timeout=int(PROBE_SECONDS),
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # annotated int, only ever slept on
+                    max_reconnect_attempts=-1,
+                    ping_interval=10,
+                    max_outstanding_pings=2,
+                    pending_size=16 * 1024 * 1024,
+                    token=settings.token.get_secret_value() if settings.token else None,
+                    user_credentials=RawCredentials(credentials) if credentials else None,
+                    inbox_prefix=_inbox_of(credentials or ""),
+                )
+            )
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        await heed_cancel(client.close())
+        where = ", ".join(map(without_credentials, servers))
+        if "authorization" in str(error).lower():
+            raise ConfigurationError(
+                f"the bus at {where} turned us away ({error}): check bus.token, bus.credentials "
+                "and bus.url"
+            ) from error
+        raise BusUnavailable(
+            f"the bus at {where} does not answer as NATS: {reason(error)}"
+        ) from error
+    client.stay()
+    try:
+        yield client
+    finally:
+        closing = True
+        if client.is_connected:
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    await heed_cancel(client.flush())
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                log.warning("bus closed with unsent messages", error=str(error))
+        await client.leave()
+
+
+_WITHOUT_DOMAIN = 9
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryPlace:
+    """Where a delivered message stands: its seq in the stream, which delivery of the consumer this
+    is, which of its own.
+    """
+
+    seq: int
+    number: int
+    deliveries: int
+
+    @classmethod
+    def of(cls, reply: str) -> DeliveryPlace:
+        """Read the address for its ack, as the client does, without what nobody asks for."""
+        tokens = reply.split(".")
+        first = (
+            4 if len(tokens) == _WITHOUT_DOMAIN else 6
+        )  # newer servers name domain and account first
+        return cls(int(tokens[first + 1]), int(tokens[first + 2]), int(tokens[first]))
+
+
+@dataclass(slots=True)
+class Pull:
+    """An inbox for one pull consumer: asks for a batch, hands over what comes, one message at a
+    time.
+
+    One request is open at a time. When the server goes away a request is lost: two missed beats say
+    so.
+    """
+
+    client: LeanClient
+    stream: str
+    consumer: str
+    inbox: str
+    expires: float = EXPIRES
+    arrived: asyncio.Queue[Msg] = field(default_factory=asyncio.Queue)
+    _asked: int = 0
+    _number: int = 0
+    _reconnects: int = 0
+    _heard: float = 0.0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, client: LeanClient, stream: str, consumer: str, expires: float = EXPIRES
+    ) -> AsyncIterator[Pull]:
+        """Listen for the consumer's messages. A request of a reader that stands still draws
+        messages for `expires` seconds.
+        """
+        pull = cls(client, stream, consumer, client.new_inbox(), expires)
+        subscription = await client.hear(f"{pull.inbox}.*", pull.arrived.put_nowait)
+        try:
+            yield pull
+        finally:
+            await client.unhear(subscription)
+
+    async def next(self, batch: int) -> Msg | None:
+        """Return the next message, or None when nothing came for a while: then simply ask again.
+
+        `batch` is how many are asked for when no request is open. Raises `ConsumerGone`.
+        """
+        if self._asked <= 0 and self.arrived.empty():
+            # Requests made while away would be kept and all come true at once on return.
+            if not self.client.is_connected:
+                if self.client.is_closed:
+                    raise nats.errors.ConnectionClosedError
+                await asyncio.sleep(0.05)
+                return None
+            self._ask(batch)
+        try:
+            async with asyncio.timeout(_LOOK):
+                message = await self.arrived.get()
+        except TimeoutError:
+            if (
+                self.client.stats["reconnects"] != self._reconnects
+                or time.monotonic() - self._heard > 2.5 * BEAT
+            ):
+                self._asked = 0
+            return None
+        self._heard = time.monotonic()
+        if message.reply.startswith(_DATA_REPLY):
+            self._asked -= 1
+            return message
+        await self._heed(message)
+        return None
+
+    def at_hand(self) -> Msg | None:
+        """Return the next message if it has come already."""
+        if self.arrived.empty():
+            return None
+        message = self.arrived.get_nowait()
+        if message.reply.startswith(_DATA_REPLY):
+            self._asked -= 1
+            return message
+        self.arrived.put_nowait(
+            message
+        )  # a notice: `next` heeds it; the order of notices does not matter
+        return None
+
+    def _ask(self, batch: int) -> None:
+        self._number += 1
+        self._asked = batch
+        self._heard = time.monotonic()
+        self._reconnects = self.client.stats["reconnects"]
+        request = {
+            "batch": batch,
+            "expires": int(self.expires * 1e9),
+            "idle_heartbeat": int(BEAT * 1e9),
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self.consumer}"
+        self.client.put(subject, json.dumps(request).encode(), reply=f"{self.inbox}.{self._number}")
+
+    async def _heed(self, notice: Msg) -> None:
+        headers = notice.headers or {}
+        status, about = headers.get("Status", ""), headers.get("Description", "")
+        if status == "100" or notice.subject != f"{self.inbox}.{self._number}":
+            return  # a beat, or the end of a request that we had given up
+        self._asked = 0
+        if status in {"503", "404"} or "Consumer Deleted" in about:
+            raise ConsumerGone(f"{self.stream}/{self.consumer}: {status} {about}")
+        if status != "408":
+            log.debug("pull ended", consumer=self.consumer, status=status, reason=about)
+            await asyncio.sleep(0.1)

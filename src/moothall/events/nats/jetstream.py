@@ -1,0 +1,399 @@
+"""The bus: every port of `moothall.ports` that has to do with messages, over NATS JetStream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import nats.errors
+
+from moothall import telemetry
+from moothall.concurrency import Capacity, beside
+from moothall.config import BusSettings
+from moothall.domain.event import Event, Recorded
+from moothall.domain.secrets import scrub_all
+from moothall.domain.topic import Channel, Topic
+from moothall.errors import BusUnavailable, InvalidRequest
+from moothall.events import batching, codec, forwarding, registry
+from moothall.events.batching import Batching
+from moothall.events.buckets import DOCUMENTS, bucket_of
+from moothall.events.codec import load_json
+from moothall.events.envelope import Packer
+from moothall.events.nats import requests, setup
+from moothall.events.nats.bucket import KvBucket
+from moothall.events.nats.connection import connection, log, translate_errors
+from moothall.events.nats.consumer import Taking
+from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
+from moothall.events.nats.outbox import Outbox
+from moothall.events.nats.reply_inbox import Acks
+from moothall.events.nats.stream_store import Stored
+from moothall.events.nats.stream_tail import Tail
+from moothall.events.raw_store import NO_HEADERS, Raw
+from moothall.events.registry import DURABLES, STREAMS
+from moothall.ports import Answerer, Glance, Handler, Receipt
+from moothall.telemetry import metrics
+
+_WAITING = 10_000
+_AGAIN = 1.0
+
+
+class JetStreamBus:
+    """Implements `ports.Bus`. Made by `open_bus`."""
+
+    def __init__(
+        self, stored: Stored, settings: BusSettings, secrets: Sequence[str], tail: Tail
+    ) -> None:
+        self._client = stored.client
+        self._secrets = tuple(secrets)
+        self._replicas = settings.replicas
+        self._stored = stored
+        self._tail = tail
+        self._packer = Packer(
+            self._stored.put, self._stored.get, settings.blob_bytes, self._secrets
+        )
+        documents = self.bucket(DOCUMENTS.name)
+        self.put, self.get, self.keys, self.remove = (
+            documents.put,
+            documents.get,
+            documents.keys,
+            documents.remove,
+        )
+        # What lies under the events, for who looks there: see `RawStore`.
+        self.raw, self.state, self.removed_seqs, self.purge = (
+            stored.raw,
+            stored.state,
+            stored.removed_seqs,
+            stored.purge,
+        )
+        self.put_raw, self.delete_raw, self.subjects, self.drop = (
+            stored.put_raw,
+            stored.delete_raw,
+            stored.subjects,
+            stored.drop,
+        )
+        self._batching = Batching(
+            self._send_batch,
+            self._packer,
+            settings.batch_seconds,
+            settings.ack_wait_seconds / 2,
+            settings.in_flight,
+        )
+
+    async def publish(self, event: Event) -> int:
+        """Return the event's seq once it is on the bus's disk; a repeat returns the seq of the
+        first.
+
+        Retried over a restart of the bus. Raises `BusUnavailable`, `InvalidRequest`.
+        """
+        return await self._put(registry.subject_of(event), event, "log")
+
+    async def post(self, event: Event) -> Receipt:
+        """Send within `bus.batch_seconds`, together with what else the subject is told until then,
+        without waiting for the ack; what is returned gives the seq, or raises what `publish`
+        raises. Waiting for it sends at once.
+        """
+        subject = registry.subject_of(event)
+        with _publish_span(
+            subject, event
+        ):  # about the sending: what led to the event does not wait for its ack
+            return await self._batching.post(subject, event)
+
+    async def _send_batch(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
+        return await self._stored.outbox.send(subject, data, {MESSAGE_ID: message_id}, "log")
+
+    async def flush(self) -> None:
+        """Send all that was posted and is held back."""
+        await self._batching.close()
+
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Publish what must be the next of its topic after `after_seq`, the first for 0. Raises
+        `AlreadyExists`, also for a repeat, and as `publish` does.
+        """
+        return await self._put(registry.subject_of(event), event, "log", {LAST_SEQ: str(after_seq)})
+
+    async def enqueue(self, topic: Topic, event: Event, *, fresh: bool = False) -> None:
+        """Put an event on the work queue; returns once durable. Raises `BusUnavailable`,
+        `InvalidRequest`.
+        """
+        await self._put(registry.work_subject(topic), event, "work", FRESH if fresh else NO_HEADERS)
+
+    async def _put(
+        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> int:
+        with _publish_span(subject, event):
+            return await (await self._send(subject, event, to, headers))
+
+    async def _send(
+        self, subject: str, event: Event, to: str, headers: Mapping[str, str] = NO_HEADERS
+    ) -> asyncio.Future[int]:
+        for token in subject.split("."):
+            registry.check_token(token, "subject")
+        await self._batching.settle(subject)
+        data = await self._packer.pack(event)
+        return await self._stored.outbox.send(subject, data, {MESSAGE_ID: event.id, **headers}, to)
+
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded now about `topics` (all of one stream; none: the whole log), and
+        end. What isn't an event is passed over.
+        """
+        stream, subjects = registry.sources(topics)
+        if self._at_once(subjects, going_on=after_seq > 0):
+            for raw in await self._stored.read_now(stream, subjects, after_seq):
+                for recorded in await self._events_of(stream, raw):
+                    yield recorded
+            return
+        until = (await self._stored.state(stream)).last_seq
+        async with aclosing(self._events(stream, subjects, after_seq, until)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def first(self, topic: Topic) -> Recorded | None:
+        """Return the first event of a topic, or None."""
+        stream, subjects = registry.sources((topic,))
+        if self._at_once(subjects, going_on=True):
+            for raw in await self._stored.read_now(stream, subjects, most=1):
+                for recorded in await self._events_of(stream, raw):
+                    return recorded
+        async with aclosing(self.replay((topic,))) as events:
+            async for recorded in events:
+                return recorded
+        return None
+
+    async def follow(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        """Yield what is recorded, then what comes, over restarts of the bus, until closed."""
+        stream, subjects = registry.sources(topics)
+        if len(topics) == 1 and topics[0].channel is Channel.RESPONSES and self._at_once(subjects):
+            async with aclosing(self._tail.follow(subjects[0], after_seq)) as records:
+                async for raw in records:
+                    for recorded in await self._events_of(stream, raw):
+                        yield recorded
+        async with aclosing(self._events(stream, subjects, after_seq, None)) as events:
+            async for recorded in events:
+                yield recorded
+
+    async def _events(
+        self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
+    ) -> AsyncGenerator[Recorded, None]:
+        async with aclosing(self._stored.read(stream, subjects, after_seq, until)) as records:
+            async for raw in records:
+                for recorded in await self._events_of(stream, raw):
+                    yield recorded
+
+    async def _events_of(self, stream: str, raw: Raw) -> list[Recorded]:
+        try:
+            found = forwarding.heed_subject(await self._packer.unpack_all(raw.data), raw.subject)
+        except InvalidRequest as error:
+            found = [error]
+        records = batching.records_of(
+            raw.seq, found, {"about": registry.about(raw.subject), "time": raw.time.isoformat()}
+        )
+        for wrong in records:
+            if not isinstance(wrong, Recorded):
+                # A durable consumer makes it a dead letter, with a warning of its own.
+                say = log.debug if registry.is_consumed(raw.subject) else log.warning
+                say(
+                    "record passed over",
+                    stream=stream,
+                    seq=raw.seq,
+                    subject=raw.subject,
+                    reason=wrong.message,
+                )
+        return [each for each in records if isinstance(each, Recorded)]
+
+    def _at_once(self, subjects: Sequence[str], *, going_on: bool = False) -> bool:
+        """Whether to ask the stream itself: of subjects without patterns, and of one with, where
+        little is left to be read (`going_on`). With replicas one that lags might answer.
+        """
+        few = going_on and len(subjects) == 1
+        literal = not any("*" in subject or ">" in subject for subject in subjects)
+        return (
+            (few or literal)
+            and self._replicas == 1
+            and len({subject.count(".") for subject in subjects}) == 1
+        )
+
+    async def consume(
+        self,
+        durable: str,
+        handler: Handler,
+        *,
+        concurrency: int | Capacity = 1,
+        glance: Glance | None = None,
+    ) -> None:
+        """Run until cancelled; see `moothall.ports.Bus`.
+
+        Raises `InvalidRequest` for a durable that isn't registered, `BusUnavailable` when the bus
+        is closed.
+        """
+        capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
+        if capacity.count < 1:
+            raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
+        await Taking(
+            self._stored, self._packer, registry.durable(durable), handler, capacity, glance
+        ).run()
+
+    async def signal(self, topic: Topic, data: Mapping[str, Any]) -> None:
+        """Send to whoever listens now."""
+        subject = registry.literal(topic)
+        with translate_errors(f"send a signal on {subject}"):
+            self._client.put(subject, codec.dump_json(scrub_all(data, self._secrets)))
+            await self._stored.acks.flush(self._client)
+
+    async def signals(self, topic: Topic) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield what is sent until closed. Listening begins with the first step; what isn't JSON is
+        passed over.
+        """
+        async with aclosing(
+            listen(self._client, self._stored.acks, registry.subject(topic))
+        ) as messages:
+            async for message in messages:
+                yield message
+
+    async def ask(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """Ask whoever answers for a topic. Raises `BusUnavailable` where nobody does in time."""
+        return await requests.ask(
+            self._client, self._stored.acks, registry.literal(topic), asked, seconds
+        )
+
+    def ask_all(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the answers of all who answer for a topic, until none has come for `seconds`.
+        Raises `BusUnavailable`.
+        """
+        return requests.ask_all(
+            self._client, self._stored.acks, registry.literal(topic), asked, seconds
+        )
+
+    async def answer(self, topic: Topic, answerer: Answerer, *, shared: bool = False) -> None:
+        """Answer until cancelled. `shared`: of several processes that do, one is asked."""
+        subject = registry.literal(topic)
+        await requests.answer(
+            self._client, self._stored.acks, subject, answerer, subject if shared else ""
+        )
+
+    def bucket(self, name: str) -> KvBucket:
+        """Return a bucket of the registry. Raises `InvalidRequest` for another name."""
+        return KvBucket(self._stored, self._packer, bucket_of(name))
+
+    async def list_ids(self, channel: Channel) -> Sequence[str]:
+        """Return the ids of what a channel of the log tells of."""
+        return [
+            registry.about(one)
+            for one in await self.subjects(registry.EVENTS.name, registry.subject(channel.all))
+        ]
+
+    async def forget(self, topic: Topic) -> None:
+        """Remove all records of one thing from the log."""
+        await self.drop(registry.EVENTS.name, registry.literal(topic))
+
+    async def measure(self) -> None:
+        """Set the figures of readers and streams."""
+        await measure(self._stored)
+
+
+def _publish_span(subject: str, event: Event) -> telemetry.Span:
+    if (
+        not event.traceparent
+    ):  # in nobody's trace, as what the AUDIT stream is told of many calls at once: it begins none
+        return telemetry.Span()
+    about = {
+        "messaging.system": "nats",
+        "messaging.message.id": event.id,
+        "messaging.destination.name": subject,
+    }
+    return telemetry.span("publish", {**about, "moothall.event": event.type}, kind="producer")
+
+
+@asynccontextmanager
+async def open_bus(
+    settings: BusSettings, url: str, *, secrets: Sequence[str] = (), alone: bool = False
+) -> AsyncIterator[JetStreamBus]:
+    """Connect, make the bus what the registry says, and close at the end.
+
+    `secrets` are the operator's own values that no message may carry. `alone`: the server was just
+    started, for nobody else, and whoever held work of its last run is gone: it is given out again
+    at once. Raises `BusUnavailable` where
+    nobody answers within `bus.wait_seconds`, `ConfigurationError` where we are turned away or
+    JetStream is off.
+    """
+    if settings.wait_seconds:
+        await _wait(settings, url)
+    acks = Acks()
+    outboxes: list[Outbox] = []
+
+    def connection_lost() -> None:
+        acks.connection_lost()
+        for outbox in outboxes:
+            outbox.connection_lost()
+
+    async with connection(settings, url, on_lost=connection_lost) as client, acks.listening(client):
+        js = client.jetstream()
+        await setup.ensure(js, settings, alone=alone)
+        outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
+        outboxes.append(outbox)
+        stored = Stored(client, js, settings, acks, outbox)
+        tail = Tail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
+        async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
+            bus = JetStreamBus(stored, settings, secrets, tail)
+            try:
+                yield bus
+            finally:
+                await bus.flush()
+
+
+async def _wait(settings: BusSettings, url: str) -> None:
+    """Return once a bus that still starts is there, and is what the registry says."""
+    until = time.monotonic() + settings.wait_seconds
+    while True:
+        try:
+            async with connection(settings, url, on_lost=lambda: None) as client:
+                return await setup.ensure(client.jetstream(), settings)
+        except BusUnavailable as error:
+            if time.monotonic() > until:
+                raise
+            log.info("the bus is not ready yet; trying again", reason=error.message)
+            await asyncio.sleep(_AGAIN)
+
+
+async def measure(stored: Stored) -> None:
+    """Set the bus's figures. A bus that does not answer leaves them as they were."""
+    try:
+        for spec in STREAMS:
+            info = await heed_cancel(stored.js.stream_info(spec.name))
+            metrics.BUS_STORED_BYTES.set(info.state.bytes, spec.name)
+            if not info.state.consumer_count:
+                continue
+            for consumer in await heed_cancel(stored.js.consumers_info(spec.name)):
+                if consumer.name in DURABLES:  # a reader's passing consumer is no label
+                    metrics.BUS_LAG.set(consumer.num_pending or 0, consumer.name)
+                    metrics.BUS_UNACKED.set(consumer.num_ack_pending or 0, consumer.name)
+    except (nats.errors.Error, TimeoutError, OSError):
+        return
+
+
+async def listen(
+    client: LeanClient, acks: Acks, subject: str
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield what is sent until closed; what isn't a JSON object is passed over. Raises
+    `BusUnavailable` once closed.
+    """
+    async with aclosing(requests.messages(client, subject, acks=acks, most=_WAITING)) as arriving:
+        async for message in arriving:
+            try:
+                data = load_json(message.data)
+            except InvalidRequest as error:
+                log.warning("signal passed over", subject=message.subject, reason=error.message)
+                continue
+            if isinstance(data, Mapping):
+                yield data

@@ -1,0 +1,37 @@
+"""Where NATS keeps buckets and objects: the streams behind them, their subjects, and the headers of
+a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moothall.events.buckets import BucketSpec
+
+MESSAGE_ID = "Nats-Msg-Id"
+LAST_SEQ = "Nats-Expected-Last-Subject-Sequence"
+FIRST: Mapping[str, str] = {LAST_SEQ: "0"}
+"""A write that must be the first under its subject."""
+FRESH: Mapping[str, str] = {"Moothall-Fresh": "1"}
+"""Work that nobody can have begun. Not of the event: it is gone when a dead letter is sent again.
+"""
+
+BLOBS = "blobs"
+BLOBS_STREAM = f"OBJ_{BLOBS}"
+BLOB_CHUNKS = f"$O.{BLOBS}.C."
+BLOB_ENTRIES = f"$O.{BLOBS}.M."
+
+
+def bucket_stream(spec: BucketSpec) -> str:
+    """Return the name of the stream behind a bucket."""
+    return f"KV_{spec.name}"
+
+
+def bucket_prefix(spec: BucketSpec) -> str:
+    """Return what the subjects of a bucket's keys begin with."""
+    return f"$KV.{spec.name}."
+
+
+def key_subject(spec: BucketSpec, key: str) -> str:
+    """Return the subject of a key. Raises `InvalidRequest`."""
+    return bucket_prefix(spec) + spec.check(key)

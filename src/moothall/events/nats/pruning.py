@@ -1,0 +1,126 @@
+"""Dropping the oldest events, and what the log then no longer tells of: status documents, and large
+values that nothing refers to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from datetime import UTC, datetime, timedelta
+
+from moothall.errors import InvalidRequest
+from moothall.events.blobs import references
+from moothall.events.buckets import BUCKETS, DOCUMENTS
+from moothall.events.codec import load_json
+from moothall.events.nats.jetstream import JetStreamBus
+from moothall.events.nats.layout import (
+    BLOB_CHUNKS,
+    BLOB_ENTRIES,
+    BLOBS_STREAM,
+    bucket_prefix,
+    bucket_stream,
+)
+from moothall.events.raw_store import RawStore
+from moothall.events.registry import DEAD, EVENTS, WORK
+
+YOUNG = timedelta(hours=1)
+"""A value is stored before the event that refers to it: so young a one may still be waiting for its
+event.
+"""
+
+_COMMIT = re.compile(rb'"commit_sha": ?"([0-9a-f]{40})"')
+
+
+async def prune(store: RawStore, keep: int) -> int:
+    """Drop all events but the last `keep`. Returns how many went.
+
+    What projections have not taken in yet is gone for them: prune only what all have read. Raises
+    `InvalidRequest`.
+    """
+    if keep < 0:
+        raise InvalidRequest(f"keep {keep} is not 0 or more")
+    if keep == 0:
+        return await store.purge(EVENTS.name, (await store.state(EVENTS.name)).last_seq + 1)
+    # Seqs have gaps, so the record that far from the end may be further back than its number says.
+    kept: deque[int] = deque(maxlen=keep)
+    async for raw in store.raw(EVENTS.name):
+        kept.append(raw.seq)
+    return await store.purge(EVENTS.name, kept[0]) if kept else 0
+
+
+async def prune_documents(bus: JetStreamBus) -> int:
+    """Drop the status documents of deliberations of which the log holds nothing; return how
+    many.
+    """
+    told = {subject.rpartition(".")[2] for subject in await bus.subjects(EVENTS.name, "agent.*.*")}
+    gone = [
+        subject
+        for subject in await bus.subjects(bucket_stream(DOCUMENTS), f"{bucket_prefix(DOCUMENTS)}>")
+        if subject.rpartition(".")[2] not in told
+    ]
+    for subject in gone:
+        await bus.drop(bucket_stream(DOCUMENTS), subject)
+    return len(gone)
+
+
+async def prune_blobs(bus: JetStreamBus, *, young: timedelta = YOUNG) -> int:
+    """Drop the large values that no record refers to and that are not younger than `young`; return
+    how many.
+
+    What there is is listed before the records are read, so that a value stored meanwhile is not
+    looked at.
+    """
+    before = datetime.now(UTC) - young
+    stored = {}
+    async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_ENTRIES}>",)):
+        info = json.loads(raw.data)
+        if raw.time <= before:
+            stored[str(info["name"])] = (raw.subject, str(info["nuid"]))
+    if not stored:
+        return 0
+    used = await _find_used(bus)
+    gone = {name: where for name, where in stored.items() if name not in used}
+    for subject, nuid in gone.values():
+        await bus.drop(
+            BLOBS_STREAM, subject
+        )  # first the entry: without it nobody looks for the content
+        await bus.drop(BLOBS_STREAM, f"{BLOB_CHUNKS}{nuid}")
+    return len(gone)
+
+
+async def _find_used(bus: JetStreamBus) -> frozenset[str]:
+    """Every value that a record refers to, directly or by way of another value."""
+    used: set[str] = set()
+    for stream in (
+        EVENTS.name,
+        WORK.name,
+        DEAD.name,
+        *(bucket_stream(bucket) for bucket in BUCKETS.values()),
+    ):
+        async for raw in bus.raw(stream):
+            if b'"$blob"' in raw.data:
+                used |= _references(raw.data)
+    # A value may itself hold references: what it refers to is used as well.
+    async for raw in bus.raw(BLOBS_STREAM, subjects=(f"{BLOB_CHUNKS}>",)):
+        if b'"$blob"' in raw.data:
+            used |= {
+                found.decode() for found in re.findall(rb'"\$blob": ?"([0-9a-f]{64})"', raw.data)
+            }
+    return frozenset(used)
+
+
+def _references(data: bytes) -> frozenset[str]:
+    try:
+        return references(load_json(data))
+    except (InvalidRequest, ValueError):
+        return frozenset()  # a dead letter need not be JSON
+
+
+async def told_commits(bus: JetStreamBus) -> frozenset[str]:
+    """Return every commit that the log or a status document names."""
+    found: set[str] = set()
+    for stream in (EVENTS.name, bucket_stream(DOCUMENTS)):
+        async for raw in bus.raw(stream):
+            found |= {sha.decode() for sha in _COMMIT.findall(raw.data)}
+    return frozenset(found)

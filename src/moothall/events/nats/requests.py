@@ -1,0 +1,153 @@
+"""Asking another process over plain NATS messages: one request, one answer. Nothing of it is
+stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
+from moothall.events.codec import dump_json, load_json
+from moothall.events.nats.connection import log, reason, translate_errors
+from moothall.events.nats.fast_client import Hear, LeanClient
+from moothall.events.nats.reply_inbox import Acks
+from moothall.ports import Answerer
+
+_AT_ONCE = 16
+_LOOK = 1.0
+
+
+async def ask(
+    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+) -> tuple[Mapping[str, Any], bytes]:
+    """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does
+    within `seconds`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            [answer] = await acks.ask(client, subject, dump_json(asked), last=lambda _: True)
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise BusUnavailable(f"nobody answered on {subject}: {reason(error)}") from error
+    if _is_nobody(answer):
+        raise BusUnavailable(f"nobody answers on {subject}")
+    return _read(answer)
+
+
+async def ask_all(
+    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield what each of those who answer on `subject` says, until nobody has said anything for
+    `seconds`. Raises `BusUnavailable`.
+    """
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    inbox, token = acks.address(arrived.put_nowait)
+    try:
+        with translate_errors(f"ask on {subject}"):
+            client.put(subject, dump_json(asked), reply=inbox)
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await arrived.get()
+            except TimeoutError:
+                return
+            if _is_nobody(answer):
+                return
+            yield _read(answer)[0]
+    finally:
+        acks.forget(token)
+
+
+def _is_nobody(answer: Msg) -> bool:
+    """Whether the server says that there is nobody to answer."""
+    return (answer.headers or {}).get("Status") == "503"
+
+
+def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
+    line, _, rest = answer.data.partition(b"\n")
+    said = load_json(line)
+    if not isinstance(said, Mapping):
+        raise InvalidRequest(f"the answer on {answer.subject} is no JSON object")
+    return said, rest
+
+
+async def answer(
+    client: LeanClient, acks: Acks, subject: str, answerer: Answerer, queue: str
+) -> None:
+    """Answer until cancelled; one of those that share `queue` answers a request. Each request runs
+    in a task of its own.
+    """
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(message: Msg) -> None:
+        async with room:
+            try:
+                asked = load_json(message.data)
+                said, rest = await answerer(asked if isinstance(asked, Mapping) else {})
+                client.put(message.reply, dump_json(said) + b"\n" + rest)
+            except (MoothallError, nats.errors.Error, OSError) as error:
+                log.debug("a request was not answered", subject=subject, reason=str(error))
+
+    async with (
+        hearing(client, subject, arrived.put_nowait, acks=acks, queue=queue),
+        asyncio.TaskGroup() as group,
+    ):
+        while True:
+            message = await arrived.get()
+            if message.reply:
+                group.create_task(one(message))
+
+
+@asynccontextmanager
+async def hearing(
+    client: LeanClient, subject: str, told: Hear, *, acks: Acks | None = None, queue: str = ""
+) -> AsyncIterator[None]:
+    """Hear a subject, as `LeanClient.hear` does; with `acks` the server knows by the time that the
+    block begins. Raises `BusUnavailable`.
+    """
+    with translate_errors(f"listen on {subject}"):
+        subscription = await client.hear(subject, told, queue=queue)
+    try:
+        if acks is not None:
+            with translate_errors(f"listen on {subject}"):
+                await acks.flush(client)
+        yield
+    finally:
+        try:
+            await client.unhear(subscription)
+        except nats.errors.Error as error:
+            log.debug("unsubscribing failed", subject=subject, reason=str(error))
+
+
+async def messages(
+    client: LeanClient, subject: str, *, acks: Acks | None = None, most: int = 0
+) -> AsyncGenerator[Msg, None]:
+    """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is
+    dropped. Raises `BusUnavailable` once the bus is closed.
+    """
+    arrived: asyncio.Queue[Msg] = asyncio.Queue(most)
+
+    def take(message: Msg) -> None:
+        if arrived.full():
+            log.warning("signal dropped: its listener is too slow", subject=message.subject)
+        else:
+            arrived.put_nowait(message)
+
+    async with hearing(client, subject, take, acks=acks):
+        while True:
+            try:
+                async with asyncio.timeout(_LOOK):
+                    message = await arrived.get()
+            except TimeoutError:
+                if client.is_closed:
+                    raise BusUnavailable(
+                        f"the bus was closed while {subject} was listened to"
+                    ) from None
+            else:
+                yield message

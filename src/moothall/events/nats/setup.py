@@ -1,0 +1,191 @@
+"""Making a bus what the registry says, however often it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import nats.errors
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, BadRequestError, NotFoundError
+
+from moothall.config import BusSettings
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.events.buckets import BUCKETS, BucketSpec
+from moothall.events.nats.connection import reason
+from moothall.events.nats.fast_client import heed_cancel
+from moothall.events.nats.layout import (
+    BLOB_CHUNKS,
+    BLOB_ENTRIES,
+    BLOBS_STREAM,
+    bucket_prefix,
+    bucket_stream,
+)
+from moothall.events.registry import (
+    DUPLICATE_WINDOW,
+    DURABLES,
+    STREAMS,
+    DurableSpec,
+    StreamSpec,
+)
+
+_OTHER_CONFIGURATION = 10058
+_UNAVAILABLE = 503
+_NO_PEERS, _NO_LEADER = 10005, 10009
+_AT_ONCE, _LOOK_SECONDS = 0.01, 0.3
+_WINDOW = 120.0
+"""The server's own `duplicate_window`, said so that what is there is what is wanted."""
+
+
+def _stream_config(spec: StreamSpec, settings: BusSettings) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=spec.name,
+        description=spec.about,
+        subjects=list(spec.subjects),
+        retention=api.RetentionPolicy(spec.retention),
+        max_age=spec.max_age,
+        # A full stream refuses what is new: dropping what is old would be forgetting in silence.
+        discard=api.DiscardPolicy.NEW,
+        storage=api.StorageType.FILE,
+        num_replicas=settings.replicas,
+        duplicate_window=DUPLICATE_WINDOW,
+        allow_direct=True,
+    )
+
+
+def _bucket_config(spec: BucketSpec, settings: BusSettings) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=bucket_stream(spec),
+        description=spec.about,
+        subjects=[f"{bucket_prefix(spec)}>"],
+        max_msgs_per_subject=1,
+        max_age=spec.max_age,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+        discard=api.DiscardPolicy.NEW,
+        storage=api.StorageType.FILE,
+        num_replicas=settings.replicas,
+        duplicate_window=_WINDOW,
+        allow_direct=True,
+    )
+
+
+def _is_so(found: api.Base, wanted: api.Base) -> bool:
+    """Whether what is there says all that is wanted: whoever may only use it has nothing to ask for
+    then.
+    """
+    known = found.as_dict()
+    return all(known.get(name) == value for name, value in wanted.as_dict().items())
+
+
+async def _ensure_stream(js: JetStreamContext, config: api.StreamConfig) -> None:
+    with suppress(NotFoundError):
+        if _is_so((await heed_cancel(js.stream_info(config.name or ""))).config, config):
+            return
+    try:
+        await heed_cancel(js.add_stream(config))
+    except BadRequestError as error:
+        if error.err_code != _OTHER_CONFIGURATION:
+            raise
+        await heed_cancel(js.update_stream(config))
+
+
+async def ensure_durable(
+    js: JetStreamContext, settings: BusSettings, spec: DurableSpec, ack_wait: float | None = None
+) -> api.ConsumerInfo:
+    """Make or update a durable consumer. `ack_wait` in place of the settings' seconds."""
+    config = api.ConsumerConfig(
+        name=spec.name,
+        durable_name=spec.name,
+        description=spec.about,
+        ack_policy=api.AckPolicy.EXPLICIT,
+        ack_wait=settings.ack_wait_seconds if ack_wait is None else ack_wait,
+        # bounded in moothall.events.delivery, so that the last failure leaves a dead letter
+        max_deliver=-1,
+        filter_subjects=list(spec.filters),
+        max_ack_pending=10_000,
+    )
+    with suppress(NotFoundError):
+        info: api.ConsumerInfo = await heed_cancel(js.consumer_info(spec.stream, spec.name))
+        if _is_so(info.config, config):
+            return info
+    return await heed_cancel(js.add_consumer(spec.stream, config=config))
+
+
+async def _take_back(
+    js: JetStreamContext, settings: BusSettings, held: Sequence[DurableSpec]
+) -> None:
+    """Have what was delivered and not acked delivered again at once. The server looks a tenth of a
+    second after the change.
+    """
+    for spec in held:
+        await ensure_durable(js, settings, spec, _AT_ONCE)
+    await asyncio.sleep(_LOOK_SECONDS)
+    for spec in held:
+        await ensure_durable(js, settings, spec)
+
+
+async def forget_done(js: JetStreamContext, spec: DurableSpec) -> int:
+    """Remove work that was acked and is still there; return how much it was. A server that is
+    killed may keep the ack
+    and lose the removal, and then it gives the work to nobody and keeps it for ever. Raises the
+    client's errors.
+    """
+    floor = (await heed_cancel(js.consumer_info(spec.stream, spec.name))).ack_floor
+    gone = 0
+    for subject in spec.filters if floor is not None and floor.stream_seq else ():
+        while True:
+            try:
+                oldest = await heed_cancel(
+                    js.get_msg(spec.stream, seq=1, subject=subject, next=True)
+                )
+            except NotFoundError:
+                break
+            if not oldest.seq or oldest.seq > floor.stream_seq:
+                break
+            await heed_cancel(js.delete_msg(spec.stream, oldest.seq))
+            gone += 1
+    return gone
+
+
+async def ensure(js: JetStreamContext, settings: BusSettings, *, alone: bool = False) -> None:
+    """Make all streams, consumers and buckets. `alone`: whoever was given anything before is gone.
+    Raises `ConfigurationError` where what is there can't be brought in line.
+    """
+    try:
+        for stream in STREAMS:
+            await _ensure_stream(js, _stream_config(stream, settings))
+        known = [(spec, await ensure_durable(js, settings, spec)) for spec in DURABLES.values()]
+        if alone and (held := [spec for spec, info in known if info.num_ack_pending]):
+            await _take_back(js, settings, held)
+        for bucket in BUCKETS.values():
+            await _ensure_stream(js, _bucket_config(bucket, settings))
+        await _ensure_stream(
+            js,
+            api.StreamConfig(
+                name=BLOBS_STREAM,
+                subjects=[f"{BLOB_CHUNKS}>", f"{BLOB_ENTRIES}>"],
+                allow_rollup_hdrs=True,
+                discard=api.DiscardPolicy.NEW,
+                storage=api.StorageType.FILE,
+                num_replicas=settings.replicas,
+                duplicate_window=_WINDOW,
+                allow_direct=True,
+            ),
+        )
+    except APIError as error:
+        if error.code == _UNAVAILABLE or error.err_code in {_NO_PEERS, _NO_LEADER}:
+            raise BusUnavailable(
+                f"the bus cannot make our streams now: {error.description}; is JetStream on, are "
+                f"{settings.replicas} servers of it there, "
+                "is its store full?"
+            ) from error
+        raise ConfigurationError(
+            f"the bus holds something in the place of our streams: {error.description}"
+        ) from error
+    except (nats.errors.Error, TimeoutError) as error:
+        raise BusUnavailable(
+            f"the bus did not set up its streams: {reason(error)} Is JetStream on, and may these "
+            "credentials make them?"
+        ) from error

@@ -1,0 +1,349 @@
+"""JetStream streams as raw records: reliable writes, ordered reads that survive a restart of the
+server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+from nats.js.object_store import ObjectStore
+
+from moothall.config import BusSettings
+from moothall.errors import BusUnavailable, InvalidRequest, NotFound
+from moothall.events import codec
+from moothall.events.nats.connection import ConsumerGone, Pull, reason, translate_errors
+from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
+from moothall.events.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
+from moothall.events.nats.reply_inbox import Acks
+from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
+from moothall.events.registry import covers
+
+T = TypeVar("T")
+
+BLOB_SECONDS = 30.0
+READ_BATCH = 256
+
+
+def _minimal(subjects: Sequence[str]) -> list[str]:
+    """Without those that another one covers: a consumer takes no overlapping filters."""
+    unique = list(dict.fromkeys(subjects))
+    return [s for s in unique if not any(o != s and covers(o, s) for o in unique)]
+
+
+@dataclass(slots=True)
+class Stored:
+    """Reads and writes of raw records over one connection. Implements `RawStore`, and what `blobs`
+    asks for.
+    """
+
+    client: LeanClient
+    js: JetStreamContext
+    settings: BusSettings
+    acks: Acks
+    outbox: Outbox
+
+    async def patiently(
+        self, what: str, act: Callable[[], Awaitable[T]], seconds: float = ATTEMPT_SECONDS
+    ) -> T:
+        """Do `act`, again and again over a restart of the bus, for at most `publish_seconds`. It
+        must be repeatable; `seconds` bounds one attempt.
+
+        Raises `BusUnavailable` after that, `Permanent` for what the server refuses for good.
+        """
+        until = time.monotonic() + self.settings.publish_seconds
+        delay = 0.02
+        while True:
+            try:
+                async with asyncio.timeout(min(seconds, max(until - time.monotonic(), 0.1))):
+                    return await heed_cancel(act())
+            except NotFoundError:
+                raise  # means something to each caller
+            except nats.errors.MaxPayloadError as error:
+                raise InvalidRequest(
+                    f"the bus did not {what}: the message is over its limit of "
+                    f"{self.client.max_payload}"
+                ) from error
+            except (nats.errors.Error, TimeoutError, OSError) as error:
+                refused = refusal(error, what) if isinstance(error, APIError) else None
+                if refused is not None:
+                    raise refused from error
+                if self.client.is_closed or time.monotonic() + delay > until:
+                    raise BusUnavailable(f"the bus did not {what}: {reason(error)}") from error
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 1.0)
+
+    async def put_raw(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        message_id: str = "",
+    ) -> int:
+        """Store durably and return the seq; a repeated `message_id` returns the seq of the
+        first.
+        """
+        known = {MESSAGE_ID: message_id, **headers} if message_id else headers
+        return await (await self.outbox.send(subject, data, known))
+
+    async def read(
+        self, stream: str, subjects: Sequence[str], after_seq: int, until: int | None
+    ) -> AsyncGenerator[Raw, None]:
+        """Yield records in order, each once; up to the seq `until`, or without end for None.
+
+        A gap, a lost consumer or a restarted server begins again behind the last record that was
+        yielded.
+        """
+        last = after_seq
+        lost = 0.0
+        while until is None or last < until:
+            try:
+                async with aclosing(
+                    self._read_once(stream, subjects, last, finite=until is not None)
+                ) as records:
+                    async for raw, left in records:
+                        if until is not None and raw.seq > until:
+                            return
+                        yield raw
+                        last, lost = raw.seq, 0.0
+                        if until is not None and left == 0:
+                            return
+            except (ConsumerGone, nats.errors.Error, TimeoutError, OSError) as error:
+                lost = lost or time.monotonic()
+                patience = self.settings.publish_seconds
+                if self.client.is_closed or (
+                    until is not None and time.monotonic() - lost > patience
+                ):
+                    raise BusUnavailable(
+                        f"the bus did not go on with {stream}: {reason(error)}"
+                    ) from error
+                await asyncio.sleep(0.1)
+            else:
+                if until is not None:
+                    return
+
+    async def _read_once(
+        self, stream: str, subjects: Sequence[str], after_seq: int, *, finite: bool
+    ) -> AsyncGenerator[tuple[Raw, int], None]:
+        """Yield (record, how many are left) from a fresh consumer. Ends at a gap, and when finite
+        at the end.
+        """
+        name = self.client.new_inbox().rpartition(".")[2]
+        info = await heed_cancel(
+            self.js.add_consumer(
+                stream,
+                config=api.ConsumerConfig(
+                    name=name,
+                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                    opt_start_seq=after_seq + 1,
+                    ack_policy=api.AckPolicy.NONE,
+                    filter_subjects=_minimal(subjects) or None,
+                    mem_storage=True,
+                    num_replicas=1,
+                    inactive_threshold=60.0,
+                ),
+            )
+        )
+        try:
+            if finite and not info.num_pending:
+                return
+            expected = 1
+            async with Pull.open(self.client, stream, name) as pull:
+                while True:
+                    message = await pull.next(READ_BATCH)
+                    if message is None:
+                        if finite and await self._is_drained(stream, name, expected):
+                            return
+                        continue
+                    place = message.metadata
+                    if place.sequence.consumer != expected:
+                        raise ConsumerGone(f"{stream}: a message was lost on the way")
+                    expected += 1
+                    yield _raw(message), place.num_pending
+        finally:
+            if self.client.is_connected:
+                self._forget(stream, name)
+
+    async def _is_drained(self, stream: str, name: str, expected: int) -> bool:
+        """Whether nothing more will come; what was delivered and is still on its way counts as
+        coming.
+        """
+        info = await heed_cancel(self.js.consumer_info(stream, name))
+        return (
+            not info.num_pending
+            and info.delivered is not None
+            and info.delivered.consumer_seq < expected
+        )
+
+    async def read_now(
+        self, stream: str, subjects: Sequence[str], after_seq: int = 0, most: int = 0
+    ) -> list[Raw]:
+        """Return what is stored now under literal subjects of one length, or one pattern, in order;
+        at most `most` where given.
+
+        Asked of the stream itself, with no consumer to be made and dropped: right where one
+        deliberation is read.
+        """
+        wanted = set(subjects)
+        pattern = ".".join(
+            tokens[0] if len(set(tokens)) == 1 else "*"
+            for tokens in zip(*(s.split(".") for s in wanted), strict=True)
+        )
+        records: list[Raw] = []
+        exact = len(wanted) == 1  # the server gives nothing else
+        while True:
+            request = {"seq": after_seq + 1, "batch": most or READ_BATCH, "next_by_subj": pattern}
+            answers = await self.patiently(
+                f"look into {stream}",
+                functools.partial(self._ask, stream, codec.dump_json(request)),
+            )
+            page = [_raw_of(message) for message in answers[:-1]]
+            records += [raw for raw in page if exact or raw.subject in wanted]
+            end = answers[-1].headers or {}
+            if (
+                not page
+                or end.get("Status") != "204"
+                or end.get("Nats-Num-Pending") == "0"
+                or (most and len(records) >= most)
+            ):
+                return records
+            after_seq = page[-1].seq
+
+    async def _ask(self, stream: str, request: bytes) -> list[Msg]:
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        answers = await self.acks.ask(
+            self.client, subject, request, last=lambda message: "Status" in (message.headers or {})
+        )
+        status = (answers[-1].headers or {}).get("Status")
+        if status not in {"204", "404"}:
+            raise nats.errors.Error(
+                f"{stream} cannot be read: {status} "
+                f"{(answers[-1].headers or {}).get('Description', '')}"
+            )
+        return answers
+
+    def _forget(self, stream: str, name: str) -> None:
+        """Drop a reader's consumer; if that fails it goes by itself after a minute."""
+        self.client.put(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
+
+    async def state(self, stream: str) -> StreamState:
+        """Return what a stream holds."""
+        state = (
+            await self.patiently(f"describe {stream}", lambda: self.js.stream_info(stream))
+        ).state
+        return StreamState(
+            messages=state.messages,
+            bytes=state.bytes,
+            first_seq=state.first_seq,
+            last_seq=state.last_seq,
+        )
+
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
+        """Return the seqs that were removed on purpose from between others: nats-server knows them,
+        and not those that it lost.
+        """
+        asked = b'{"deleted_details": true}'
+        answer = await self.patiently(
+            f"describe {stream}",
+            lambda: self.client.request(f"$JS.API.STREAM.INFO.{stream}", asked, 10.0),
+        )
+        return frozenset(json.loads(answer.data)["state"].get("deleted") or ())
+
+    async def raw(
+        self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()
+    ) -> AsyncGenerator[Raw, None]:
+        """Yield what is stored now, in order; under `subjects` alone where given."""
+        until = (await self.state(stream)).last_seq
+        async for record in self.read(stream, subjects, after_seq, until):
+            yield record
+
+    async def subjects(self, stream: str, pattern: str) -> list[str]:
+        """Return the subjects under `pattern` that have records, sorted."""
+        info = await self.patiently(
+            f"list {stream}", lambda: self.js.stream_info(stream, subjects_filter=pattern)
+        )
+        return sorted(info.state.subjects or ())
+
+    async def drop(self, stream: str, subject: str) -> None:
+        """Remove all records of one subject."""
+        with translate_errors(f"drop {subject}"):
+            await heed_cancel(self.js.purge_stream(stream, subject=subject))
+
+    async def delete_raw(self, stream: str, seq: int) -> None:
+        """Remove one message. Raises `NotFound`."""
+        with translate_errors(f"delete {stream} {seq}"):
+            try:
+                await heed_cancel(self.js.delete_msg(stream, seq))
+            except APIError as error:
+                raise NotFound(f"{stream} has no message {seq}") from error
+
+    async def purge(self, stream: str, before_seq: int) -> int:
+        """Remove all messages with a seq under `before_seq` and return how many that were."""
+        before = await self.state(stream)
+        if before_seq <= before.first_seq or not before.messages:
+            return 0
+        with translate_errors(f"prune {stream}"):
+            await heed_cancel(self.js.purge_stream(stream, seq=before_seq))
+        after = await self.state(stream)
+        return before.messages + (after.last_seq - before.last_seq) - after.messages
+
+    async def put(self, sha256: str, content: bytes) -> None:
+        """Store a blob; a repeat changes nothing."""
+        store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
+
+        async def attempt() -> None:
+            try:
+                await store.get_info(sha256)
+            except NotFoundError:
+                await store.put(sha256, content)
+
+        await self.patiently("store a large value", attempt, BLOB_SECONDS)
+
+    async def get(self, sha256: str) -> bytes:
+        """Return a blob's bytes. Raises `NotFound`.
+
+        Read here and not by the client's `get`, which waits for ever when the server goes away in
+        the middle.
+        """
+        store = ObjectStore(BLOBS, BLOBS_STREAM, self.js)
+        for _ in range(3):  # whoever stores the same value again replaces its chunks
+            try:
+                info = await self.patiently("find a large value", lambda: store.get_info(sha256))
+            except NotFoundError as error:
+                raise NotFound(f"the stored value {sha256} is gone: it was pruned") from error
+            chunks = self.read(
+                BLOBS_STREAM,
+                (f"{BLOB_CHUNKS}{info.nuid}",),
+                0,
+                (await self.state(BLOBS_STREAM)).last_seq,
+            )
+            content = b"".join([chunk.data async for chunk in chunks])
+            if len(content) == (info.size or 0):
+                return content
+        raise BusUnavailable(f"the stored value {sha256} is not whole")
+
+
+def _raw(message: Msg) -> Raw:
+    place = message.metadata
+    return Raw(
+        place.sequence.stream, message.subject, message.headers or {}, message.data, place.timestamp
+    )
+
+
+def _raw_of(message: Msg) -> Raw:
+    headers = message.headers or {}
+    time = datetime.fromisoformat(headers["Nats-Time-Stamp"])
+    return Raw(int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time)

@@ -1,0 +1,382 @@
+"""The only registry of streams, subjects and durable consumers; `event_specs` is that of event
+types, `buckets` of buckets.
+
+Publishers, consumers, the AsyncAPI document and the set-up of a bus are all made from them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from string import Formatter
+from typing import Literal
+
+from moothall.domain.event import Event, EventType
+from moothall.domain.ids import ROLES, key_of
+from moothall.domain.topic import Channel, Topic
+from moothall.errors import InvalidRequest
+from moothall.events.event_specs import ADDRESSES, EVENT_SPECS
+
+DAY = 86_400.0
+DUPLICATE_WINDOW = 3600.0
+"""Seconds in which the bus itself refuses a repeated id; after that, readers do."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream. `max_age` in seconds, 0 for ever."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: Literal["limits", "workqueue"]
+    about: str
+    max_age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DurableSpec:
+    """A durable pull consumer. `prefetch` messages are held beyond those being handled: for work,
+    none,
+    because work that a busy host holds is work that an idle one can't take.
+    """
+
+    name: str
+    stream: str
+    filters: tuple[str, ...]
+    about: str
+    prefetch: int = 0
+
+
+def check_token(value: object, what: str) -> str:
+    """Return `value` if it may be one token of a subject; `what` names it in the error."""
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        raise InvalidRequest(
+            f"{what} {str(value)[:80]!r} cannot be part of a subject: letters, digits, '_' and "
+            "'-', 1 to 128 characters"
+        )
+    return value
+
+
+def subject(topic: Topic) -> str:
+    """Return the subject that carries a topic; a pattern where the topic names no one thing. Raises
+    `InvalidRequest`.
+    """
+    before, _, name = ADDRESSES[topic.channel].partition("{")
+    return before + (check_token(topic.about, name.rstrip("}")) if topic.about is not None else "*")
+
+
+def subjects(topics: Sequence[Topic]) -> tuple[str, ...]:
+    """Return the subject of each topic."""
+    return tuple(map(subject, topics))
+
+
+def _whole(*channels: Channel) -> tuple[str, ...]:
+    """All that is sent on channels, also what names no one thing."""
+    return tuple(
+        one
+        for channel in channels
+        for one in (subject(channel.all).removesuffix(".*"), subject(channel.all))
+    )
+
+
+STORIES_BARE = _whole(Channel.STORIES)[0]
+"""The subject of story events without a story."""
+EVENTS = StreamSpec(
+    "EVENTS",
+    _whole(
+        Channel.STORIES,
+        Channel.RESULTS,
+        Channel.RESPONSES,
+        Channel.WORDS,
+        Channel.PROGRESS,
+        Channel.TOOLS,
+    ),
+    "limits",
+    "The log. Its sequence is `seq` everywhere. Kept until pruned.",
+)
+WORK = StreamSpec(
+    "WORK",
+    subjects((Channel.WORK.all, Channel.CALLS.all)),
+    "workqueue",
+    "Work to be taken by exactly one taker, until acked or a day old.",
+    max_age=DAY,
+)
+AUDIT = StreamSpec(
+    "AUDIT",
+    _whole(Channel.AUDIT),
+    "limits",
+    "Who did what: a hash chain for each tenant and writer.",
+)
+DEAD = StreamSpec("DEAD", ("dead.>",), "limits", "What could not be handled, with the reason.")
+COUNCILS = StreamSpec(
+    "COUNCILS",
+    subjects((Channel.COUNCILS.all,)),
+    "limits",
+    "Who sits for which role, by tenant. Apart from the log, so that pruning forgets no council.",
+)
+STREAMS = (EVENTS, WORK, AUDIT, DEAD, COUNCILS)
+
+DURABLES: Mapping[str, DurableSpec] = {
+    spec.name: spec
+    for spec in (
+        DurableSpec(
+            "collector",
+            EVENTS.name,
+            ("agent.results.>", "agent.responses.>", "agent.words.>"),
+            "folds what happens in a deliberation into its outcome",
+            prefetch=128,
+        ),
+        DurableSpec(
+            "planning",
+            EVENTS.name,
+            _whole(Channel.STORIES),
+            "checks what happens to stories, and derives the tasks of those in planning",
+        ),
+        DurableSpec(
+            "tools",
+            WORK.name,
+            subjects((Channel.CALLS.all,)),
+            "the tool service answers callers on the bus from it",
+        ),
+        *(
+            DurableSpec(
+                f"host-{role}",
+                WORK.name,
+                subjects((Channel.WORK.of(role),)),
+                f"hosts take {role} deliberations from it",
+            )
+            for role in ROLES
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SignalSpec:
+    """A plain, unstored subject."""
+
+    channel: Channel
+    about: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def subject(self) -> str:
+        """Where it travels; what stands in braces is filled in."""
+        return ADDRESSES[self.channel]
+
+
+SIGNALS = (
+    SignalSpec(Channel.CANCEL, "Stop a deliberation now.", {"task_id": "which", "reason": "why"}),
+    SignalSpec(
+        Channel.STEER,
+        "Something was said to a deliberation, or it is to wait or to go on; the log has it.",
+        {"task_id": "which"},
+    ),
+    SignalSpec(
+        Channel.GROWING,
+        "What a seat is writing, twice a second at most; its answer is in the log once it is "
+        "whole.",
+        {
+            "task_id": "which",
+            "seat": "who",
+            "text": "the end of it, without secrets; empty: it is written",
+        },
+    ),
+    SignalSpec(
+        Channel.TAKEN,
+        "A host took up work that was delivered before: whoever had it has lost it.",
+        {"task_id": "which", "host": "who has it now", "deliveries": "how often it was delivered"},
+    ),
+    SignalSpec(
+        Channel.LINK,
+        "Bytes between a host and the pod of one of its workspaces, in a format of their own; no "
+        "JSON.",
+    ),
+    SignalSpec(
+        Channel.FIGURES,
+        "A host's figures, all of them, every few seconds.",
+        {"process": "who", "figures": "by name: rows of labels and value"},
+    ),
+    SignalSpec(
+        Channel.HOSTS, "Every host answers with how it is: a line of JSON.", {"ask": "state"}
+    ),
+    SignalSpec(
+        Channel.GRAPH,
+        "A process without the embedded graph asks the one that writes it; the answer is a line "
+        "of JSON.",
+        {
+            "question": "its name",
+            "parameters": "by name",
+            "position": "true: how far it is written",
+        },
+    ),
+    SignalSpec(
+        Channel.REPOSITORIES,
+        "A host that shares no disk with the repositories asks for a commit, a part of a bundle "
+        "or a push; the answer is a line of JSON, and bytes after it.",
+        {
+            "ask": "base, commits, push or part",
+            "repository": "by its id",
+            "tenant": "whose it is",
+            "haves": "commits that need not be sent",
+        },
+    ),
+)
+
+
+@cache
+def _template(kind: EventType) -> tuple[str, tuple[str, ...]]:
+    """The subject of a type, and the names that stand in it."""
+    subject = EVENT_SPECS[kind].subject
+    return subject, tuple(name for _, name, _, _ in Formatter().parse(subject) if name is not None)
+
+
+def subject_of(event: Event) -> str:
+    """Return the subject that an event travels on. Raises `InvalidRequest` where its data lacks the
+    id that names it.
+    """
+    subject, names = _template(event.type)
+    filled = {}
+    for name in names:
+        value = event.tenant if name == "tenant" else event.data.get(name)
+        if value is None:
+            raise InvalidRequest(f"{event.type} needs {name} in its data: its subject is {subject}")
+        token = check_token(value, name)
+        filled[name] = (
+            check_token(key_of(token, event.tenant), name) if name == "story_id" else token
+        )
+    return subject.format(**filled)
+
+
+def fits(event: Event, subject: str) -> bool:
+    """Whether an event's type travels on a subject of the log. Permissions are granted by subject.
+
+    On the subjects of stories, where other programs publish, the story and its tenant must match.
+    """
+    if is_of_story(event):
+        try:
+            return subject_of(event) == subject
+        except InvalidRequest:
+            return False
+    return subject.startswith(_template(event.type)[0].partition("{")[0])
+
+
+def is_of_story(event: Event) -> bool:
+    """Whether an event is about a story. Other programs publish such events."""
+    return EVENT_SPECS[event.type].channel is Channel.STORIES
+
+
+def is_understood(event: Event, subject: str) -> bool:
+    """Whether a story event is accepted on a subject.
+
+    Accepted are its own subject, `agile.events`, and `agile.events.<story_id>`.
+    """
+    if not is_of_story(event):
+        return False
+    try:
+        return subject in {
+            subject_of(event),
+            STORIES_BARE,
+            f"{STORIES_BARE}.{event.data.get('story_id')}",
+        }
+    except InvalidRequest:
+        return False
+
+
+def is_consumed(subject: str) -> bool:
+    """Whether a durable consumer of the log receives messages on a subject."""
+    return any(
+        matches(pattern, subject)
+        for spec in DURABLES.values()
+        if spec.stream == EVENTS.name
+        for pattern in spec.filters
+    )
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject falls under a NATS pattern (`*` one token, a last `>` one or more)."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    for place, part in enumerate(wanted):
+        if part == ">":
+            return len(tokens) > place
+        if place >= len(tokens) or part not in {"*", tokens[place]}:
+            return False
+    return len(wanted) == len(tokens)
+
+
+def covers(pattern: str, narrower: str) -> bool:
+    """Whether every subject under `narrower` falls under `pattern` too."""
+    wide, narrow = pattern.split("."), narrower.split(".")
+    for place, part in enumerate(wide):
+        if part == ">":
+            return len(narrow) > place
+        if place >= len(narrow) or narrow[place] == ">" or (part != "*" and part != narrow[place]):
+            return False
+    return len(wide) == len(narrow)
+
+
+def stream_of(subject: str) -> StreamSpec:
+    """Return the stream that stores a subject or pattern. Raises `InvalidRequest` where none
+    does.
+    """
+    for stream in STREAMS:
+        if any(covers(kept, subject) or covers(subject, kept) for kept in stream.subjects):
+            return stream
+    raise InvalidRequest(
+        f"no stream stores {subject[:120]!r}; the subjects are "
+        f"{', '.join(s for t in STREAMS for s in t.subjects)}"
+    )
+
+
+def one_stream(subjects: Sequence[str]) -> str:
+    """Return the name of the stream that stores all of `subjects`. Raises `InvalidRequest` where it
+    isn't one.
+    """
+    names = {stream_of(subject).name for subject in subjects}
+    if len(names) != 1:
+        raise InvalidRequest(
+            "subjects of one stream are read at a time, not of "
+            f"{', '.join(sorted(names)) or 'none'}"
+        )
+    return names.pop()
+
+
+def sources(topics: Sequence[Topic]) -> tuple[str, tuple[str, ...]]:
+    """Return the stream that stores topics, and their subjects; of none, the whole log. Raises
+    `InvalidRequest` where it isn't one.
+    """
+    wanted = subjects(topics) or EVENTS.subjects
+    return one_stream(wanted), wanted
+
+
+def literal(topic: Topic) -> str:
+    """Return the subject of one thing. Raises `InvalidRequest` for a topic of many."""
+    if topic.about is None:
+        raise InvalidRequest(f"what is sent on {topic.channel} must name one thing")
+    return subject(topic)
+
+
+def work_subject(topic: Topic) -> str:
+    """Return the subject of work of one kind. Raises `InvalidRequest` where it is no work."""
+    wanted = literal(topic)
+    if stream_of(wanted) is not WORK:
+        raise InvalidRequest(
+            f"{wanted} is not work; the subjects of work are {', '.join(WORK.subjects)}"
+        )
+    return wanted
+
+
+def about(subject: str) -> str:
+    """Return the id of the thing that messages on a subject are about."""
+    return subject.rpartition(".")[2]
+
+
+def durable(name: str) -> DurableSpec:
+    """Return the registered consumer. Raises `InvalidRequest`."""
+    if name not in DURABLES:
+        raise InvalidRequest(f"no durable consumer {name!r}; there are {', '.join(DURABLES)}")
+    return DURABLES[name]

@@ -1,0 +1,321 @@
+"""Who sits for which role: the councils of all tenants, folded from their events.
+
+The order of the log decides who was first, so two callers in two processes agree without a lock:
+a change is published, then read back, and the fold says whether it took effect. Where nobody made a
+council for a role, none is found here and the default one serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from moothall.config import LimitSettings, Models
+from moothall.domain.codec import dump, load
+from moothall.domain.council import Agent, Council, CouncilConfig
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest, read_role, seat_id
+from moothall.domain.task import DEFAULT_SEATS, DeliberationRequest
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, InvalidRequest, MoothallError, NoCouncil, NotFound
+from moothall.orchestrator import council_params
+from moothall.ports import Log
+from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
+
+log = get_logger(__name__)
+
+TOPICS = (Channel.COUNCILS.all,)
+AGENT_TYPES = ("", "vllm", "ray_vllm")
+_SCHEMES = ("http", "https", "grpc", "grpcs")
+_ENDPOINT_CHARS = 500
+
+Councils = Mapping[str, Council | None]
+"""By role. None: it was deleted, and the default one doesn't serve either."""
+
+
+class Roster:
+    """The councils that were made. `run` keeps it up to date; without it, `refresh` does.
+
+    `models` are those that a council and an agent may name as their profile.
+    """
+
+    def __init__(self, bus: Log, limits: LimitSettings, models: Models | None = None) -> None:
+        self._bus = bus
+        self._limits = limits
+        self._models = models or Models()
+        self._tenants: dict[str, Councils] = {}
+        self._seq = 0
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async for recorded in self._bus.follow(TOPICS, self._seq):
+            self._take(recorded)
+
+    async def refresh(self) -> None:
+        """Read what was recorded since the last time."""
+        async for recorded in self._bus.replay(TOPICS, self._seq):
+            self._take(recorded)
+
+    def find(self, role: str, tenant: str) -> Council | None:
+        """Return the council of a role, None for the default one. Raises `NoCouncil` where nobody
+        sits.
+        """
+        known = self._tenants.get(tenant, {})
+        if role not in known:
+            return None
+        council = known[role]
+        if council is None:
+            raise NoCouncil(f"the {role} council was deleted; make one with CreateCouncil")
+        if not council.agents:
+            raise NoCouncil(
+                f"the {role} council has no agents; add one with RegisterAgent, or delete it and "
+                "make another"
+            )
+        return council
+
+    async def list(self, who: Principal, role: str = "") -> Sequence[Council]:
+        """Return the councils that were made, by role; `role` narrows."""
+        wanted = read_role(role) if role else ""
+        await self.refresh()
+        known = self._tenants.get(who.tenant, {})
+        return [
+            council
+            for name, council in sorted(known.items())
+            if council is not None and wanted in {"", name}
+        ]
+
+    async def create(
+        self, role: str, num_agents: int, config: CouncilConfig, who: Principal
+    ) -> Council:
+        """Make a council of `num_agents` (0: the default). The same again changes nothing; another
+        one is `AlreadyExists`.
+        """
+        role = read_role(role)
+        count = num_agents or DEFAULT_SEATS
+        if not 1 <= count <= self._limits.agents:
+            raise InvalidRequest(
+                f"num_agents is {num_agents}; a council has 1 to {self._limits.agents} agents "
+                "(limits.agents)"
+            )
+        config = self._check(config)
+        council = Council(
+            role, tuple(Agent(seat_id(role, number)) for number in range(1, count + 1)), config
+        )
+        data = {
+            "role": role,
+            "agents": [dump(agent) for agent in council.agents],
+            "config": dump(config),
+        }
+        return await self._change(EventType.COUNCIL_CREATED, data, who)
+
+    async def delete(self, role: str, who: Principal) -> Council:
+        """Close a role: its council ends, and requests are refused until another is made. Returns
+        what it was.
+        """
+        role = read_role(role)
+        council = await self._present(role, who)
+        await self._change(EventType.COUNCIL_DELETED, {"role": role}, who)
+        return council
+
+    async def register(self, role: str, agent: Agent, who: Principal) -> Council:
+        """Add an agent. The same again changes nothing; other data under its id is
+        `AlreadyExists`.
+        """
+        role = read_role(role)
+        self._check_agent(agent)
+        council = await self._present(role, who)
+        if council.agent(agent.id) is None and len(council.agents) >= self._limits.agents:
+            raise InvalidRequest(
+                f"the {role} council has {len(council.agents)} agents, and no more fit in "
+                "(limits.agents)"
+            )
+        return await self._change(
+            EventType.AGENT_REGISTERED, {"role": role, "agent": dump(agent)}, who
+        )
+
+    async def unregister(self, role: str, agent_id: str, who: Principal) -> Council:
+        """Take an agent out. Raises `NotFound` where it doesn't sit."""
+        role = read_role(role)
+        check_id(agent_id, "agent_id")
+        council = await self._present(role, who)
+        if council.agent(agent_id) is None:
+            sitting = ", ".join(agent.id for agent in council.agents) or "nobody"
+            raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {sitting}")
+        return await self._change(
+            EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who
+        )
+
+    async def _present(self, role: str, who: Principal) -> Council:
+        await self.refresh()
+        council = self._tenants.get(who.tenant, {}).get(role)
+        if council is None:
+            raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
+        return council
+
+    async def _change(self, kind: EventType, data: Mapping[str, Any], who: Principal) -> Council:
+        """Publish a change unless it would be none, read it back, and return the council after it.
+
+        The id depends on where the log was: the same change made twice at once is one event, made
+        again later another.
+        """
+        await self.refresh()
+        known = self._tenants.get(who.tenant, {})
+        role = data["role"]
+        ordinal = f"{self._seq}-{digest(who.tenant, str(data))}"
+        event = write(kind, f"council-{role}", dict(data), ordinal=ordinal, tenant=who.tenant)
+        after = fold(known, event)
+        if after != known:
+            seq = await self._bus.publish(event)
+            await self.refresh()
+            await self._check_order(event, seq)
+        return self._tenants.get(who.tenant, {}).get(role) or Council(role)
+
+    async def _check_order(self, event: Event, seq: int) -> None:
+        """Raise what the order of the log made of our change, where another came before it."""
+        councils: Councils = {}
+        async for recorded in self._bus.replay((Channel.COUNCILS.of(event.tenant),)):
+            if recorded.seq >= seq:
+                break
+            councils = _fold(councils, recorded)
+        fold(councils, event)
+
+    def _take(self, recorded: Recorded) -> None:
+        if recorded.seq <= self._seq:
+            return
+        self._seq = recorded.seq
+        tenant = recorded.event.tenant
+        self._tenants[tenant] = _fold(self._tenants.get(tenant, {}), recorded)
+
+    def _check(self, config: CouncilConfig) -> CouncilConfig:
+        if not 0 <= config.rounds <= self._limits.rounds:
+            raise InvalidRequest(
+                f"deliberation_rounds is {config.rounds}; allowed are 0 to {self._limits.rounds} "
+                "here"
+            )
+        self._models.choose(config.model_profile)
+        if config.agent_type.lower() not in AGENT_TYPES:
+            there = ", ".join(repr(kind) for kind in AGENT_TYPES)
+            raise InvalidRequest(
+                f"unknown agent_type {config.agent_type[:40]!r}; agents are {there}, which mean "
+                "the same here"
+            )
+        tried = council_params.fill(
+            DeliberationRequest("x", "dev"), config.params, council_params.COUNCIL
+        )
+        limits = self._limits
+        if (
+            tried.constraints.max_iterations > limits.turns
+            or tried.constraints.timeout_seconds > limits.deliberation_seconds
+        ):
+            raise InvalidRequest(
+                f"custom_params ask for more than allowed here: max_iterations {limits.turns}, "
+                f"timeout_seconds {limits.deliberation_seconds:g}"
+            )
+        council_params.check_protocol(tried.protocol)
+        return replace(config, agent_type=config.agent_type.lower())
+
+    def _check_agent(self, agent: Agent) -> None:
+        check_id(agent.id, "agent_id")
+        can = agent.capabilities
+        self._models.choose(can.model_profile)
+        if can.max_concurrent_tasks < 0:
+            raise InvalidRequest(
+                f"max_concurrent_tasks is {can.max_concurrent_tasks}; it is a whole number from 0 "
+                "up"
+            )
+        texts = (
+            *can.supported_tasks,
+            *can.languages,
+            can.model_profile,
+            *agent.metadata,
+            *agent.metadata.values(),
+        )
+        if sum(map(len, texts)) + 8 * len(texts) > self._limits.agent_chars:
+            raise InvalidRequest(
+                f"capabilities and metadata are over {self._limits.agent_chars} characters "
+                "(limits.agent_chars)"
+            )
+        if agent.endpoint:
+            check_endpoint(agent.endpoint)
+
+
+def fold(councils: Councils, event: Event) -> Councils:
+    """Return the councils of a tenant after an event; the same object's equal where it changes
+    nothing.
+
+    Raises `AlreadyExists`, `NotFound` or `InvalidRequest` for one that has no place in this past.
+    """
+    role = read_role(str(event.data.get("role", "")))
+    council = councils.get(role)
+    if event.type is EventType.COUNCIL_CREATED:
+        made = load(Council, {name: event.data.get(name) for name in ("role", "agents", "config")})
+        if council is None:
+            return {**councils, role: made}
+        if council != made:
+            raise AlreadyExists(
+                f"{role} has another council already; delete it first, or change it with "
+                "RegisterAgent"
+            )
+        return councils
+    if council is None:
+        raise NotFound(f"no council was made for {role}; make one with CreateCouncil")
+    if event.type is EventType.COUNCIL_DELETED:
+        return {**councils, role: None}
+    if event.type is EventType.AGENT_REGISTERED:
+        agent = load(Agent, event.data.get("agent"))
+        known = council.agent(agent.id)
+        if known is None:
+            return {**councils, role: replace(council, agents=(*council.agents, agent))}
+        if known != agent:
+            raise AlreadyExists(
+                f"{agent.id!r} sits in the {role} council with other data; unregister it first"
+            )
+        return councils
+    if event.type is EventType.AGENT_UNREGISTERED:
+        rest = tuple(agent for agent in council.agents if agent.id != event.data.get("agent_id"))
+        return {**councils, role: replace(council, agents=rest)}
+    raise InvalidRequest(f"{event.type} says nothing of councils")
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Return an agent's endpoint if it is one by its form. Nothing is looked up and nothing
+    called.
+    """
+    wanted = (
+        f"endpoint {endpoint[:80]!r} is no address of an agent: "
+        f"{', '.join(_SCHEMES)}://host[:port][/path], without credentials"
+    )
+    try:
+        parts = urlsplit(endpoint)
+        port_is_fine = parts.port != 0
+    except ValueError as error:
+        raise InvalidRequest(wanted) from error
+    printable = endpoint.isascii() and endpoint.isprintable() and " " not in endpoint
+    named = (
+        parts.scheme in _SCHEMES
+        and parts.hostname
+        and parts.username is None
+        and parts.password is None
+    )
+    if not (
+        printable
+        and named
+        and port_is_fine
+        and not parts.fragment
+        and len(endpoint) <= _ENDPOINT_CHARS
+    ):
+        raise InvalidRequest(wanted)
+    return endpoint
+
+
+def _fold(councils: Councils, recorded: Recorded) -> Councils:
+    """Fold what takes effect; what came too late, or is malformed, changes nothing."""
+    try:
+        return fold(councils, recorded.event)
+    except MoothallError as error:
+        log.debug("an event of the councils without effect", seq=recorded.seq, reason=error.message)
+        return councils

@@ -1,0 +1,271 @@
+"""What a caller asks for, made whole: checked, and its defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from moothall.config import LimitSettings, Models
+from moothall.deliberation.prompts.text import tokens
+from moothall.domain.budget import Budget, check_budget
+from moothall.domain.codec import dump
+from moothall.domain.council import Council
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest, key_of, new_task_id, read_role, seat_id
+from moothall.domain.protocol import PROTOCOLS
+from moothall.domain.task import (
+    DEFAULT_SEATS,
+    FORGE,
+    VALIDATION,
+    Deliberation,
+    DeliberationRequest,
+    RepositoryRef,
+    argv_of,
+)
+from moothall.errors import InvalidRequest
+from moothall.orchestrator import council_params
+
+_MOST_CHECKS = 20
+
+
+if TYPE_CHECKING:
+    from moothall.tools.spec import ToolSpec
+
+
+def _of_workspaces() -> Mapping[str, ToolSpec]:
+    from moothall.tools.catalogue import CATALOGUE  # start time: most requests are no forks
+
+    return CATALOGUE
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What fills the zeros of a request."""
+
+    limits: LimitSettings
+    repository: str = ""
+    seed: int = 0
+    models: Models = field(default_factory=Models)
+    endpoints: frozenset[str] = frozenset()
+    tools: Callable[[], Mapping[str, ToolSpec]] = _of_workspaces
+    """Returns all tools that seats may have used."""
+
+
+def plan(
+    request: DeliberationRequest,
+    who: Principal,
+    defaults: Defaults,
+    now: datetime,
+    council: Council | None = None,
+) -> Deliberation:
+    """Check a request and fill in its defaults, the council's before the house's.
+
+    Raises `InvalidRequest` naming what is wrong and what would be right.
+    """
+    limits = defaults.limits
+    role = read_role(request.role)
+    if council is not None:
+        request = council_params.fill(request, council.config.params, council_params.COUNCIL)
+    description = request.description.strip()
+    if not description:
+        raise InvalidRequest("the task is empty; say in a sentence what should be done")
+    if len(description) > limits.task_chars:
+        raise InvalidRequest(
+            f"the task has {len(description)} characters; at most {limits.task_chars} "
+            "(limits.task_chars)"
+        )
+    check_budget(request.budget)
+    texts = (
+        request.constraints.rubric,
+        *request.constraints.requirements,
+        *request.constraints.metadata.values(),
+    )
+    if sum(map(len, texts)) > limits.task_chars:
+        raise InvalidRequest(
+            f"rubric, requirements and metadata together have more than {limits.task_chars} "
+            "characters"
+        )
+    if tokens(request.context) > limits.context_tokens:
+        raise InvalidRequest(
+            f"the context has about {tokens(request.context)} tokens; at most "
+            f"{limits.context_tokens}"
+        )
+    protocol = council_params.check_protocol(request.protocol)
+    members = [agent.id for agent in council.agents] if council else []
+    models, own = models_of(request, role, defaults.models, council)
+    seats = _within(
+        "num_agents",
+        request.num_agents or len(members) or DEFAULT_SEATS,
+        1,
+        limits.agents,
+        "limits.agents",
+    )
+    if PROTOCOLS[protocol].one_seat or request.merge:
+        seats = 1
+    if members and seats > len(members):
+        raise InvalidRequest(
+            f"num_agents is {seats}; the {role} council has {len(members)}: {', '.join(members)}"
+        )
+    names = tuple(members[:seats] or (seat_id(role, number) for number in range(1, seats + 1)))
+    model_by_seat = {
+        **{seat: models[number % len(models)] for number, seat in enumerate(names)},
+        **own,
+    }
+    default_rounds = (council.config.rounds if council else 0) or PROTOCOLS[protocol].rounds
+    rounds = default_rounds if request.rounds is None else request.rounds
+    default_one = bool(defaults.repository) and not request.about_text
+    seconds = request.constraints.timeout_seconds or request.budget.seconds
+    _within(
+        "timeout_seconds",
+        seconds,
+        0,
+        int(limits.deliberation_seconds),
+        "limits.deliberation_seconds",
+    )
+    house = Budget(
+        tokens=limits.tokens,
+        seconds=int(limits.deliberation_seconds),
+        calls=limits.calls,
+        cost_usd=limits.cost_usd,
+    )
+    return Deliberation(
+        task_id=key_of(
+            check_id(request.task_id, "task_id") if request.task_id else new_task_id(), who.tenant
+        ),
+        description=description,
+        role=role,
+        protocol=protocol,
+        seats=names,
+        rounds=_within("rounds", rounds, 0, limits.rounds, "limits.rounds"),
+        deadline=now + timedelta(seconds=seconds or limits.deliberation_seconds),
+        max_turns=_within(
+            "max_iterations",
+            request.constraints.max_iterations or limits.turns,
+            1,
+            limits.turns,
+            "limits.turns",
+        ),
+        constraints=request.constraints,
+        budget=_cheaper(request.budget.or_default(house), house),
+        repository=request.repository
+        or (RepositoryRef(id=defaults.repository) if default_one else None),
+        adaptive=request.adaptive,
+        peer_review=request.peer_review or bool(council and council.config.peer_review),
+        story_id=check_id(request.story_id, "story_id") if request.story_id else "",
+        plan_id=check_id(request.plan_id, "plan_id") if request.plan_id else "",
+        origin=request.origin,
+        context=request.context,
+        reviewer=read_role(request.reviewer) if request.reviewer else "",
+        merge=request.merge,
+        model=models[0],
+        seat_models={seat: name for seat, name in model_by_seat.items() if name != models[0]},
+        checks=checks_of(request),
+        tools=request.tools,
+        agent=request.agent,
+        records_calls=request.records_calls,
+        elsewhere={} if request.merge else remote_seats(council, defaults.endpoints),
+        document=request.document,
+        follows=key_of(check_id(request.follows, "follows"), who.tenant) if request.follows else "",
+        tenant=who.tenant,
+        principal=who.name,
+        seed=defaults.seed if request.seed is None else request.seed,
+    )
+
+
+def digest_of(request: DeliberationRequest, who: Principal) -> str:
+    """Return what tells requests apart. Without the context: the graph grows, and a request that is
+    repeated is the same one nevertheless; and without what is empty of the fields that came later,
+    as in those that were recorded before there were any.
+    """
+    # Tasks of a forge that an older version recorded have no origin.
+    fields = dump(
+        replace(request, context="", origin="" if request.origin == FORGE else request.origin)
+    )
+    for name in (
+        "merge",
+        "model",
+        "checks",
+        "tools",
+        "follows",
+        "fork",
+        "agent",
+        "document",
+        "records_calls",
+        "hidden_tests",
+    ):
+        if not fields[name]:
+            del fields[name]
+    return digest(str(sorted(fields.items())), who.tenant, who.name)
+
+
+def _within(name: str, value: int, low: int, high: int, setting: str) -> int:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; allowed are {low} to {high} here ({setting})")
+    return value
+
+
+def _cheaper(asked: Budget, house: Budget) -> Budget:
+    """The house's own limits are a ceiling; zero there means none."""
+
+    def least(a: float, b: float) -> float:
+        return min(a, b) if a and b else a or b
+
+    return Budget(
+        tokens=int(least(asked.tokens, house.tokens)),
+        seconds=int(least(asked.seconds, house.seconds)),
+        calls=int(least(asked.calls, house.calls)),
+        cost_usd=least(asked.cost_usd, house.cost_usd),
+    )
+
+
+def models_of(
+    request: DeliberationRequest, role: str, models: Models, council: Council | None
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the models that go round the seats, the council's first, and those of seats that have
+    one of their own. What the request names goes before what a seat, the council and the role have;
+    it may name several, with commas. Raises `InvalidRequest`.
+    """
+    if request.merge:
+        return ("",), {}
+    wanted = request.model or (council.config.model_profile if council else "")
+    several = (
+        [models.choose(name) for name in wanted.split(",")] if wanted else [models.of_role(role)]
+    )
+    agents = council.agents if council and not request.model else ()
+    return several, {
+        agent.id: models.choose(name)
+        for agent in agents
+        if (name := agent.capabilities.model_profile)
+    }
+
+
+def remote_seats(council: Council | None, endpoints: AbstractSet[str]) -> Mapping[str, str]:
+    """Return the endpoints of seats whose agents are asked elsewhere: those that the settings
+    allow.
+    """
+    return {
+        agent.id: agent.endpoint
+        for agent in (council.agents if council else ())
+        if agent.endpoint in endpoints
+    }
+
+
+def checks_of(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
+    """Return the request's own checks as argv. Raises `InvalidRequest`."""
+    if request.checks and request.about_text:
+        raise InvalidRequest(
+            "a check needs a repository to run in; leave it out of a task about text"
+        )
+    if len(request.checks) > _MOST_CHECKS:
+        raise InvalidRequest(f"{len(request.checks)} checks are asked for; at most {_MOST_CHECKS}")
+    return {f"{VALIDATION}-{number}": _words(line) for number, line in enumerate(request.checks, 1)}
+
+
+def _words(line: str) -> tuple[str, ...]:
+    try:
+        return argv_of(line)
+    except ValueError as error:
+        raise InvalidRequest(f"the check {error}") from error

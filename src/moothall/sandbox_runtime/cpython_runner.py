@@ -1,0 +1,112 @@
+"""A block of Python under CPython, beside the workspace's files, with tools asked over one socket.
+Runs inside; standard library only.
+
+Started as `python -c … FD`, where FD is the socket; the block lies in `BLOCK`. What it prints is
+the command's output.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+import traceback
+import types
+
+from moothall.sandbox_runtime.protocol import Frames, pack
+from moothall.sandbox_runtime.rpc_channel import BLOCK
+from moothall.sandbox_runtime.tool_proxy import Face, ToolError, plain
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Message = dict[str, Any]
+
+COMMAND = (
+    "import sys; sys.path.insert(0, '/opt/moothall'); from "
+    "moothall.sandbox_runtime.cpython_runner import "
+    "main; main()"
+)
+
+
+class Socket:
+    """The child's end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._frames = Frames()
+
+    def say(self, message: Message) -> None:
+        """Send."""
+        data = memoryview(pack(message))
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def ask(self, name: str, arguments: Message) -> Message:
+        """Ask, and wait for the answer."""
+        self.say({"op": "call", "name": name, "args": arguments})
+        while data := os.read(self._descriptor, 1 << 20):
+            if messages := self._frames.feed(data):
+                return messages[0]
+        sys.exit(1)
+
+
+def _group(face: Face, group: str) -> types.SimpleNamespace:
+    def method(name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: face.call(group, name, args, kwargs)
+
+    return types.SimpleNamespace(**{name: method(name) for name in face.names(group)})
+
+
+def _run(code: str, space: Message) -> Any:
+    tree = ast.parse(code, "<block>")
+    last = tree.body[-1] if tree.body else None
+    value = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
+    if value is not None:
+        del tree.body[-1]
+    exec(compile(tree, "<block>", "exec"), space)  # noqa: S102 - what this is for, inside a sandbox
+    return eval(compile(value, "<block>", "eval"), space) if value is not None else None  # noqa: S307 - as above
+
+
+def main() -> None:
+    """Run the block and say how it ended."""
+    sys.path.remove("/opt/moothall")
+    socket = Socket(int(sys.argv[1]))
+    sys.argv = [""]
+    with open(BLOCK, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
+        order = json.load(file)
+    os.unlink(BLOCK)  # noqa: PTH108 - as above
+    face = Face(order["tools"], socket.ask, agents=order["agents"])
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    space = module.__dict__
+    space.update(order["inputs"])
+    space.update({group: _group(face, group) for group in face.groups}, ToolError=ToolError)
+    try:
+        end: Message = {"status": "success", "value": plain(_run(order["code"], space))}
+    except MemoryError:
+        end = {"status": "memory", "error": "MemoryError"}
+    except SystemExit as ended:
+        end = {
+            "status": "error" if ended.code else "success",
+            "error": f"it ended with sys.exit({ended.code!r})",
+        }
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is how the block ended
+        shown = None if isinstance(error, SyntaxError) else _inner(error)
+        end = {
+            "status": "error",
+            "error": "".join(traceback.format_exception(type(error), error, shown)),
+        }
+    sys.stdout.flush()
+    socket.say({"op": "end", **end})
+    os._exit(0)
+
+
+def _inner(error: BaseException) -> Any:
+    """Return where the block's own part of a traceback begins."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != "<block>":
+        frame = frame.tb_next
+    return frame

@@ -1,0 +1,427 @@
+"""What of a repository bears on a task: the code round some lines, a short function to show, and a
+map of the rest.
+
+The map is made as aider's is: definitions and references by tree-sitter's grammars, files ranked by
+a PageRank that leans towards what the task, its failing tests and their tracebacks name. The same
+files and arguments give the same bytes. Runs in a child of the executor; not in the catalogue: only
+the trusted side asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+
+from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.sandbox_runtime.syntax import (
+    Definition,
+    definitions,
+    language_of,
+    library,
+    parse,
+    parser,
+)
+from moothall.sandbox_runtime.texts import TextLimits, read_text
+
+TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from tree_sitter import Node, Query
+
+_CALLS = {
+    "python": """
+        (call function: [(identifier) @r (attribute attribute: (identifier) @r)])
+        (import_from_statement name: (dotted_name (identifier) @r))
+        (class_definition superclasses: (argument_list (identifier) @r))
+        (decorator (identifier) @r) (type (identifier) @r)""",
+    "javascript": """
+        (call_expression function: [(identifier) @r (member_expression property: (property_identifier) @r)])
+        (new_expression constructor: (identifier) @r) (import_specifier name: (identifier) @r)""",  # noqa: E501 - a line of embedded text
+    "go": """
+        (call_expression function: [(identifier) @r (selector_expression field: (field_identifier) @r)])
+        (type_identifier) @r""",  # noqa: E501 - a line of embedded text
+    "rust": """
+        (call_expression function: [(identifier) @r (scoped_identifier name: (identifier) @r)
+                                    (field_expression field: (field_identifier) @r)])
+        (macro_invocation macro: (identifier) @r) (type_identifier) @r""",
+}
+_CALLS["typescript"] = _CALLS["tsx"] = _CALLS["javascript"] + " (type_identifier) @r"
+_SKIPPED = frozenset({"vendor", "third_party", "dist", "site-packages", "testdata"})
+_TEST = re.compile(
+    r"(?:^|/)(?:tests?|__tests__|specs?|testing)(?:/|$)|(?:^|/)test_|_test\.|\.(?:test|spec)\.|(?:^|/)conftest\.py$"
+)
+_LONG_LINES = 300  # bytes a line on average: what nobody wrote by hand
+_DAMPING, _ROUNDS = 0.85, 30
+_SPAN_ROWS, _ROUND_ROWS, _SPAN_CHARS = 80, 12, 8000
+_EXAMPLE_ROWS, _EXAMPLE_CHARS = 9, 320
+_SIGNATURE_CHARS = 120
+
+
+@dataclass(slots=True)
+class _Source:
+    """A file that was parsed: what it defines, and how often it refers to which names."""
+
+    path: str
+    language: str
+    data: bytes
+    root: Node
+    found: list[Definition]
+    calls: Counter[str]
+
+
+@lru_cache(maxsize=8)
+def _query(language: str) -> Query:
+    found: Query = library().Query(parser(language).language, _CALLS[language])
+    return found
+
+
+def survey(
+    root: int, files: Sequence[tuple[str, int]], args: Mapping[str, Any], limits: TextLimits
+) -> dict[str, Any]:
+    """Return `spans` ({path, name, line, text}), `homes` (paths), `example` (a span or nothing) and
+    `map`.
+
+    `files` are the paths and sizes of all there are. Arguments: `frames` (lists of path and line),
+    `tests` (lists of path and name), `paths` and `words` that count more than others, `names` whose
+    `homes` (files that define them) are looked for, `known` (the only paths that are read, where
+    there are any), and the limits `files`, `bytes`, `map_chars`.
+    """
+    seeds = list(
+        dict.fromkeys(
+            [path for path, _ in args["frames"]]
+            + [path for path, _ in args["tests"]]
+            + list(args["paths"])
+        )
+    )
+    sources = {source.path: source for source in _read(root, files, seeds, args, limits)}
+    spans, seen = [], set()
+    for path, line in args["frames"]:
+        source = sources.get(path)
+        if source is not None and (span := _round(source, int(line))) is not None:
+            spans.append(span)
+    for path, name in args["tests"]:
+        source = sources.get(path)
+        spans += (
+            [
+                _span(source, item)
+                for item in source.found
+                if item.parts[-1] == name and not item.is_type
+            ]
+            if source
+            else []
+        )
+    spans = [
+        span
+        for span in spans
+        if (key := (span["path"], span["line"])) not in seen and not seen.add(key)  # type: ignore[func-returns-value]
+    ]
+    ranked = _rank(list(sources.values()), set(seeds), set(args["words"]))
+    return {
+        "spans": spans,
+        "homes": _homes(sources.values(), args["names"]),
+        "example": _example(sources, seeds, [source for source, _ in ranked], spans),
+        "map": _draw(ranked, int(args["map_chars"])),
+        "parsed": len(sources),
+    }
+
+
+def _read(
+    root: int,
+    files: Sequence[tuple[str, int]],
+    seeds: Sequence[str],
+    args: Mapping[str, Any],
+    limits: TextLimits,
+) -> Iterator[_Source]:
+    """Parse the files nearest to the seeds first, until the limits."""
+    folders = {path.rpartition("/")[0] for path in seeds}
+
+    def far(path: str) -> tuple[bool, bool, int, str]:
+        folder = path.rpartition("/")[0]
+        return (
+            path not in seeds,
+            _TEST.search(path) is not None,
+            min((_steps(folder, other) for other in folders), default=0),
+            path,
+        )
+
+    known = [
+        (path, size)
+        for path, size in files
+        if language_of(path) and not _SKIPPED.intersection(path.split("/")[:-1])
+    ]
+    if tracked := frozenset(args.get("known") or ()):
+        known = [(path, size) for path, size in known if path in tracked]
+    modules = {path for path, _ in known}
+    known = [
+        (path, size) for path, size in known if not _is_stub_of(path, modules) or path in seeds
+    ]
+    left = int(args["bytes"])
+    for path, size in sorted(known, key=lambda item: far(item[0]))[: int(args["files"])]:
+        if size > left or not size:
+            continue
+        try:
+            data = read_text(root, path, limits).encode("utf-8", "surrogateescape")
+        except ToolFailure:
+            continue
+        if len(data) > _LONG_LINES * (data.count(b"\n") + 1):
+            continue
+        left -= size
+        language = language_of(path)
+        tree = parse(language, data)
+        captured = library().QueryCursor(_query(language)).captures(tree).get("r", [])
+        calls = Counter(
+            data[node.start_byte : node.end_byte].decode("utf-8", "replace") for node in captured
+        )
+        yield _Source(path, language, data, tree, list(definitions(tree, language)), calls)
+
+
+def _is_stub_of(path: str, modules: set[str]) -> bool:
+    """Whether a path is the stub of a module that is there too."""
+    return path.endswith(".pyi") and path[:-1] in modules
+
+
+def _steps(one: str, other: str) -> int:
+    """Return how many folders lie between two."""
+    ones, others = one.split("/") if one else [], other.split("/") if other else []
+    same = 0
+    while same < min(len(ones), len(others)) and ones[same] == others[same]:
+        same += 1
+    return len(ones) + len(others) - 2 * same
+
+
+def _round(source: _Source, line: int) -> dict[str, Any] | None:
+    """Return the function round a line; outside of any, the statement or some lines."""
+    row = line - 1
+    rows = source.data.count(b"\n") + 1
+    if not 0 <= row < rows:
+        return None
+    held = [
+        item
+        for item in definitions(source.root, source.language, deep=True)
+        if item.line <= line <= item.last_line and not item.is_type
+    ]
+    fits = [item for item in held if item.last_line - item.line < _SPAN_ROWS]
+    if fits:
+        return _span(source, fits[0])
+    node: Node | None = source.root
+    best = None
+    while node is not None and best is None:
+        node = next(
+            (
+                child
+                for child in node.named_children
+                if child.start_point[0] <= row <= child.end_point[0]
+            ),
+            None,
+        )
+        if node is not None and node.end_point[0] - node.start_point[0] < _SPAN_ROWS:
+            best = node
+    first, last = (
+        (best.start_point[0], best.end_point[0])
+        if best is not None
+        else (max(row - _ROUND_ROWS, 0), row + _ROUND_ROWS)
+    )
+    text = b"\n".join(source.data.split(b"\n")[first : last + 1]).decode("utf-8", "replace")
+    return {
+        "path": source.path,
+        "name": held[-1].label(source.language) if held else "",
+        "line": first + 1,
+        "text": text[:_SPAN_CHARS],
+    }
+
+
+def _homes(sources: Iterable[_Source], names: Sequence[str]) -> list[str]:
+    """Return the files that define the names, each where just one does."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for source in sources:
+        for item in source.found:
+            if len(item.parts) == 1 and not _TEST.search(source.path):
+                places[item.parts[0]].append(source.path)
+    return list(
+        dict.fromkeys(places[name][0] for name in names if len(set(places.get(name, ()))) == 1)
+    )
+
+
+def _text(source: _Source, item: Definition) -> str:
+    """Return a definition's text with the indentation of its first line."""
+    start = source.data.rfind(b"\n", 0, item.start) + 1
+    return source.data[start : item.end].decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+def _span(source: _Source, item: Definition) -> dict[str, Any]:
+    return {
+        "path": source.path,
+        "name": item.label(source.language),
+        "line": item.line,
+        "text": _text(source, item)[:_SPAN_CHARS],
+    }
+
+
+def _rank(
+    sources: Sequence[_Source], seeds: set[str], words: set[str]
+) -> list[tuple[_Source, dict[str, float]]]:
+    """Return the sources, the most relevant first, each with the weight of the names that it
+    defines.
+    """
+    defines: dict[str, list[int]] = defaultdict(list)
+    for number, source in enumerate(sources):
+        for name in dict.fromkeys(item.parts[-1] for item in source.found):
+            defines[name].append(number)
+    edges: list[list[tuple[int, str, float]]] = []
+    for source in sources:
+        lean = 10.0 if source.path in seeds else 1.0
+        edges.append(
+            [
+                (to, name, lean * _worth(name, len(defines[name]), words) * sqrt(count))
+                for name, count in sorted(source.calls.items())
+                if name in defines
+                for to in defines[name]
+                if sources[to] is not source
+            ]
+        )
+    start = [
+        (100.0 if source.path in seeds else 0.0)
+        + sum(10.0 for item in source.found if item.parts[-1] in words)
+        + 1.0
+        for source in sources
+    ]
+    rank = _page_rank(edges, start)
+    names: list[dict[str, float]] = [
+        dict.fromkeys((item.parts[-1] for item in source.found), 0.0) for source in sources
+    ]
+    for number, out in enumerate(edges):
+        total = sum(weight for _, _, weight in out)
+        for to, name, weight in out:
+            names[to][name] += rank[number] * weight / total
+    for number, held in enumerate(names):
+        if _TEST.search(sources[number].path):
+            held.clear()  # those that matter are shown whole
+        for name in held:
+            held[name] += rank[number] * (0.1 if name in words else 0.001)
+    order = sorted(range(len(sources)), key=lambda number: (-rank[number], sources[number].path))
+    return [(sources[number], names[number]) for number in order]
+
+
+def _worth(name: str, places: int, words: set[str]) -> float:
+    """Return how much a reference to a name says: much where the task says it, little where many
+    files define it.
+    """
+    worth = 10.0 if name in words else 1.0
+    return worth * (0.1 if name.startswith("_") or places > 5 else 1.0)  # noqa: PLR2004 - as aider's
+
+
+def _page_rank(
+    edges: Sequence[Sequence[tuple[int, str, float]]], start: Sequence[float]
+) -> list[float]:
+    share = sum(start) or 1.0
+    lean = [weight / share for weight in start]
+    totals = [sum(weight for _, _, weight in out) for out in edges]
+    rank = lean
+    for _ in range(_ROUNDS):
+        lost = sum(value for value, total in zip(rank, totals, strict=True) if not total)
+        new = [(1 - _DAMPING + _DAMPING * lost) * weight for weight in lean]
+        for number, out in enumerate(edges):
+            for to, _name, weight in out:
+                new[to] += _DAMPING * rank[number] * weight / totals[number]
+        rank = new
+    return rank
+
+
+def _draw(ranked: Sequence[tuple[_Source, dict[str, float]]], room: int) -> str:
+    """Return files and signatures, the best that fit, files in the order of their rank and
+    definitions in that of their lines.
+    """
+    best = sorted(
+        (
+            (weight, number, at)
+            for number, (source, names) in enumerate(ranked)
+            for at, item in enumerate(source.found)
+            if item.node.type != "impl_item"
+            and not item.is_stub
+            and (weight := names.get(item.parts[-1], 0.0)) > 0
+        ),
+        key=lambda item: (-item[0], item[1], item[2]),
+    )
+    chosen: dict[int, set[int]] = defaultdict(set)
+    for _weight, number, at in best:
+        source = ranked[number][0]
+        cost = (
+            len(_row(source, source.found[at]))
+            + 1
+            + (0 if number in chosen else len(source.path) + 2)
+        )
+        if cost > room:
+            break
+        room -= cost
+        chosen[number].add(at)
+    lines = []
+    for number in sorted(chosen):
+        source = ranked[number][0]
+        lines += [
+            f"{source.path}:",
+            *(_row(source, source.found[at]) for at in sorted(chosen[number])),
+        ]
+    return "\n".join(lines)
+
+
+def _row(source: _Source, item: Definition) -> str:
+    said = item.signature(source.data)[:_SIGNATURE_CHARS]
+    inside = len(item.parts) > 1
+    if not inside:
+        return f"  {said}"
+    above = item.label(source.language)[: -len(item.parts[-1])]
+    return f"  {above[:-1].rstrip(':.')}: {said}" if source.language != "go" else f"  {said}"
+
+
+def _example(
+    sources: Mapping[str, _Source],
+    seeds: Sequence[str],
+    ranked: Sequence[_Source],
+    spans: Sequence[Mapping[str, Any]],
+) -> dict[str, Any] | None:
+    """Return a short function of the code at hand, rather one that is not to be mended, without a
+    string that JSON would escape.
+    """
+    meant = {(span["path"], span["name"]) for span in spans}
+    near = [sources[path] for path in seeds if path in sources]
+    order = [
+        path
+        for path in dict.fromkeys(source.path for source in (*near, *ranked))
+        if not _TEST.search(path)
+    ]
+    last: dict[str, Any] | None = None
+    for path in order:
+        source = sources[path]
+        for item in source.found:
+            text = _text(source, item)
+            if (
+                item.is_type
+                or not 1 < text.count("\n") + 1 <= _EXAMPLE_ROWS
+                or len(text) > _EXAMPLE_CHARS
+            ):
+                continue
+            if (
+                '"' in text
+                or "\\" in text
+                or (
+                    not text.isprintable()
+                    and not text.replace("\n", "").replace("\t", "").isprintable()
+                )
+            ):
+                continue
+            shown = {**_span(source, item), "text": _bare(text)}
+            if (path, shown["name"]) not in meant:
+                return shown
+            last = last or shown
+    return last
+
+
+def _bare(text: str) -> str:
+    rows = text.split("\n")
+    lead = rows[0][: len(rows[0]) - len(rows[0].lstrip())]
+    return "\n".join(row.removeprefix(lead) for row in rows)

@@ -1,0 +1,374 @@
+"""The board: stories, where each stands, and moving them. All that it knows is the log; of two
+moves at once one wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from moothall.concurrency import Fan
+from moothall.domain.budget import NO_BUDGET, Budget, check_budget
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest, key_of
+from moothall.domain.plan import Remark, Story
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken
+from moothall.ports import Log
+from moothall.stories import coach
+from moothall.stories.architect_prompts import design_task
+from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
+from moothall.stories.story_state import Card, enter, fold
+from moothall.telemetry.events import write
+
+_COMMENT, _PATH, _QUOTED = 4_000, 400, 400
+_GATES = ("accept", "reject")
+"""How the events begin by which people decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened to a story, which stands as `card` says then. Without one: `seq` is
+    where the board stands.
+    """
+
+    seq: int
+    type: str = ""
+    card: Card | None = None
+    tenant: str = ""
+
+
+class Board:
+    """Stories of all tenants; each caller sees and moves those of its own."""
+
+    def __init__(self, bus: Log) -> None:
+        self._bus = bus
+        self._moments = Fan(self._watch_moments)
+        self._cards: dict[tuple[str, str], Card] = {}
+        self._read, self._first = 0, ""
+        self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
+
+    async def create(
+        self,
+        draft: coach.StoryDraft,
+        who: Principal,
+        *,
+        key: str,
+        repository: str = "",
+        rigor: str = "",
+        budget: Budget = NO_BUDGET,
+    ) -> Card:
+        """Put a story on the board. `key` names the request: the same again is the same story.
+        Raises `InvalidRequest`, `AlreadyExists`.
+        """
+        check_budget(budget)
+        draft = coach.check(draft)
+        if not draft.title:
+            raise InvalidRequest(
+                "the story has no title: say what is possible afterwards, such as 'Export "
+                "invoices as CSV'"
+            )
+        rigor = rigor.strip().upper() or DEFAULT_RIGOR
+        if rigor not in lifecycle().ready:
+            raise InvalidRequest(
+                f"rigor_level is {rigor[:40]!r}; it is one of {', '.join(lifecycle().ready)}"
+            )
+        data = {
+            "story_id": f"story-{digest(who.tenant, key)[:16]}",
+            "title": draft.title,
+            "brief": draft.description,
+            "ac": list(draft.ac),
+            "repository": repository,
+            "rigor_level": rigor,
+            "actor": who.name,
+            **({"budget": dump(budget)} if budget != NO_BUDGET else {}),
+        }
+        event = write(EventType.STORY_CREATED, str(data["story_id"]), data, tenant=who.tenant)
+        try:
+            await self._bus.create(event)
+        except AlreadyExists:
+            card = await self.card(str(data["story_id"]), who)
+            if card.draft != draft:
+                raise
+            return card
+        return await self.card(str(data["story_id"]), who)
+
+    async def card(self, story_id: str, who: Principal) -> Card:
+        """Return how a story stands. Raises `NotFound`, also across tenants."""
+        card = Card(Story(check_id(story_id, "story_id")))
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
+            card = fold(card, recorded, who.tenant)
+        if not card.story.told:
+            raise NotFound(f"no story {story_id!r}")
+        return card
+
+    async def moves(self, story_id: str, who: Principal) -> list[Event]:
+        """Return the moves of a story that counted, the first first."""
+        card, moves = Card(Story(check_id(story_id, "story_id"))), []
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
+            before, card = card.moved, fold(card, recorded, who.tenant)
+            if card.entered is not None and card.moved != before:
+                moves.append(card.entered)
+        return moves
+
+    async def find(self, story_id: str, who: Principal) -> Card | None:
+        """Return how a story stands that is on the board; None for any other."""
+        try:
+            card = await self.card(story_id, who)
+        except (NotFound, InvalidRequest):
+            return None
+        return card if card.created else None
+
+    async def cards(self, who: Principal) -> list[Card]:
+        """Return the stories of a tenant, by id. What was read of the log is kept: only what came
+        since is read, once for all who ask meanwhile.
+        """
+        begun = self._begun
+        async with self._reading:
+            if self._ended <= begun:  # none that began since has ended well
+                self._begun += 1
+                await self._read_on()
+                self._ended = self._begun
+        found = {
+            story_id: card
+            for (tenant, story_id), card in self._cards.items()
+            if tenant == who.tenant and card.created
+        }
+        return [card for _, card in sorted(found.items())]
+
+    async def _read_on(self) -> None:
+        """Take in what came since; all of it anew where the log does not begin as it did: it was
+        pruned, or is another.
+        """
+        first = await self._bus.first(Channel.STORIES.all)
+        if (begins := first.event.id if first else "") != self._first:
+            self._cards, self._read, self._first = {}, 0, begins
+        async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
+            _moment(self._cards, recorded)
+            self._read = recorded.seq
+
+    async def history(self, story_id: str, who: Principal) -> list[Event]:
+        """Return what happened to a story, in order. Raises `NotFound`."""
+        await self.card(story_id, who)
+        replayed = self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),))
+        return [
+            recorded.event async for recorded in replayed if recorded.event.tenant == who.tenant
+        ]
+
+    async def comment(
+        self, story_id: str, text: str, who: Principal, *, key: str, on: Remark | None = None
+    ) -> None:
+        """Say something about a story, or about a line of what was built for it (`on`, whose words
+        these are); `key` names the request. Raises `NotFound`, `InvalidRequest`.
+        """
+        if not text.strip():
+            raise InvalidRequest("the comment is empty")
+        _check_comment(text)
+        await self.card(story_id, who)
+        data: dict[str, object] = {"story_id": story_id, "comment": text, "actor": who.name}
+        if on is not None:
+            data |= {
+                "task_id": on.task_id,
+                "path": on.path[:_PATH],
+                "line": on.line,
+                "quoted": on.quoted[:_QUOTED],
+            }
+        await self._bus.publish(
+            write(
+                EventType.STORY_COMMENTED,
+                story_id,
+                data,
+                ordinal=digest(who.name, key),
+                tenant=who.tenant,
+            )
+        )
+
+    async def watch(
+        self, after_seq: int | None, who: Principal
+    ) -> AsyncGenerator[list[Moment], None]:
+        """Yield what happens to a tenant's stories after `after_seq` until closed, what came at
+        once together. None: from now on, which is when the first comes, empty. However many watch,
+        the bus is read once.
+        """
+        async with aclosing(self._moments.listen()) as moments:
+            told = await anext(moments)
+            seen, stands = after_seq, told[0].seq
+            if seen is None:
+                yield []
+            elif seen < stands and (
+                missed := [
+                    moment
+                    async for moment in self._replay_moments({})
+                    if seen < moment.seq <= stands and _of(moment, who)
+                ]
+            ):
+                yield missed
+            seen = max(stands, seen or 0)
+            while told:
+                if found := [moment for moment in told if moment.seq > seen and _of(moment, who)]:
+                    yield found
+                told = await anext(moments, [])
+
+    @property
+    def watching(self) -> int:
+        """How many watch, of all tenants."""
+        return self._moments.listening
+
+    async def _watch_moments(self) -> AsyncGenerator[Moment, None]:
+        """Say where the board stands, then what happens on it."""
+        cards: dict[tuple[str, str], Card] = {}
+        seq = 0
+        async for moment in self._replay_moments(cards):
+            seq = moment.seq
+        yield Moment(seq)
+        async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
+            async for recorded in events:
+                yield _moment(cards, recorded)
+
+    async def _replay_moments(
+        self, cards: dict[tuple[str, str], Card]
+    ) -> AsyncGenerator[Moment, None]:
+        async for recorded in self._bus.replay((Channel.STORIES.all,)):
+            yield _moment(cards, recorded)
+
+    async def move(
+        self,
+        story_id: str,
+        event: str,
+        who: Principal,
+        *,
+        comment: str = "",
+        system: bool = False,
+        seen: int | None = None,
+    ) -> Card:
+        """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if
+        nothing came after this seq. Raises `NotFound`, what `decide` does, and `Overtaken` naming
+        the state that another move led to.
+        """
+        _check_comment(comment)
+        card = await self.settle(await self.card(story_id, who))
+        before = card.stand.state
+        roles = {SYSTEM} if system else who.roles
+        while True:
+            if seen is not None and card.seq != seen:
+                raise Overtaken(
+                    f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at "
+                    f"{seen}"
+                )
+            after = decide(card.stand, event, roles)
+            data = {
+                "story_id": story_id,
+                "from_state": card.stand.state,
+                "to_state": after.state,
+                "event": event,
+                "actor": who.name,
+                "roles": sorted(roles),
+                "comment": comment,
+            }
+            told = write(
+                EventType.STORY_TRANSITIONED,
+                story_id,
+                data,
+                ordinal=digest(event, who.name, comment, card.moved),
+                tenant=who.tenant,
+            )
+            try:
+                seq = await self._bus.create(told, card.seq)
+            except AlreadyExists:
+                card = await self.card(story_id, who)
+                if card.moved == told.id:  # ours, and its ack was lost
+                    return card
+                if card.stand.state != before:
+                    raise Overtaken(
+                        f"story {story_id} is in {card.stand.state} now: another move came first"
+                    ) from None
+            else:
+                return await self.settle(enter(replace(card, seq=seq), after, told))
+
+    async def check_move(self, story_id: str, event: Event) -> None:
+        """Raise what `decide` raises if a recorded move of a story on the board did not count.
+
+        Moves of stories that are not on the board are only recorded.
+        """
+        card = Card(Story(check_id(story_id, "story_id")))
+        async for recorded in self._bus.replay(
+            (Channel.STORIES.of(key_of(story_id, event.tenant)),)
+        ):
+            if recorded.event.id == event.id:
+                break
+            card = fold(card, recorded, event.tenant)
+        if card.created:
+            roles = event.data.get("roles")
+            decide(
+                card.stand,
+                str(event.data.get("event")),
+                [str(role) for role in roles] if isinstance(roles, list) else (),
+            )
+
+    async def settle(self, card: Card) -> Card:
+        """Record the decision that the last move of a story was, if that is not done yet; return
+        how the story stands then.
+        """
+        if card.decided == card.moved or (decision := _decision(card)) is None:
+            return card
+        return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
+
+
+def _moment(cards: dict[tuple[str, str], Card], recorded: Recorded) -> Moment:
+    """Return what happened, of the stories so far, which are told of it."""
+    event, story_id = recorded.event, recorded.event.data.get("story_id")
+    if not isinstance(story_id, str):
+        return Moment(recorded.seq)
+    key = (event.tenant, story_id)
+    card = cards[key] = fold(cards.get(key, Card(Story(story_id))), recorded, event.tenant)
+    return Moment(recorded.seq, event.type, card, event.tenant)
+
+
+def _of(moment: Moment, who: Principal) -> bool:
+    return moment.card is not None and moment.card.created and moment.tenant == who.tenant
+
+
+def _decision(card: Card) -> Event | None:
+    """Return the decision that the last move of a story was; None where nobody decided on
+    anything.
+    """
+    moved = card.entered
+    if moved is None or not str(moved.data.get("event")).startswith(_GATES):
+        return None
+    said = str(moved.data.get("event"))
+    comment = str(moved.data.get("comment") or "")
+    plan = (
+        card.plan.data if card.plan is not None and moved.data.get("from_state") == "design" else {}
+    )
+    designed = (
+        design_task(str(plan.get("plan_id")))
+        if plan.get("by") == "architects"
+        else str(plan.get("design") or "")
+    )
+    checked = (
+        str(card.check.data.get("task_id") or "")
+        if card.check and moved.data.get("from_state") != "design"
+        else ""
+    )
+    data = {
+        "story_id": card.story.id,
+        "task_id": designed or checked,
+        "approver": moved.data.get("actor"),
+        "decision": "approved"
+        if said.startswith("accept")
+        else "changes"
+        if comment or card.remarks
+        else "rejected",
+        "comment": comment,
+    }
+    origin = {"ordinal": moved.id, "causationid": moved.id, "tenant": moved.tenant}
+    return write(EventType.DECISION_MADE, card.story.id, data, **origin, time=moved.time)
+
+
+def _check_comment(text: str) -> None:
+    if len(text) > _COMMENT:
+        raise InvalidRequest(f"the comment has {len(text)} characters; allowed are {_COMMENT}")

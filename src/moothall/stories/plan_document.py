@@ -1,0 +1,173 @@
+"""Tasks as people and architects write them: numbers of criteria, and what builds on what. They
+become tasks only where they are whole: acyclic, bounded, every role known, every criterion covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from moothall.domain.codec import wrong
+from moothall.domain.ids import digest, read_role
+from moothall.domain.plan import AtomicTask, Story
+from moothall.domain.task import Constraints
+from moothall.errors import InvalidRequest
+from moothall.stories.derive import WRITING
+
+_SHOWN = 80
+
+
+class Outline(BaseModel):
+    """A task: an id of its own among the others, what is to be done, the numbers (from 1) of the
+    criteria that it fulfils, the ids of those that it builds on.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str = Field(min_length=1, max_length=64)
+    role: str
+    description: str = Field(min_length=1)
+    criteria: tuple[int, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+class _Document(BaseModel):
+    plan_id: str
+    tasks: tuple[Outline, ...]
+
+
+def outline_of(document: object) -> Outline:
+    """Return a task as somebody wrote it. Raises `InvalidRequest`."""
+    try:
+        return Outline.model_validate(document)
+    except ValidationError as error:
+        raise InvalidRequest(f"this is no task: {wrong(error)}") from None
+
+
+def read_outlines(said: str) -> tuple[str, tuple[Outline, ...]]:
+    """Return the plan that was seen and its tasks as they are to be, from a JSON document. Raises
+    `InvalidRequest`.
+    """
+    try:
+        document = _Document.model_validate_json(said)
+    except ValidationError as error:
+        raise InvalidRequest(f"this is no list of tasks: {wrong(error, 'the document')}") from None
+    return document.plan_id, document.tasks
+
+
+def tasks_of(
+    outlines: Sequence[Outline], story: Story, plan_id: str, *, tenant: str, most: int, chars: int
+) -> tuple[AtomicTask, ...]:
+    """Return the tasks, each after those it builds on; a description is cut to `chars`. Raises
+    `InvalidRequest` that says what is wrong with them.
+    """
+    by_id = {outline.id: outline for outline in outlines}
+    if len(by_id) != len(outlines):
+        raise InvalidRequest("two tasks have one id")
+    if len(by_id) > most:
+        raise InvalidRequest(f"there are {len(by_id)} tasks; at most {most}")
+    for outline in outlines:
+        if strange := [number for number in outline.criteria if not 0 < number <= len(story.ac)]:
+            raise InvalidRequest(
+                f"task {outline.id} names criterion {strange[0]}, a criterion that there is not"
+            )
+    covered = {number for outline in outlines for number in outline.criteria}
+    if missing := set(range(1, len(story.ac) + 1)) - covered:
+        first = min(missing)
+        raise InvalidRequest(f"no task fulfils criterion {first}: {story.ac[first - 1][:_SHOWN]}")
+    made: list[AtomicTask] = []
+    for place, name in enumerate(_order(by_id), 1):
+        outline = by_id[name]
+        role = read_role(outline.role)
+        wanted = tuple(story.ac[number - 1] for number in dict.fromkeys(outline.criteria))
+        made.append(
+            AtomicTask(
+                task_id=_task_id(tenant, story, plan_id, name),
+                role=role,
+                description="\n\n".join((outline.description, *_rest(story, wanted)))[:chars],
+                dependencies=tuple(
+                    _task_id(tenant, story, plan_id, other)
+                    for other in dict.fromkeys(outline.after)
+                ),
+                constraints=Constraints(requirements=wanted),
+                case_id=story.id,
+                plan_id=plan_id,
+                priority=place,
+                repository=None if role in WRITING else story.repository,
+            )
+        )
+    return tuple(made)
+
+
+def outlines_of(tasks: Sequence[AtomicTask], story: Story) -> tuple[Outline, ...]:
+    """Return tasks as they can be written anew: their ids are their numbers from 1, and what every
+    task is told of its story is left out.
+    """
+    numbers = {task.task_id: str(number) for number, task in enumerate(tasks, 1)}
+    return tuple(
+        Outline(
+            id=numbers[task.task_id],
+            role=task.role,
+            description=_own(task, story),
+            criteria=tuple(
+                number
+                for number, line in enumerate(story.ac, 1)
+                if line in task.constraints.requirements
+            ),
+            after=tuple(numbers[name] for name in task.dependencies if name in numbers),
+        )
+        for task in tasks
+    )
+
+
+def _own(task: AtomicTask, story: Story) -> str:
+    """Return what is to be done, without the story and its criteria, which stand after it however
+    it was derived.
+    """
+    about, done = _about(story), _criteria_text(task.constraints.requirements)
+    for rest in (
+        _rest(story, task.constraints.requirements),
+        tuple(part for part in (about, done) if part),
+    ):
+        tail = "".join(f"\n\n{part}" for part in rest)
+        if tail and task.description.endswith(tail) and len(task.description) > len(tail):
+            return task.description.removesuffix(tail)
+    return task.description
+
+
+def _rest(story: Story, wanted: Sequence[str]) -> tuple[str, ...]:
+    return tuple(
+        part
+        for part in (f"It is part of this story:\n{_about(story)}", _criteria_text(wanted))
+        if part
+    )
+
+
+def _about(story: Story) -> str:
+    return "\n\n".join(part for part in (story.title, story.brief) if part)
+
+
+def _criteria_text(wanted: Sequence[str]) -> str:
+    return "It is done when:" + "".join(f"\n- {line}" for line in wanted) if wanted else ""
+
+
+def _order(by_id: Mapping[str, Outline]) -> Sequence[str]:
+    for name, outline in by_id.items():
+        if unknown := [other for other in outline.after if other not in by_id]:
+            raise InvalidRequest(f"task {name} builds on {unknown[0][:64]!r}, which there is not")
+    try:
+        return tuple(
+            TopologicalSorter(
+                {name: dict.fromkeys(task.after) for name, task in by_id.items()}
+            ).static_order()
+        )
+    except CycleError as error:
+        raise InvalidRequest(
+            f"the tasks wait for each other in a circle: {' → '.join(error.args[1])}"
+        ) from error
+
+
+def _task_id(tenant: str, story: Story, plan_id: str, name: str) -> str:
+    return f"task-{digest(tenant, story.id, plan_id, 'architects', name)[:16]}"

@@ -1,0 +1,492 @@
+"""The planner: tells the log of stories, and writes their plans to it. It keeps nothing that the
+log doesn't say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from moothall.config import LimitSettings
+from moothall.domain.codec import dump, load
+from moothall.domain.event import Event, EventType, event_id
+from moothall.domain.identity import Principal
+from moothall.domain.ids import check_id, digest, key_of
+from moothall.domain.plan import (
+    AtomicTask,
+    Derivation,
+    Plan,
+    PlanningEvent,
+    Processed,
+    Story,
+    Strategy,
+)
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.domain.topic import Channel
+from moothall.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NoCouncil,
+    NotFound,
+    Overtaken,
+    Permanent,
+    Refused,
+)
+from moothall.ports import Log
+from moothall.stories import story as stories
+from moothall.stories.architect_prompts import design_task
+from moothall.stories.board import Board
+from moothall.stories.derive import derive
+from moothall.stories.plan_document import Outline, tasks_of
+from moothall.stories.requests import task_request
+from moothall.stories.story_state import Card
+from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
+
+log = get_logger(__name__)
+
+PLANNING = "planning"
+"""What callers from outside call the moment in which a story's tasks are derived."""
+_DESIGN = "design"
+_CHANGES = frozenset({"po"})
+"""Who changes tasks that were derived."""
+_LATEST_MS = 253_402_300_799_000  # the year 9999
+
+
+Check = Callable[[DeliberationRequest, Principal], Awaitable[None]]
+"""`Deliberations.check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The plan of a story that moved to planning. `known`: it is already recorded."""
+
+    story: Story
+    plan_id: str
+    derivation: Derivation
+    known: bool = False
+
+
+class Planner:
+    """Plans of stories. `check` raises if a council could not start on a task."""
+
+    def __init__(self, bus: Log, limits: LimitSettings, check: Check | None = None) -> None:
+        self._bus = bus
+        self._board = Board(bus)
+        self._limits = limits
+        self._check = check
+        self._plans: dict[tuple[str, str], Event] = {}
+        """The plan that holds a task, by tenant and task id."""
+        self._read, self._reading = 0, asyncio.Lock()
+
+    async def process(self, told: PlanningEvent, who: Principal) -> Processed:
+        """Record what happened to a story. One that moved to planning gets its tasks, which
+        councils then take up.
+
+        The same event again gives the same answer. If a task could not start, nothing is recorded,
+        and the answer says why. Raises `InvalidRequest` naming what is wrong.
+        """
+        event = self._event_of(told, who)
+        card = await self._board.find(told.case_id, who)
+        if card is not None and (
+            event.type is EventType.STORY_CHANGED or card.stand.state != _DESIGN
+        ):
+            said = (
+                "not recorded: a story on the board moves by "
+                f"planning.v1.PlanningService/Transition, and its tasks are derived in {_DESIGN}"
+            )
+            return Processed(processed=False, message=f"{said}; this one is in {card.stand.state}")
+        if card is not None:
+            _check_may_plan(card, who)
+        if event.type is EventType.STORY_CHANGED:
+            await self._bus.publish(event)
+            said = (
+                "recorded what it says of the story, and no move; tasks are derived when a story "
+                f"moves to {PLANNING}"
+            )
+            return Processed(processed=False, message=said)
+        draft = await self._draft(event)
+        try:
+            await self._check_draft(draft, who)
+        except Permanent as error:
+            return Processed(processed=False, message=f"not recorded: {error.message}")
+        await self._bus.publish(event)
+        if not draft.story.told:
+            return Processed(processed=False, message=f"recorded; {_untold(draft.story)}")
+        derivation = (
+            draft.derivation
+            if draft.known
+            else await self._record(draft.story, draft.derivation, draft.plan_id, who)
+        )
+        ids = tuple(task.task_id for task in derivation.tasks)
+        return Processed(
+            processed=True,
+            message=f"{len(ids)} tasks, handed out in the order of their dependencies",
+            task_ids=ids,
+        )
+
+    async def derive(
+        self,
+        case_id: str,
+        plan_id: str,
+        roles: Sequence[str],
+        strategy: Strategy,
+        who: Principal,
+        *,
+        publish: bool,
+    ) -> Derivation:
+        """Return the tasks of a story. With `publish` they are recorded, and councils take them up.
+
+        A plan is derived once: asked for again with other roles, it is `AlreadyExists`. Raises
+        `NotFound`
+        where it should be published and nothing is known of the story, `Refused` where that is on
+        the board and the caller has no role for it, `InvalidRequest`.
+        """
+        check_id(case_id, "case_id")
+        check_id(plan_id, "plan_id")
+        story, known = await self._story(case_id, who.tenant, plan_id)
+        tasks = self.tasks(story, plan_id, roles, who.tenant, strategy)
+        derivation = Derivation(derivation_id(who.tenant, case_id, plan_id), tasks)
+        if not publish:
+            return derivation
+        if known is not None:
+            if _outline(known.tasks) != _outline(tasks):
+                raise AlreadyExists(
+                    f"plan {plan_id!r} of {case_id!r} was derived with other tasks; choose "
+                    "another plan_id"
+                )
+            return replace(derivation, tasks=known.tasks)
+        if (card := await self._board.find(case_id, who)) is not None:
+            _check_may_plan(card, who)
+        await self._check_draft(_Draft(story, plan_id, derivation), who)
+        return await self._record(story, derivation, plan_id, who)
+
+    async def check_repository(self, repository: str, who: Principal) -> None:
+        """Raise if a council could not work on a repository, given as an id, a path or a URL."""
+        if self._check is not None and repository:
+            with suppress(NoCouncil):  # it may be created later
+                await self._check(
+                    DeliberationRequest(
+                        "any task", "dev", repository=RepositoryRef.from_name(repository)
+                    ),
+                    who,
+                )
+
+    async def _check_draft(self, draft: _Draft, who: Principal) -> None:
+        """Raise the reason if a task of a plan could not start."""
+        if self._check is None or draft.known or not draft.story.told:
+            return
+        for task in {
+            (task.role, task.repository): task for task in draft.derivation.tasks
+        }.values():
+            await self._check(task_request(task, self._limits), who)
+
+    async def is_waiting(self, task_id: str, who: Principal) -> bool:
+        """Whether a task is in a plan that was handed out, or will be when its story is built."""
+        async with self._reading:
+            async for recorded in self._bus.replay((Channel.STORIES.all,), self._read):
+                self._read, event = recorded.seq, recorded.event
+                if event.type is EventType.PLAN_DERIVED:
+                    with suppress(InvalidRequest):
+                        plan = plan_of(event)
+                        self._plans |= {
+                            (event.tenant, task.task_id): event
+                            for task in plan.tasks
+                            if plan.publish
+                        }
+        if (plan_event := self._plans.get((who.tenant, task_id))) is None:
+            return False
+        card = await self._board.find(str(plan_event.data.get("story_id")), who)
+        return card is None or (card.plan is not None and card.plan.id == plan_event.id)
+
+    def tasks(
+        self,
+        story: Story,
+        plan_id: str,
+        roles: Sequence[str],
+        tenant: str,
+        strategy: Strategy | None = None,
+    ) -> tuple[AtomicTask, ...]:
+        """Return the tasks of a story, by its roles. Raises `InvalidRequest`."""
+        limits = self._limits
+        return derive(
+            story,
+            plan_id,
+            roles,
+            strategy or Strategy(),
+            tenant=tenant,
+            most=limits.plan_tasks,
+            chars=limits.task_chars,
+        )
+
+    async def record_plan(self, card: Card, plan: Plan, who: Principal) -> bool:
+        """Record the tasks of a story on the board; False where something else has happened to it
+        since, and nothing is recorded.
+        """
+        try:
+            await self._bus.create(_plan_event(plan, who), card.seq)
+        except AlreadyExists:
+            return False
+        return True
+
+    async def change(
+        self, story_id: str, plan_id: str, outlines: Sequence[Outline], who: Principal
+    ) -> Card:
+        """Put other tasks in the place of those of a story that is designed and not built yet;
+        `plan_id` is the plan whose tasks its caller saw. Raises `NotFound`, `Refused` without the
+        role, `Overtaken` where they were changed since, `InvalidRequest`.
+        """
+        _check_role(who)
+        for outline in outlines:
+            if not outline.description.strip():
+                raise InvalidRequest(f"task {outline.id} does not say what is to be done")
+            if len(outline.description) > self._limits.task_chars // 2:
+                raise InvalidRequest(
+                    f"the words of task {outline.id} are longer than "
+                    f"{self._limits.task_chars // 2} characters"
+                )
+        if not outlines:
+            raise InvalidRequest("no task is left: a story needs one at least")
+        following = f"plan-{digest(story_id, plan_id, who.name, str(outlines))[:16]}"
+        while True:
+            card = await self._board.card(story_id, who)
+            known = changeable(card)
+            if known.plan_id == following:  # ours, sent twice or its ack was lost
+                return card
+            if known.plan_id != plan_id:
+                raise Overtaken(
+                    f"the tasks of {story_id} were changed by {known.actor} since you saw them; "
+                    "look at them again"
+                )
+            tasks = tasks_of(
+                outlines,
+                card.story,
+                following,
+                tenant=who.tenant,
+                most=self._limits.plan_tasks,
+                chars=self._limits.task_chars,
+            )
+            design = known.design or (design_task(plan_id) if known.by == "architects" else "")
+            plan = Plan(
+                card.story.id,
+                following,
+                tasks,
+                publish=True,
+                actor=who.name,
+                by="people",
+                design=design,
+            )
+            if await self.record_plan(card, plan, who):
+                return await self._board.card(story_id, who)
+
+    async def _story(self, case_id: str, tenant: str, plan_id: str) -> tuple[Story, Plan | None]:
+        """Return what the log says of a tenant's story, and its plan where it was derived."""
+        story, known = Story(case_id), None
+        wanted = derivation_id(tenant, case_id, plan_id)
+        async for recorded in self._bus.replay((Channel.STORIES.of(key_of(case_id, tenant)),)):
+            event = recorded.event
+            if event.tenant != tenant:
+                continue
+            story = stories.fold(story, event)
+            if event.type is EventType.PLAN_DERIVED and event.id == wanted and known is None:
+                known = load(Plan, event.data)
+        return story, known
+
+    async def derive_for(self, event: Event) -> Derivation:
+        """Return the plan of a story that moved to planning; derive and record it if there is none.
+
+        Raises `NotFound` for an unknown story, `InvalidRequest`, and what `check` raises.
+        """
+        draft = await self._draft(event)
+        if draft.known:
+            return draft.derivation
+        who = Principal(str(event.data.get("actor") or "local"), event.tenant)
+        if (card := await self._board.find(draft.story.id, who)) is not None:
+            _check_designing(card)
+        await self._check_draft(draft, who)
+        return await self._record(draft.story, draft.derivation, draft.plan_id, who)
+
+    async def _draft(self, event: Event) -> _Draft:
+        """Return the plan that a move to planning leads to. Raises `InvalidRequest`."""
+        data, tenant = event.data, event.tenant
+        case_id, plan_id = check_id(str(data["story_id"]), "story_id"), _plan_of(event)
+        story, known = await self._story(case_id, tenant, plan_id)
+        story = stories.fold(story, event)
+        identity = derivation_id(tenant, case_id, plan_id)
+        if known is not None:
+            return _Draft(story, plan_id, Derivation(identity, known.tasks), known=True)
+        metadata = data.get("metadata")
+        metadata = metadata if isinstance(metadata, Mapping) else {}
+        tasks = self.tasks(
+            story, plan_id, stories.roles_of(metadata), tenant, stories.strategy_of(metadata)
+        )
+        return _Draft(story, plan_id, Derivation(identity, tasks))
+
+    async def _record(
+        self, story: Story, derivation: Derivation, plan_id: str, who: Principal
+    ) -> Derivation:
+        if not story.told:
+            raise NotFound(_untold(story))
+        await self._bus.publish(
+            _plan_event(
+                Plan(story.id, plan_id, derivation.tasks, publish=True, actor=who.name, by="roles"),
+                who,
+            )
+        )
+        _, known = await self._story(story.id, who.tenant, plan_id)  # another may have been first
+        return derivation if known is None else replace(derivation, tasks=known.tasks)
+
+    def _event_of(self, told: PlanningEvent, who: Principal) -> Event:
+        """Return what is recorded: a move to planning, or what is told of the story. Any other move
+        is the life cycle's. Raises `InvalidRequest`.
+        """
+        check_id(told.case_id, "case_id")
+        if told.plan_id:
+            check_id(told.plan_id, "plan_id")
+        if not told.event_type.strip():
+            raise InvalidRequest(
+                "event_type is empty; say what happened, for example story.transitioned"
+            )
+        if not 0 <= told.timestamp_ms <= _LATEST_MS:
+            raise InvalidRequest(
+                f"timestamp_ms is {told.timestamp_ms}; milliseconds since 1970, or 0"
+            )
+        texts = (
+            told.event_type,
+            told.from_state,
+            told.to_state,
+            *told.metadata,
+            *told.metadata.values(),
+        )
+        if sum(map(len, texts)) > self._limits.task_chars:
+            raise InvalidRequest(
+                f"the event's texts have more than {self._limits.task_chars} characters "
+                "(limits.task_chars)"
+            )
+        stories.strategy_of(told.metadata)
+        when = (
+            datetime.fromtimestamp(told.timestamp_ms / 1000, UTC) if told.timestamp_ms else _now()
+        )
+        moves = told.to_state.strip().lower() == PLANNING
+        data = {
+            "story_id": told.case_id,
+            "plan_id": told.plan_id,
+            "event": told.event_type.strip(),
+            **(
+                {"from_state": told.from_state.strip().lower(), "to_state": PLANNING}
+                if moves
+                else {}
+            ),
+            "actor": who.name,
+            "metadata": dict(told.metadata),
+            **stories.fields_of(told.metadata),
+        }
+        ordinal = digest(
+            who.tenant, str(told.timestamp_ms), str(sorted(data.items(), key=lambda item: item[0]))
+        )
+        kind = EventType.STORY_TRANSITIONED if moves else EventType.STORY_CHANGED
+        return write(
+            kind, told.case_id, data, ordinal=ordinal, tenant=who.tenant, time=when.isoformat()
+        )
+
+
+def _untold(story: Story) -> str:
+    return (
+        f"nothing is known of story {story.id!r}: tell its title and brief first, in the metadata "
+        "of ProcessPlanningEvent"
+    )
+
+
+def _check_role(who: Principal) -> None:
+    if not _CHANGES & who.roles:
+        raise Refused(
+            "the tasks of a story on the board are changed by who has one of the roles "
+            f"{', '.join(sorted(_CHANGES))}"
+        )
+
+
+def _check_may_plan(card: Card, who: Principal) -> None:
+    """See that somebody may give a story on the board other tasks now. Raises `Refused`,
+    `InvalidRequest`.
+    """
+    _check_role(who)
+    _check_designing(card)
+
+
+def _check_designing(card: Card) -> None:
+    if card.stand.state != _DESIGN:
+        raise InvalidRequest(
+            f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}"
+        )
+
+
+def changeable(card: Card) -> Plan:
+    """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for any
+    other.
+    """
+    if card.stand.state != _DESIGN or "planned" not in card.stand.facts or card.plan is None:
+        when = (
+            f"tasks can be changed once they are derived in {_DESIGN}, until the design is accepted"
+        )
+        raise InvalidRequest(f"story {card.story.id} is in {card.stand.state}: {when}")
+    return plan_of(card.plan)
+
+
+def plan_of(derived: Event) -> Plan:
+    """Return what an event derives. Raises `InvalidRequest` for a malformed one."""
+    return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
+
+
+def may_change(card: Card, who: Principal) -> bool:
+    """Whether somebody may change a story's tasks now."""
+    return (
+        card.stand.state == _DESIGN and "planned" in card.stand.facts and bool(_CHANGES & who.roles)
+    )
+
+
+def _plan_event(plan: Plan, who: Principal) -> Event:
+    when = _now().isoformat()
+    event = write(
+        EventType.PLAN_DERIVED,
+        plan.plan_id,
+        dump(plan),
+        correlationid=plan.story_id,
+        tenant=who.tenant,
+        time=when,
+    )
+    return replace(event, id=derivation_id(who.tenant, plan.story_id, plan.plan_id))
+
+
+def derivation_id(tenant: str, case_id: str, plan_id: str) -> str:
+    """Return the id of the event that records a plan: one a plan, whoever derives it."""
+    return event_id(EventType.PLAN_DERIVED, plan_id, digest(tenant, case_id), 0)
+
+
+def _plan_of(event: Event) -> str:
+    named = event.data.get("plan_id")
+    return (
+        check_id(str(named), "plan_id")
+        if named
+        else f"plan-{digest(str(event.data.get('story_id')))[:16]}"
+    )
+
+
+def moves_to_planning(event: Event) -> bool:
+    """Whether an event from outside asks for a story's tasks to be derived."""
+    data = event.data
+    return (
+        event.type is EventType.STORY_TRANSITIONED
+        and str(data.get("to_state")).lower() == PLANNING
+        and "story_id" in data
+    )
+
+
+def _outline(tasks: Sequence[AtomicTask]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(task.task_id, task.dependencies) for task in tasks]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,191 @@
+"""Rigor scoring: how good the evidence of a finished job is, by the weights and thresholds of
+`rigor.yaml`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+from moothall.errors import InvalidRequest
+
+DEFAULT_LEVEL = "L1"
+Part = Literal["build", "unit", "coverage", "static", "e2e"]
+PARTS: tuple[Part, ...] = ("build", "unit", "coverage", "static", "e2e")
+Decision = Literal["pass", "warn", "block"]
+_Points = Annotated[int, Field(ge=0, le=100)]
+_Count = Annotated[int, Field(ge=0)]
+_CRITICAL, _MAJOR = 0.25, 0.05
+"""What each new finding takes of the points of `static`."""
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Level(_Read):
+    """What a rigor level asks: points of each part, parts that must be there, and from how many
+    points a job passes or is warned of.
+    """
+
+    weights: Mapping[Part, _Points]
+    required: tuple[Part, ...]
+    coverage: Annotated[float, Field(gt=0, le=1)] = 1.0
+    pass_: Annotated[_Points, Field(alias="pass")]
+    warn: _Points
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if sum(self.weights.values()) != 100:  # noqa: PLR2004 - of 100 points
+            raise ValueError(f"the weights sum to {sum(self.weights.values())}, not to 100")
+        if self.warn > self.pass_ or not set(self.required) <= set(self.weights):
+            raise ValueError("warn is above pass, or a required part has no weight")
+        return self
+
+
+class Build(_Read):
+    """Whether it was built."""
+
+    ok: bool = False
+
+
+class SuiteRun(_Read):
+    """A run of tests; `coverage` is of the lines, 0 to 1."""
+
+    ok: bool = False
+    passed: _Count = 0
+    failed: _Count = 0
+    coverage: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+
+
+class Sonar(_Read):
+    """What SonarQube found; `quality_gate` OK or ERROR, empty where it said nothing."""
+
+    project_key: str = ""
+    quality_gate: str = ""
+    new_critical: _Count = 0
+    new_major: _Count = 0
+
+
+class Static(_Read):
+    """Linters and type checkers."""
+
+    ok: bool = False
+    sonar: Sonar = Sonar()
+
+
+class JobReport(_Read):
+    """What was run for a job. A part that is None was not."""
+
+    build: Build | None = None
+    unit: SuiteRun | None = None
+    static: Static | None = None
+    e2e: SuiteRun | None = None
+
+
+class Rating(_Read):
+    """0 to 100 points, the level, why points are missing, and whether the job may pass."""
+
+    score: _Points
+    rigor: str
+    reasons: tuple[str, ...]
+    decision: Decision
+
+
+@cache
+def levels() -> Mapping[str, Level]:
+    """Return the levels by name. A file that is wrong is a bug of ours, and an error of
+    pydantic.
+    """
+    text = files("moothall.stories").joinpath("rigor.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Level]).validate_python(yaml.safe_load(text))
+
+
+def rate(report: JobReport, level_name: str = "") -> Rating:
+    """Return how good the evidence is. Raises `InvalidRequest` for a level that there is not."""
+    name = level_name.strip().upper() or DEFAULT_LEVEL
+    level = levels().get(name)
+    if level is None:
+        raise InvalidRequest(
+            f"rigor_level is {level_name[:40]!r}; it is one of {', '.join(levels())}"
+        )
+    reasons: list[str] = []
+    points = 0.0
+    for part in PARTS:
+        if weight := level.weights.get(part, 0):
+            share, reason = _share(part, report, level)
+            points += weight * share
+            if share < 1:
+                reasons.append(f"{reason}: {round(weight * share)} of {weight} points")
+    blocking = list(_find_blockers(report, level))
+    score = math.floor(points + 1e-6)
+    decision: Decision = (
+        "block" if blocking or score < level.warn else "warn" if score < level.pass_ else "pass"
+    )
+    if decision != "pass" and not blocking:
+        reasons.append(
+            f"{score} points; {name} passes from {level.pass_} and warns from {level.warn}"
+        )
+    return Rating(
+        score=score,
+        rigor=name,
+        reasons=(*(f"blocks: {said}" for said in blocking), *reasons),
+        decision=decision,
+    )
+
+
+def _find_blockers(report: JobReport, level: Level) -> Iterator[str]:
+    for part in level.required:
+        if _evidence(part, report) is None:
+            yield f"no evidence of {part}, which this level requires"
+    if report.build is not None and not report.build.ok:
+        yield "the build failed"
+
+
+def _evidence(part: Part, report: JobReport) -> object:
+    """Return what there is of a part, None where there is nothing. A run of no tests is none."""
+    found = getattr(report, "unit" if part == "coverage" else part)
+    if isinstance(found, SuiteRun):
+        return found if found.passed + found.failed else None
+    return found
+
+
+def _share(part: Part, report: JobReport, level: Level) -> tuple[float, str]:
+    """Return how much of a part's points it has, 0 to 1, and why not all."""
+    found = _evidence(part, report)
+    if found is None:
+        return 0.0, f"{part}: not run"
+    if part == "coverage" and isinstance(found, SuiteRun):
+        return min(
+            1.0, found.coverage / level.coverage
+        ), f"coverage: {found.coverage:.0%} of the lines, asked are {level.coverage:.0%}"
+    if isinstance(found, SuiteRun):
+        whole = found.ok and not found.failed
+        return (
+            float(whole),
+            f"{part}: {found.failed} of {found.passed + found.failed} tests failed"
+            if found.failed
+            else f"{part}: not ok",
+        )
+    if isinstance(found, Static):
+        return _static(found)
+    return float(isinstance(found, Build) and found.ok), f"{part}: failed"
+
+
+def _static(found: Static) -> tuple[float, str]:
+    sonar = found.sonar
+    if not found.ok:
+        return 0.0, "static: not ok"
+    if sonar.quality_gate and sonar.quality_gate.upper() != "OK":
+        return 0.0, f"static: the quality gate says {sonar.quality_gate[:20]!r}"
+    share = max(0.0, 1 - _CRITICAL * sonar.new_critical - _MAJOR * sonar.new_major)
+    return (
+        share,
+        f"static: {sonar.new_critical} new critical and {sonar.new_major} new major findings",
+    )

@@ -1,0 +1,150 @@
+"""The door on the bus: calls of a workspace in, one `tool.finished` of it out for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from moothall.authorization.audit import AuditEntry, AuditLog
+from moothall.domain.codec import dump, wrong
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.ids import check_key
+from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
+from moothall.domain.topic import Channel
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, Refused
+from moothall.ports import Bus
+from moothall.telemetry import get_logger
+from moothall.telemetry.events import write
+from moothall.tool_sessions.manager import SEAT, Visits
+
+log = get_logger(__name__)
+
+DURABLE = "tools"
+_AT_ONCE = 128
+_SECONDS = 300.0  # that a request has that names no deadline
+_NOBODY = "unknown"  # who asked, and whose it is, is not known without a token that is good
+
+
+class _Request(BaseModel):
+    """What a request's data must hold. It may hold more, such as requirements: they are the
+    catalogue's and are not read.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    request_id: str = Field(min_length=1, max_length=200)
+    workspace: str
+    tool: str = Field(max_length=100)
+    arguments: dict[str, Any] = {}
+    capability_token: str = Field(max_length=20_000)
+    deadline: AwareDatetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Answers every request once, also one that is delivered again."""
+
+    bus: Bus
+    visits: Visits
+    audit: AuditLog
+
+    async def run(self) -> None:
+        """Take requests until cancelled."""
+        await self.bus.consume(DURABLE, self.handle, concurrency=_AT_ONCE)
+
+    async def handle(self, recorded: Recorded) -> None:
+        """Answer one. What is no request gets a result too where it has an id, and goes to the dead
+        letters.
+        """
+        place = recorded.extra.get("about", "")
+        try:
+            request = _read(recorded, place)
+        except InvalidRequest as error:
+            data = recorded.event.data
+            await self._answer(
+                place,
+                str(data.get("request_id", ""))[:200],
+                str(data.get("tool", "")),
+                ToolStatus.INVALID,
+                error,
+            )
+            raise
+        if int(recorded.extra.get("deliveries", "1")) > 1 and await self._is_answered(request):
+            return
+        deadline = request.deadline or datetime.now(UTC) + timedelta(seconds=_SECONDS)
+        call = ToolCall(request.request_id, request.tool, request.arguments, deadline)
+        try:
+            await self.visits.call(
+                None, request.workspace, request.capability_token, call, bound=True
+            )
+        except Refused as error:
+            await self._answer(place, request.request_id, request.tool, ToolStatus.BLOCKED, error)
+        except NotFound as error:
+            # Open in a process that is gone: whoever asked before it went was answered, or is now.
+            if not await self._is_answered(request):
+                await self._answer(
+                    place, request.request_id, request.tool, await self._end_of(request), error
+                )
+        except AlreadyExists as error:
+            log.warning(
+                "a request id came twice for different requests",
+                workspace=place,
+                reason=error.message,
+            )
+            raise
+
+    async def _is_answered(self, request: _Request) -> bool:
+        return await self._has_event(request, EventType.TOOL_FINISHED)
+
+    async def _end_of(self, request: _Request) -> ToolStatus:
+        """An effect beyond the workspace that was begun and not ended may have happened."""
+        begun = await self._has_event(request, EventType.TOOL_STARTED)
+        return ToolStatus.OUTCOME_UNKNOWN if begun else ToolStatus.ERROR
+
+    async def _has_event(self, request: _Request, kind: EventType) -> bool:
+        async for recorded in self.bus.replay((Channel.TOOLS.of(request.workspace),)):
+            if (
+                recorded.event.type == kind
+                and recorded.event.data.get("request_id") == request.request_id
+            ):
+                return True
+        return False
+
+    async def _answer(
+        self, workspace: str, request_id: str, tool: str, status: ToolStatus, why: Permanent
+    ) -> None:
+        """Tell the result of a request that never came to the gate."""
+        entry = AuditEntry(_NOBODY, _NOBODY, workspace, SEAT, request_id, tool, "")
+        audit_id = await self.audit.append(entry)
+        result = ToolResult(
+            request_id, tool[:100], status, error=why.message[:2000], audit_id=audit_id
+        )
+        await self.audit.append(replace(entry, phase="finish", status=status))
+        event = write(
+            EventType.TOOL_FINISHED,
+            workspace,
+            {**dump(result), "task_id": workspace, "seat": SEAT, "workspace": workspace},
+            ordinal=request_id,
+            source="executor",
+            correlationid=workspace,
+        )
+        await self.bus.publish(event)
+
+
+def _read(recorded: Recorded, place: str) -> _Request:
+    if recorded.event.type != EventType.TOOL_REQUESTED:
+        raise InvalidRequest(
+            f"{recorded.event.type} is no request for a tool; send {EventType.TOOL_REQUESTED}"
+        )
+    try:
+        request = _Request.model_validate(dict(recorded.event.data))
+    except ValidationError as error:
+        raise InvalidRequest(f"this is no request for a tool: {wrong(error)}") from error
+    if check_key(request.workspace, "workspace") != place:
+        raise InvalidRequest(
+            f"the request names workspace {request.workspace!r} and came for {place!r}"
+        )
+    return request

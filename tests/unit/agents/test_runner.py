@@ -1,0 +1,257 @@
+"""Running agents: order, limit, restarts, and what decides whether one completed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from moothall.agents.loading import check_order
+from moothall.agents.runner import AgentRun, State
+from moothall.agents.specs import Spec
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest
+from moothall.ports import Deliberations
+
+HERE = RepositoryRef(id="sample", ref="main")
+DONE = Outcome("x", DeliberationStatus.COMPLETED, winner_id="s", commit_sha="c", branch="b")
+Decide = Callable[[DeliberationRequest], Outcome]
+
+
+def passed(request: DeliberationRequest, verdict: str = "passed") -> Outcome:
+    """An outcome whose winner has this verdict of every validation, and words that say that all is
+    well.
+    """
+    checks = {f"validation-{number}": verdict for number, _ in enumerate(request.checks, 1)}
+    result = Result(
+        1,
+        "s",
+        "dev",
+        1.0,
+        ("all is well",),
+        True,
+        True,
+        content="It is done, all tests pass.",
+        checks=checks,
+    )
+    return replace(
+        DONE, task_id=request.task_id, commit_sha=f"commit-of-{request.task_id}", results=(result,)
+    )
+
+
+def failed(request: DeliberationRequest) -> Outcome:
+    return Outcome(request.task_id, DeliberationStatus.FAILED, error_message="nobody knew")
+
+
+class Desk:
+    """Decides what it is asked by `decide`, each after a turn of the loop; `most` were under way at
+    a time.
+    """
+
+    def __init__(self, decide: Decide = passed) -> None:
+        self.decide = decide
+        self.asked: list[DeliberationRequest] = []
+        self.now = self.most = 0
+        self.cancelled: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def submit(self, request: DeliberationRequest, who: Principal) -> None:
+        assert who == LOCAL
+        self.asked.append(request)
+        self.now += 1
+        self.most = max(self.most, self.now)
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        await self.go.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.now -= 1
+        return self.decide(next(request for request in self.asked if request.task_id == task_id))
+
+    async def cancel(self, task_id: str, reason: str, who: Principal) -> None:
+        self.cancelled.append(task_id)
+
+
+def agent(name: str, *needs: str, **more: Any) -> Spec:
+    data = {
+        "metadata": {"name": name},
+        "objectives": [{"description": f"do {name}", "validation": f"make {name}"}],
+    }
+    return Spec.model_validate(data | {"dependencies": list(needs)} | more)
+
+
+def run(desk: Desk, at_once: int = 4, **more: Any) -> AgentRun:
+    return AgentRun(cast("Deliberations", desk), LOCAL, HERE, "run", at_once, **more)
+
+
+def began(desk: Desk) -> list[str]:
+    return [request.checks[0].removeprefix("make ") for request in desk.asked if request.checks]
+
+
+async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
+    desk = Desk()
+    ended = await run(desk).all([agent(f"a{number:02}") for number in range(30)])
+    assert desk.most == 4
+    assert len(desk.asked) == 30
+    assert {end.state for end in ended.values()} == {State.COMPLETED}
+
+
+async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
+    None
+):
+    desk = Desk()
+    specs = [
+        agent("c", "b", spec={"priority": "critical"}),
+        agent("b", "a", spec={"priority": "critical"}),
+        agent("a", spec={"priority": "low"}),
+        agent("z", spec={"priority": "high"}),
+    ]
+    await run(desk, 1).all(specs)
+    assert began(desk) == ["z", "a", "b", "c"] == list(check_order(specs))
+    by_name = dict(zip(began(desk), desk.asked, strict=True))
+    assert by_name["a"].repository == HERE
+    assert by_name["b"].repository == replace(HERE, ref=f"commit-of-{by_name['a'].task_id}")
+
+
+async def test_what_several_made_is_brought_together_first() -> None:
+    desk = Desk()
+    await run(desk).all([agent("a"), agent("b"), agent("c", "a", "b")])
+    a, b, merged, c = desk.asked
+    assert merged.merge == (f"commit-of-{a.task_id}", f"commit-of-{b.task_id}")
+    assert c.repository == replace(HERE, ref=f"commit-of-{merged.task_id}")
+
+
+@pytest.mark.parametrize(
+    ("specs", "wanted"),
+    [
+        (
+            [agent("a", "b"), agent("b", "c"), agent("c", "a")],
+            "these need each other: .*a → .*→ a|b → .*→ b|c → .*→ c",
+        ),
+        ([agent("a", "nowhere")], "a needs nowhere, and there is none of that name; there are a"),
+    ],
+)
+async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], wanted: str) -> None:
+    desk = Desk()
+    with pytest.raises(InvalidRequest, match=wanted):
+        await run(desk).all(specs)
+    assert not desk.asked
+
+
+async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
+    desk = Desk(lambda request: failed(request) if "make a" in request.checks else passed(request))
+    specs = [
+        agent("a"),
+        agent("b", "a"),
+        agent("c", "b"),
+        agent("d", dependencies={"optional": ["a", "nowhere"]}),
+    ]
+    ended = await run(desk).all(specs)
+    assert [(end.name, end.state) for end in ended.values()] == [
+        ("a", "failed"),
+        ("b", "skipped"),
+        ("c", "skipped"),
+        ("d", "completed"),
+    ]
+    assert (ended["a"].reason, ended["b"].reason) == ("nobody knew", "a did not complete")
+
+
+@pytest.mark.parametrize("verdict", ["failed", "errored", "missing"])
+async def test_the_validation_decides_and_no_words_do(verdict: str) -> None:
+    ended = await run(Desk(lambda request: passed(request, verdict))).all([agent("a")])
+    assert (ended["a"].state, ended["a"].reason) == (
+        "failed",
+        f"the validation 'make a' is {verdict}",
+    )
+
+
+async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwise() -> None:
+    waits: list[float] = []
+    tries: list[DeliberationRequest] = []
+
+    def third_time(request: DeliberationRequest) -> Outcome:
+        tries.append(request)
+        return passed(request) if len(tries) == 3 else failed(request)
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    again = {"restart": {"max_restarts": 5, "backoff_seconds": 2}}
+    ended = await run(Desk(third_time), sleep=sleep).all([agent("a", **again)])
+    assert (ended["a"].state, ended["a"].runs, waits) == ("completed", 3, [2, 4])
+    assert (
+        len({request.task_id for request in tries}) == len({request.seed for request in tries}) == 3
+    )
+    waits.clear()
+    ended = await run(Desk(failed), sleep=sleep).all(
+        [agent("a", restart={"max_restarts": 1, "backoff_seconds": 500})]
+    )
+    assert (ended["a"].state, ended["a"].runs, waits) == ("failed", 2, [300])
+
+
+async def test_what_a_spec_says_reaches_the_desk() -> None:
+    desk = Desk()
+    said = {
+        "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
+        "model": {"profile": "large", "seed": 7},
+        "security": {
+            "capabilities_required": ["filesystem-read"],
+            "resource_limits": {"timeout": "2m"},
+        },
+    }
+    await run(desk).all([agent("a", **said)])
+    (asked,) = desk.asked
+    assert (asked.role, asked.num_agents, asked.protocol, asked.model, asked.seed) == (
+        "qa",
+        3,
+        "vote",
+        "large",
+        7,
+    )
+    assert (asked.constraints.timeout_seconds, asked.checks) == (120, ("make a",))
+    assert "files.read" in asked.tools
+    assert "files.write" not in asked.tools
+
+
+@pytest.mark.parametrize(
+    ("timeout", "longest", "asked"),
+    [("2m", 60, 60), ("0.2s", 60, 1), ("9999999999h", 1800, 1800), (None, 60, 0)],
+)
+async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
+    timeout: str | None, longest: int, asked: int
+) -> None:
+    desk = Desk()
+    await run(desk, longest=longest).all(
+        [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
+    )
+    assert desk.asked[0].constraints.timeout_seconds == asked
+
+
+async def test_interrupted_it_cancels_what_is_under_way() -> None:
+    desk = Desk()
+    desk.go.clear()
+    running = asyncio.create_task(run(desk).all([agent("a"), agent("b")]))
+    async with asyncio.timeout(10):
+        while desk.now < 2:
+            await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert sorted(desk.cancelled) == sorted(request.task_id for request in desk.asked)
+
+
+async def test_a_seat_tells_why_it_came_to_nothing() -> None:
+    def seat(request: DeliberationRequest) -> Outcome:
+        return replace(
+            failed(request),
+            seats=(SeatOutcome("s", SeatStatus.FAILED, "X", "the program make was not found"),),
+        )
+
+    assert (await run(Desk(seat)).all([agent("a")]))["a"].reason == "the program make was not found"

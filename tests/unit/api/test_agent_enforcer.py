@@ -1,0 +1,253 @@
+"""What stands before every query of the agent service, unary and streamed: how long it is, how
+often it is asked, how the last ones went, how long it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from moothall.agents.admission import CircuitOpen, RollingBreaker
+from moothall.config import AgentSettings
+from moothall.domain.ids import key_of
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.errors import Temporary
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.common import common_pb2 as common
+from support.agents import Agent, answer, asked, read, refused
+from support.callers import OTHER
+
+
+async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
+    config = pb.AgentConfig(timeout_seconds=1)
+    request = asked("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
+    code, details = await refused(agent.ExecuteTask(request))
+    assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert "q-6" in agent.desk.cancelled
+    request.metadata.task_id = "q-7"
+    code, details = await refused(read(agent.StreamExecuteTask(request)))
+    assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert "q-7" in agent.desk.cancelled
+    code, _ = await refused(
+        agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read()
+    )
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("mode", [common.EXECUTION_MODE_STANDARD, common.EXECUTION_MODE_COMPLEX])
+@pytest.mark.parametrize("status", [DeliberationStatus.TIMEOUT, DeliberationStatus.FAILED])
+async def test_seats_that_were_late_are_a_timeout_once_the_time_is_over(
+    agent: Agent, mode: common.ExecutionMode.ValueType, status: DeliberationStatus
+) -> None:
+    late = SeatOutcome(
+        "agent-dev-001", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
+    )
+    ended = {
+        "status": status,
+        "winner_id": "",
+        "results": (),
+        "seats": (late,),
+        "error_message": "the time was up",
+    }
+    config, began = pb.AgentConfig(timeout_seconds=1), time.monotonic()
+    calls = []
+    for name in ("unary", "stream"):
+        request = asked(
+            "Why?", mode=mode, config=config, metadata=common.TaskMetadata(task_id=name)
+        )
+        call = (
+            agent.ExecuteTask(request)
+            if name == "unary"
+            else read(agent.StreamExecuteTask(request))
+        )
+        calls.append(asyncio.ensure_future(refused(call)))
+        await answer(agent, name, "", **ended)
+    for code, details in await asyncio.gather(*calls):
+        assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
+    assert time.monotonic() - began >= 1, "the caller gave a second"
+
+
+async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_within_it(
+    agent: Agent,
+) -> None:
+    given = {}
+    for name, mode in (
+        ("one", common.EXECUTION_MODE_STANDARD),
+        ("council", common.EXECUTION_MODE_COMPLEX),
+    ):
+        request = asked(
+            "Why?",
+            mode=mode,
+            config=pb.AgentConfig(timeout_seconds=60),
+            metadata=common.TaskMetadata(task_id=name),
+        )
+        running = asyncio.ensure_future(agent.ExecuteTask(request))
+        await answer(agent, name, "Because.")
+        assert (await running).status == common.STATUS_CODE_OK
+        given[name] = agent.desk.request(name).constraints.timeout_seconds
+    assert given == {"one": 91, "council": 60}
+
+
+class TestTight:
+    @pytest.fixture
+    def settings(self) -> AgentSettings:
+        return AgentSettings(
+            calls_a_second=0.001, tokens=100
+        )  # one, and the next in a quarter of an hour
+
+    async def test_a_long_query_is_refused_on_unary_and_stream(self, agent: Agent) -> None:
+        for call in (
+            agent.ExecuteTask(asked("why " * 200)),
+            agent.StreamExecuteTask(asked("why " * 200)).read(),
+        ):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "token_limit",
+            )
+
+    async def test_whoever_asks_too_often_is_refused_and_others_are_not(self, agent: Agent) -> None:
+        request = asked(context={"tool_parameters": {"tool": "files.list"}})
+        await agent.ExecuteTask(request)
+        for call in (agent.ExecuteTask(request), agent.StreamExecuteTask(request).read()):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "rate_limited",
+            )
+        assert (await agent.ExecuteTask(request, OTHER)).status == common.STATUS_CODE_OK
+
+
+class TestFragile:
+    @pytest.fixture
+    def settings(self) -> AgentSettings:
+        return AgentSettings(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
+
+    async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
+        agent.desk.failure = Temporary("the bus is away")
+        for _ in range(3):
+            assert (await refused(agent.ExecuteTask(asked("Why?"))))[
+                0
+            ] is grpc.StatusCode.UNAVAILABLE
+        agent.desk.failure = None
+        for call in (
+            agent.ExecuteTask(asked("Why?")),
+            agent.StreamExecuteTask(asked("Why?")).read(),
+        ):
+            code, details = await refused(call)
+            assert (code, details.partition(":")[0]) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "circuit_open",
+            )
+        theirs = asyncio.ensure_future(
+            agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="theirs")), OTHER)
+        )
+        await answer(agent, key_of("theirs", "elsewhere"), "Because.")
+        assert (await theirs).status == common.STATUS_CODE_OK, "another tenant is served"
+        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        assert (await agent.ExecuteTask(tool)).status == common.STATUS_CODE_OK, (
+            "a tool needs no model"
+        )
+        assert (await read(agent.StreamExecuteTask(tool)))[-1].state == pb.AGENT_STATE_COMPLETED
+
+    async def test_limits_that_callers_choose_are_not_failures(self, agent: Agent) -> None:
+        brief = pb.AgentConfig(timeout_seconds=1)
+        calls = [agent.ExecuteTask(asked("Why?", config=brief)) for _ in range(3)]
+        calls += [read(agent.StreamExecuteTask(asked("Why?", config=brief))) for _ in range(3)]
+        slow = {"tool_parameters": {"tool": "slow.ponder"}}
+        calls += [agent.ExecuteTask(asked(context=slow, config=brief)) for _ in range(3)]
+        codes = [code for code, _ in await asyncio.gather(*map(refused, calls))]
+        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 9
+        few = pb.AgentConfig(max_iterations=1)
+        for number in range(3):
+            request = asked(
+                "Why?", config=few, metadata=common.TaskMetadata(task_id=f"few-{number}")
+            )
+            running = asyncio.ensure_future(agent.ExecuteTask(request))
+            ended = SeatOutcome(
+                "agent-dev-001", SeatStatus.FAILED, "OUT_OF_TURNS", "all turns are used"
+            )
+            failed = {
+                "status": DeliberationStatus.FAILED,
+                "winner_id": "",
+                "results": (),
+                "seats": (ended,),
+            }
+            await answer(agent, f"few-{number}", "", **failed)
+            assert (await running).status == common.STATUS_CODE_ERROR
+        for number in range(3):
+            request = asked("Why?", metadata=common.TaskMetadata(task_id=f"gone-{number}"))
+            running = asyncio.ensure_future(agent.ExecuteTask(request))
+            gone = {"status": DeliberationStatus.CANCELLED, "winner_id": "", "results": ()}
+            await answer(agent, f"gone-{number}", "", **gone)
+            assert (await running).status == common.STATUS_CODE_ERROR
+        good = asyncio.ensure_future(
+            agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="good")))
+        )
+        await answer(agent, "good", "Because.")
+        assert (await good).status == common.STATUS_CODE_OK
+
+
+class TestFull:
+    @pytest.fixture
+    def settings(self) -> AgentSettings:
+        return AgentSettings(calls_a_second=1000, tasks=2)
+
+    async def test_a_tenant_that_has_all_its_queries_under_way_leaves_room_for_others(
+        self, agent: Agent
+    ) -> None:
+        running = [asyncio.ensure_future(agent.ExecuteTask(asked("Why?"))) for _ in range(2)]
+        async with asyncio.timeout(10):
+            while len(agent.desk.known()) < 2:
+                await asyncio.sleep(0.01)
+        code, details = await refused(agent.ExecuteTask(asked("Why?")))
+        assert (code, details.partition(":")[0]) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "rate_limited",
+        )
+        tool = asked(context={"tool_parameters": {"tool": "files.list"}})
+        assert (await agent.ExecuteTask(tool, OTHER)).status == common.STATUS_CODE_OK
+        assert (await agent.HealthCheck(pb.HealthCheckRequest())).active_tasks == 2
+        assert (await agent.HealthCheck(pb.HealthCheckRequest(), OTHER)).active_tasks == 0
+        for call in running:
+            call.cancel()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_breaker_opens_at_half_of_the_last_twenty_and_recovers_through_one_call() -> None:
+    clock = Clock()
+    breaker = RollingBreaker(AgentSettings(), clock)
+
+    def call(*, failed: bool | None) -> bool:
+        try:
+            breaker.enter()
+        except CircuitOpen:
+            return False
+        breaker.note(failed=failed)
+        return True
+
+    assert all(call(failed=True) for _ in range(19)), "nineteen say nothing yet"
+    clock.now += 31
+    assert all(call(failed=number % 2 == 1) for number in range(20)), (
+        "the nineteen are too old, and of twenty the last was the tenth"
+    )
+    assert not call(failed=False)
+    clock.now += 31
+    breaker.enter()
+    assert not call(failed=False), "one tries, the others wait"
+    breaker.note(failed=True)
+    assert not call(failed=False), "it failed: another window"
+    clock.now += 31
+    assert call(failed=None), "its caller went: that says nothing, and the next one tries"
+    assert call(failed=False)
+    assert all(call(failed=False) for _ in range(5))

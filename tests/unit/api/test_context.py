@@ -1,0 +1,279 @@
+"""ContextService over gRPC, on a real embedded graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf import json_format
+
+from moothall.api.bundles import BUCKET, Bundles
+from moothall.config import LimitSettings
+from moothall.deliberation.prompts.briefing import Briefings
+from moothall.domain.briefing import BriefingRequest
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.graph.embedded import embedded_store
+from moothall.graph.store import CypherGraph
+from moothall.pb.context.v1 import context_pb2 as pb
+from moothall.pb.context.v1 import context_pb2_grpc as pb_grpc
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
+from moothall.stories.scopes import scopes
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKEN, Client, doors_of, serving
+from support.chronicle import Chronicle, recorded
+from support.desk import MemoryDesk
+from support.working import DRAFT
+
+TOLD: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
+
+
+@pytest_asyncio.fixture
+async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
+    async with embedded_store(tmp_path / "context.kgl", query_seconds=30) as store:
+        graph = CypherGraph(store)
+        await graph.project(recorded(Chronicle("task-a").whole().events))
+        await graph.project(recorded(Chronicle("task-b", "story-2", days=1).whole().events, 100))
+        yield graph
+
+
+@pytest_asyncio.fixture
+async def client(graph: CypherGraph) -> AsyncIterator[Any]:
+    doors = replace(
+        doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+    )
+    async with serving(MemoryDesk(), doors) as house:
+        yield house
+
+
+async def test_a_pack_is_what_get_task_context_and_seats_are_told(
+    client: Any, graph: CypherGraph
+) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    told = await stub.GetContext(
+        pb.GetContextRequest(story_id="story-2", role="DEV", phase="build"), **TOLD
+    )
+    assert list(told.scopes) == [
+        scope for scope in scopes().allowed_scopes("dev", "build") if scope != "timeline"
+    ]
+    assert "- task-b (dev), COMPLETED, committed, proven: add it" in told.blocks.context
+    asked = orchestrator.GetTaskContextRequest(story_id="story-2", role="DEV", phase="build")
+    same = await Client(client.channel).GetTaskContext(asked)
+    assert (same.context_text, same.token_count, same.version_hash) == (
+        told.context,
+        told.token_count,
+        told.version,
+    )
+    seats = await Briefings(graph.ask, LimitSettings()).tell(
+        BriefingRequest(story_id="story-2", role="dev", phase="build"), LOCAL, 2000
+    )
+    assert seats in told.blocks.context
+    few = await stub.GetContext(
+        pb.GetContextRequest(story_id="story-2", role="DEV", token_budget=60), **TOLD
+    )
+    assert few.token_count <= 60
+    elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+    assert (
+        await stub.GetContext(pb.GetContextRequest(story_id="story-2", role="DEV"), **elsewhere)
+    ).blocks.context == ""
+    with pytest.raises(grpc.aio.AioRpcError, match="token_budget is 99999; allowed are 0"):
+        await stub.GetContext(pb.GetContextRequest(story_id="story-2", token_budget=99_999), **TOLD)
+
+
+async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    asked = pb.RehydrateSessionRequest(
+        case_id="story-2", roles=["DEV", "qa", "dev"], include_timeline=True, include_summaries=True
+    )
+    told = await stub.RehydrateSession(asked, **TOLD)
+    assert set(told.packs) == {"dev", "qa"}
+    assert "deliberation.decided task-b" in told.packs["qa"].context
+    stats = told.stats
+    assert (
+        stats.decisions,
+        stats.decision_edges,
+        stats.impacts,
+        stats.events,
+        list(stats.roles),
+    ) == (1, 1, 1, 1, ["dev", "qa"])
+    assert told.generated_at_ms > 0
+    for wrong, said in (
+        (pb.RehydrateSessionRequest(case_id="story-2"), "for whom"),
+        (
+            pb.RehydrateSessionRequest(case_id="story-2", roles=["dev"], ttl_seconds=60),
+            "set persist_bundle too",
+        ),
+        (
+            pb.RehydrateSessionRequest(
+                case_id="story-2", roles=["dev"], persist_bundle=True, ttl_seconds=604_801
+            ),
+            "to 604800",
+        ),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=said):
+            await stub.RehydrateSession(wrong, **TOLD)
+
+
+async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
+    bus, now = MemoryBus(), [1_000.0]
+    doors = replace(
+        doors_of(MemoryDesk(), bus),
+        briefings=Briefings(graph.ask, LimitSettings()),
+        ask=graph.ask,
+        bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
+    )
+    asked = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
+    async with serving(MemoryDesk(), doors) as house:
+        stub: Any = pb_grpc.ContextServiceStub(house.channel)
+        kept = await stub.RehydrateSession(
+            pb.RehydrateSessionRequest(
+                case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
+            ),
+            **TOLD,
+        )
+        assert (kept.generated_at_ms, kept.expires_at_ms) == (1_000_000, 1_060_000)
+        later = Chronicle("task-c", "story-2", days=2)
+        await graph.project(
+            recorded(
+                [later.of_story(EventType.STORY_COMMENTED, comment="much later", actor="ann")], 200
+            )
+        )
+        now[0] += 59
+    async with serving(MemoryDesk(), doors) as again:  # another server on the same bus
+        stub = pb_grpc.ContextServiceStub(again.channel)
+        assert await stub.RehydrateSession(asked, **TOLD) == kept
+        elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        assert (await stub.RehydrateSession(asked, **elsewhere)).expires_at_ms == 0
+        now[0] += 2
+        fresh = await stub.RehydrateSession(asked, **TOLD)
+        assert (fresh.expires_at_ms, "much later" in fresh.packs["dev"].context) == (0, True)
+
+
+async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
+    bus = MemoryBus()
+    doors = replace(
+        doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
+    )
+    story_id = (await doors.board.create(DRAFT, LOCAL, key="1")).story.id
+    text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})
+    changes = [
+        pb.ContextChange(
+            operation="CREATE",
+            entity_type="DECISION",
+            entity_id="d-1",
+            payload=text,
+            reason="ann said so",
+        ),
+        pb.ContextChange(
+            operation="CREATE",
+            entity_type="comment",
+            entity_id="c-1",
+            payload='{"text": "for some"}',
+        ),
+    ]
+    asked = pb.UpdateContextRequest(
+        story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0
+    )
+    async with serving(MemoryDesk(), doors) as house:
+        stub: Any = pb_grpc.ContextServiceStub(house.channel)
+
+        async def pack(role: str, **more: Any) -> Any:
+            await graph.project([item async for item in bus.replay()])
+            return await stub.GetContext(
+                pb.GetContextRequest(story_id=story_id, role=role, **more), **TOLD
+            )
+
+        before = await pack("dev")
+        noted = await stub.UpdateContext(asked, **TOLD)
+        assert (noted.version, list(noted.warnings)) == (
+            1,
+            ["decision d-1: a secret was taken out"],
+        )
+        with pytest.raises(grpc.aio.AioRpcError, match="at version 1, and you expected 0") as late:
+            await stub.UpdateContext(asked, **TOLD)
+        assert late.value.code() is grpc.StatusCode.ABORTED
+        told = await pack("dev")
+        assert told.version != before.version
+        line = (
+            'noted by local for dev, on task-a: decision d-1: {"text": "hide [redacted]\\n--- end '
+            '---"} | because ann said so'
+        )
+        assert f"decisions, the last first:\n- {line}\n" in told.context
+        assert "comment c-1" in told.context
+        assert "comment c-1" not in (await pack("data")).context, (
+            "who is told no comments is told of no note of one"
+        )
+        gone = pb.UpdateContextRequest(
+            story_id=story_id,
+            role="qa",
+            changes=[pb.ContextChange(operation="delete", entity_type="decision", entity_id="d-1")],
+            timestamp="2026-01-31T12:00:00Z",
+        )
+        assert (await stub.UpdateContext(gone, **TOLD)).version == 2
+        assert (await stub.UpdateContext(gone, **TOLD)).version == 2
+        assert "d-1" not in (await pack("dev")).context
+        elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
+        for request, given, code in (
+            (gone, elsewhere, grpc.StatusCode.NOT_FOUND),
+            (
+                pb.UpdateContextRequest(story_id=story_id, role="data", changes=changes[1:]),
+                TOLD,
+                grpc.StatusCode.PERMISSION_DENIED,
+            ),
+            (
+                pb.UpdateContextRequest(story_id=story_id, role="dev"),
+                TOLD,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.UpdateContext(request, **given)
+            assert refused.value.code() is code
+
+
+async def test_scopes_are_the_tables(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    allowed = scopes().allowed_scopes("data", "build")
+    fine = await stub.ValidateScope(
+        pb.ValidateScopeRequest(role="DATA", phase="build", provided_scopes=["Story"]), **TOLD
+    )
+    assert (fine.allowed, list(fine.missing), fine.reason) == (
+        True,
+        [scope for scope in allowed if scope != "story"],
+        "",
+    )
+    wide = await stub.ValidateScope(
+        pb.ValidateScopeRequest(
+            role="data", phase="build", provided_scopes=["comments", "moon", *allowed]
+        ),
+        **TOLD,
+    )
+    assert (wide.allowed, list(wide.missing), list(wide.extra)) == (False, [], ["comments", "moon"])
+    assert wide.reason == "not for data in build: comments, moon"
+
+
+async def test_the_graph_is_walked(client: Any) -> None:
+    stub: Any = pb_grpc.ContextServiceStub(client.channel)
+    found = await stub.GetGraphRelationships(
+        pb.GetGraphRelationshipsRequest(node_id="task-b", node_type="Task"), **TOLD
+    )
+    assert found.success
+    assert json_format.MessageToDict(found.node.properties)["description"] == "add it"
+    assert ("Story", "story-2") in {(node.type, node.id) for node in found.neighbors}
+    assert ("HAS_TASK", "story-2", "task-b") in {
+        (item.type, item.from_id, item.to_id) for item in found.relationships
+    }
+    none = await stub.GetGraphRelationships(
+        pb.GetGraphRelationshipsRequest(node_id="moon", node_type="Task"), **TOLD
+    )
+    assert (none.success, none.message) == (False, "the graph has no Task 'moon'")
+    with pytest.raises(grpc.aio.AioRpcError, match="the labels are Story"):
+        await stub.GetGraphRelationships(
+            pb.GetGraphRelationshipsRequest(node_id="x", node_type="Moon"), **TOLD
+        )

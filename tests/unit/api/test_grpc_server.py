@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from moothall import config
+from moothall.api.grpc_server import grpc_server
+from moothall.domain.identity import Principal
+from moothall.domain.outcome import Outcome
+from moothall.errors import ConfigurationError
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from support.callers import (
+    EVERYWHERE,
+    TOKEN,
+    TOKENS,
+    Client,
+    Serving,
+    certificate,
+    doors_of,
+    serving,
+)
+from support.desk import MemoryDesk
+from support.rest import serving_http
+
+SERVICE = "orchestrator.v1.OrchestratorService"
+
+
+async def start(desk: MemoryDesk, **settings: Any) -> None:
+    async with serving(desk, **settings):
+        pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+async def test_it_serves_on_loopback(desk: MemoryDesk, host: str) -> None:
+    async with serving(desk, host=host) as house:
+        assert house.server.port > 0
+        answer = await house.client.SubmitDeliberation(
+            pb.DeliberateRequest(task_description="t", role="dev")
+        )
+        assert answer.agent_count == 3
+
+
+async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
+    with pytest.raises(ConfigurationError, match=r"grpc\.tls_cert and grpc\.tls_key"):
+        await start(desk, host=EVERYWHERE)
+
+
+@pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
+async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="token"):
+        async with grpc_server(
+            config.GrpcSettings(port=0),
+            config.LimitSettings(),
+            doors_of(desk),
+            tokens,  # type: ignore[arg-type] # of both kinds
+        ):
+            pass
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    files = certificate(tmp_path)
+    async with serving(desk, host=EVERYWHERE, **files) as house:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await house.client.SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev"), timeout=2
+            )
+        trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+            asked = pb.DeliberateRequest(task_description="t", role="dev")
+            assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_a_client_that_does_not_know_the_authority_gets_nothing(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    files, others = certificate(tmp_path), certificate(tmp_path / "other")
+    async with serving(desk, host=EVERYWHERE, **files) as house:
+        stranger = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", stranger) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
+        assert caught.value.code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        }
+        trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+            assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone is nobody
+                await Client(channel, None).GetStatus(pb.GetStatusRequest())
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_where_clients_need_a_certificate_one_without_gets_nothing(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    (tmp_path / "client").mkdir()
+    files, mine = certificate(tmp_path), certificate(tmp_path / "client")
+    async with serving(desk, host=EVERYWHERE, **files, tls_client_ca=mine["tls_cert"]) as house:
+        authority = files["tls_cert"].read_bytes()
+        async with grpc.aio.secure_channel(
+            f"localhost:{house.server.port}", grpc.ssl_channel_credentials(authority)
+        ) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
+        assert caught.value.code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+        }
+        both = grpc.ssl_channel_credentials(
+            authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes()
+        )
+        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", both) as channel:
+            assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
+
+
+async def test_an_authority_for_clients_without_tls_is_an_error(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
+        await start(desk, tls_client_ca=tmp_path / "ca.pem")
+
+
+async def test_half_of_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="belong together"):
+        await start(desk, tls_cert=tmp_path / "cert.pem")
+
+
+async def test_tls_files_that_are_missing_or_no_pem_are_errors(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        await start(desk, **paths)
+    for path in paths.values():
+        path.write_text("nonsense", encoding="ascii")
+    with pytest.raises(ConfigurationError, match="PEM"):
+        await start(desk, **paths)
+
+
+async def test_a_port_that_is_taken_is_an_error(desk: MemoryDesk, house: Serving) -> None:
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        await start(desk, port=house.server.port)
+
+
+async def test_a_port_is_free_again_after_the_server(desk: MemoryDesk) -> None:
+    async with serving(desk) as first:
+        port = first.server.port
+    async with serving(desk, port=port) as second:
+        assert second.server.port == port
+
+
+async def test_health_is_open_to_all(house: Serving) -> None:
+    health: Any = health_pb2_grpc.HealthStub(house.channel)
+    for service in ("", SERVICE):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await health.Check(health_pb2.HealthCheckRequest(service="unknown"), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_more_calls_than_allowed_are_refused(desk: MemoryDesk) -> None:
+    async with serving(desk, calls=1) as house:
+        waiting = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
+        await desk.submitted.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await house.client.SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev")
+            )
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        waiting.cancel()
+
+
+async def test_calls_in_flight_may_end_within_the_grace_time(desk: MemoryDesk) -> None:
+    async with asyncio.TaskGroup() as group, serving(desk, grace_seconds=10) as house:
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
+        answer = group.create_task(_answered(call))
+        await desk.submitted.wait()
+        group.create_task(_decide_soon(desk))
+    assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
+
+
+async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(
+    desk: MemoryDesk,
+) -> None:
+    async with serving(desk, grace_seconds=0.1) as house:
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
+        answer = asyncio.ensure_future(_answered(call))
+        await desk.submitted.wait()
+    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id") as caught:
+        await answer
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
+
+
+async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
+    desk: MemoryDesk,
+) -> None:
+    headers = (("authorization", f"Bearer {TOKEN}"),)
+    with ThreadPoolExecutor(4) as pool:
+        async with serving(desk) as house:
+            await house.client.GetStatus(pb.GetStatusRequest())
+            channel = grpc.insecure_channel(house.server.target)
+            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 10)
+            ask: Any = channel.unary_unary(f"/{SERVICE}/GetStatus")
+            calls = [pool.submit(ask, b"", timeout=20, metadata=headers) for _ in range(4)]
+            time.sleep(0.5)  # the server's loop is busy while they arrive, and stops right after
+        assert [await asyncio.to_thread(call.exception, 20) for call in calls] == [None] * 4
+        channel.close()
+
+
+class _SlowDesk(MemoryDesk):
+    """Whose waits are slow to end, as where the bus is."""
+
+    async def wait(self, task_id: str, who: Principal) -> Outcome:
+        try:
+            return await super().wait(task_id, who)
+        finally:
+            await asyncio.sleep(2.3)
+
+
+async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
+    desk = _SlowDesk()
+    async with serving(desk, grace_seconds=0.1) as house:
+        call = house.client.Deliberate(
+            pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
+        )
+        answer = asyncio.ensure_future(_answered(call))
+        await desk.submitted.wait()
+    with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id"):
+        await answer
+
+
+async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: MemoryDesk) -> None:
+    leaving, doors = asyncio.Event(), doors_of(desk)
+    async with serving_http(doors) as web, asyncio.TaskGroup() as group:
+        assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
+
+        async def serve(ready: asyncio.Future[str]) -> None:
+            async with grpc_server(
+                config.GrpcSettings(port=0), config.LimitSettings(), doors, TOKENS, leave_seconds=3
+            ) as server:
+                ready.set_result(server.target)
+                await leaving.wait()
+
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        group.create_task(serve(ready))
+        async with grpc.aio.insecure_channel(await ready) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            asked = await web("GET", "/ready", token=None)
+            assert (asked.status, asked.json) == (200, {"ready": True})
+            leaving.set()
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            asked = await web("GET", "/ready", token=None)
+            assert (asked.status, asked.json) == (503, {"ready": False})
+            answer = await Client(channel).SubmitDeliberation(
+                pb.DeliberateRequest(task_description="t", role="dev")
+            )
+            assert answer.agent_count == 3
+            watch.cancel()
+
+
+async def _answered(call: Any) -> Any:
+    return await call
+
+
+async def _decide_soon(desk: MemoryDesk) -> None:
+    await asyncio.sleep(0.2)
+    await desk.cancel("task-1", "enough", TOKENS[TOKEN])
+
+
+BUF = Path(sysconfig.get_path("scripts")) / "buf"
+
+
+async def buf(house: Serving, *arguments: str) -> str:
+    at = f"http://{house.server.target}"
+    command = [
+        str(BUF),
+        "curl",
+        "--http2-prior-knowledge",
+        "--protocol",
+        "grpc",
+        *arguments[:-1],
+        at + arguments[-1],
+    ]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+@pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
+async def test_a_client_by_reflection(desk: MemoryDesk, house: Serving) -> None:
+    methods = (await buf(house, "--list-methods", "")).split()
+    assert f"{SERVICE}/Deliberate" in methods
+    assert "grpc.health.v1.Health/Check" in methods
+    asked = json.dumps(
+        {"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3}
+    )
+    authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", asked)
+    answer = json.loads(await buf(house, *authorised, f"/{SERVICE}/SubmitDeliberation"))
+    assert answer == {
+        "taskId": desk.known()[0],
+        "status": "DELIBERATION_STATUS_PENDING",
+        "agentCount": 3,
+    }
+
+
+def test_generated_code_is_what_the_protos_say_and_lives_under_moothall_pb(tmp_path: Path) -> None:
+    here, root = Path(pb.__file__).parents[2], Path(__file__).parents[3]
+    shutil.copytree(root / "protos", tmp_path / "protos")
+    made = runpy.run_path(str(root / "scripts" / "protoc.py"))["generate"](tmp_path)
+    assert made == tmp_path / "src/moothall/pb"
+    assert sources(made) == sources(here), "run scripts/protoc.py"
+    code = (
+        "import sys, moothall.pb.orchestrator.v1.orchestrator_pb2; print({'orchestrator', "
+        "'moothall.v1'} & {*sys.modules})"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    assert loaded.stdout.strip() == "set()"
+
+
+def sources(folder: Path) -> dict[Path, str]:
+    return {
+        file.relative_to(folder): file.read_text(encoding="utf-8")
+        for file in folder.rglob("*.py*")
+        if file.suffix != ".pyc"
+    }

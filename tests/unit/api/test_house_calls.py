@@ -1,0 +1,456 @@
+"""Councils, stories and figures over gRPC: the rooms behind are real, on a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from moothall.api.health import Checkup, Probe
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.status import Condition
+from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, Client, Serving, doors_of, serving
+from support.desk import MemoryDesk
+from support.graph import MemoryGraph
+
+DEV = pb.CreateCouncilRequest(
+    role="DEV",
+    num_agents=2,
+    config=pb.CouncilConfig(deliberation_rounds=1, model_profile="default"),
+)
+MOVED = pb.ProcessPlanningEventRequest(
+    event_type="story.transitioned",
+    case_id="story-1",
+    plan_id="plan-1",
+    from_state="DRAFT",
+    to_state="PLANNING",
+    timestamp_ms=1_700_000_000_000,
+    metadata={"title": "Greet", "brief": "Say hello", "roles": "dev,qa"},
+)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def graph() -> MemoryGraph:
+    return MemoryGraph()
+
+
+@pytest.fixture
+async def house(desk: MemoryDesk, bus: MemoryBus, graph: MemoryGraph) -> AsyncIterator[Serving]:
+    async with serving(desk, doors_of(desk, bus, graph)) as started:
+        yield started
+
+
+@pytest.fixture
+def eve(house: Serving) -> Client:
+    return Client(house.channel, OTHER)
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    status, info = rpc_status.from_call(caught.value), error_details_pb2.ErrorInfo()  # type: ignore[arg-type] # it is one
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    return caught.value.code(), info.reason, status.message
+
+
+async def test_a_council_is_made_listed_and_deleted(client: Client) -> None:
+    made = await client.CreateCouncil(DEV)
+    assert (made.council_id, made.agents_created, list(made.agent_ids)) == (
+        "council-dev",
+        2,
+        ["agent-dev-001", "agent-dev-002"],
+    )
+    assert await client.CreateCouncil(DEV) == made
+    listed = await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))
+    (council,) = listed.councils
+    assert (council.role, council.num_agents, council.status, council.model) == (
+        "dev",
+        2,
+        "idle",
+        "scripted",
+    )
+    assert [(agent.agent_id, agent.role, agent.status) for agent in council.agents] == [
+        ("agent-dev-001", "dev", "idle"),
+        ("agent-dev-002", "dev", "idle"),
+    ]
+    assert not (await client.ListCouncils(pb.ListCouncilsRequest())).councils[0].agents
+    gone = await client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
+    assert (gone.success, gone.agents_removed) == (True, 2)
+    assert "CreateCouncil" in gone.message
+    assert (await refused(client.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: Client) -> None:
+    await client.CreateCouncil(DEV)
+    can = pb.AgentCapabilities(
+        supported_tasks=["code"],
+        model_profile="large",
+        max_concurrent_tasks=2,
+        languages=["python"],
+    )
+    asked = pb.RegisterAgentRequest(
+        agent_id="specialist",
+        role="dev",
+        capabilities=can,
+        endpoint="http://169.254.169.254/latest",
+        metadata={"team": "a"},
+    )
+    answer = await client.RegisterAgent(asked)
+    assert (answer.success, answer.council_id) == (True, "council-dev")
+    assert "where an operator allows that (agents.endpoints)" in answer.message
+    assert await client.RegisterAgent(asked) == answer
+    (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
+    assert council.agents[2].capabilities == can
+    other = pb.RegisterAgentRequest(
+        agent_id="b", role="dev", capabilities=pb.AgentCapabilities(model_profile="x")
+    )
+    code, _, said = await refused(client.RegisterAgent(other))
+    assert (code, said) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "unknown model_profile 'x'; the settings have: default, large (large)",
+    )
+    code, reason, _ = await refused(
+        client.RegisterAgent(pb.RegisterAgentRequest(agent_id="specialist", role="dev"))
+    )
+    assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
+    assert (
+        await client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
+    ).success
+    code, _, said = await refused(
+        client.UnregisterAgent(pb.UnregisterAgentRequest(agent_id="specialist", role="dev"))
+    )
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert "there sit agent-dev-001, agent-dev-002" in said
+
+
+async def test_tenants_have_councils_stories_and_figures_of_their_own(
+    desk: MemoryDesk, client: Client, eve: Client
+) -> None:
+    await client.CreateCouncil(DEV)
+    await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
+    done = await client.ProcessPlanningEvent(MOVED)
+    assert not (await eve.ListCouncils(pb.ListCouncilsRequest())).councils
+    assert (await refused(eve.DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
+    unregister = pb.UnregisterAgentRequest(agent_id="agent-dev-001", role="dev")
+    assert (await refused(eve.UnregisterAgent(unregister)))[0] is grpc.StatusCode.NOT_FOUND
+    assert (
+        await eve.GetStatus(pb.GetStatusRequest(include_stats=True))
+    ).stats.total_deliberations == 0
+    assert not (await eve.GetMetrics(pb.GetMetricsRequest())).councils.health_per_council
+    publish = pb.DerivationStrategy(auto_publish_to_nats=True)
+    stolen = pb.DeriveSubtasksRequest(
+        case_id="story-1", plan_id="plan-1", roles=["dev"], strategy=publish
+    )
+    assert (await refused(eve.DeriveSubtasks(stolen)))[0] is grpc.StatusCode.NOT_FOUND
+    assert set(done.derived_task_ids).isdisjoint(
+        (await eve.ProcessPlanningEvent(MOVED)).derived_task_ids
+    )
+    assert len(desk.known()) == 1
+
+
+class Parts:
+    """A model that answers or doesn't, and a graph that is late."""
+
+    def __init__(self) -> None:
+        self.wrong = ""
+        self.away = False
+
+    async def model(self) -> tuple[Condition, str]:
+        if self.away:
+            raise ModelUnavailable("nobody answers at http://127.0.0.1:1")
+        return (
+            (Condition.DEGRADED, self.wrong)
+            if self.wrong
+            else (Condition.HEALTHY, "1 of 1 servers answer")
+        )
+
+    async def graph(self) -> tuple[Condition, str]:
+        raise GraphUnavailable("the graph is away")
+
+
+async def test_status_says_which_part_is_not_well_and_why() -> None:
+    desk, parts = MemoryDesk(), Parts()
+    checkup = Checkup({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
+    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+        asked = pb.GetStatusRequest(include_stats=True)
+        well = await served.client.GetStatus(asked)
+        assert (well.status, list(well.reasons), well.HasField("stats")) == ("healthy", [], True)
+        parts.wrong = "1 of 2 servers answer"
+        slow = await served.client.GetStatus(asked)
+        assert (slow.status, slow.reasons[0]) == ("degraded", "model: 1 of 2 servers answer")
+        parts.away = True
+        down = await served.client.GetStatus(asked)
+        assert (down.status, down.HasField("stats")) == ("unhealthy", False)
+        assert list(down.reasons) == [
+            f"{name}: nobody answers at http://127.0.0.1:1 [MODEL_UNAVAILABLE]"
+            for name in ("model", "bus")
+        ]
+
+
+async def test_a_part_that_is_not_needed_only_degrades() -> None:
+    desk, parts = MemoryDesk(), Parts()
+    checkup = Checkup({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
+    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+        answer = await served.client.GetStatus(pb.GetStatusRequest())
+    assert (answer.status, list(answer.reasons)) == (
+        "degraded",
+        ["graph: the graph is away [GRAPH_UNAVAILABLE]"],
+    )
+
+
+async def test_status_and_metrics_are_true(desk: MemoryDesk, client: Client) -> None:
+    assert not (await client.GetStatus(pb.GetStatusRequest())).HasField("stats")
+    await client.CreateCouncil(DEV)
+    await client.SubmitDeliberation(
+        pb.DeliberateRequest(task_description="t", role="dev", num_agents=2)
+    )
+    answer = await client.GetStatus(pb.GetStatusRequest(include_stats=True))
+    assert answer.status == "healthy"
+    assert (
+        answer.stats.total_deliberations,
+        answer.stats.active_councils,
+        answer.stats.role_counts,
+    ) == (1, 1, {"dev": 1})
+    found = await client.GetMetrics(pb.GetMetricsRequest(metric_type="ALL"))
+    health = found.councils.health_per_council["council-dev"]
+    assert (health.status, health.busy_agents, health.available_agents) == ("busy", 2, 0)
+    assert (
+        found.agents.total_agents,
+        found.agents.active_agents,
+        found.agents.agents_per_role,
+    ) == (2, 2, {"dev": 2})
+    one = await client.GetMetrics(pb.GetMetricsRequest(metric_type="performance"))
+    assert (one.HasField("performance"), one.HasField("agents"), one.HasField("councils")) == (
+        True,
+        False,
+        False,
+    )
+    code, _, said = await refused(client.GetMetrics(pb.GetMetricsRequest(metric_type="weather")))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "performance, agents, councils" in said
+    assert (await refused(client.GetMetrics(pb.GetMetricsRequest(time_range_ms=-1))))[
+        0
+    ] is grpc.StatusCode.INVALID_ARGUMENT
+    (council,) = (await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))).councils
+    assert (council.status, council.agents[0].status) == ("busy", "busy")
+
+
+async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(
+    desk: MemoryDesk, client: Client
+) -> None:
+    asked = pb.OrchestrateRequest(
+        task_id="task-1",
+        task_description="Add hello_world()",
+        role="DEV",
+        options=pb.OrchestratorOptions(
+            deliberation_rounds=2,
+            enable_architect_selection=True,
+            custom_params={"protocol": "vote", "num_agents": "2"},
+        ),
+        case_id="story-1",
+        plan_id="plan-1",
+        repository=common_pb2.Repository(id="repo"),
+    )
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(_awaited(client.Orchestrate(asked)))
+        await desk.submitted.wait()
+        request = desk.request("task-1")
+        results = tuple(
+            Result(n, f"agent-dev-00{n}", "dev", 1 / n, (), True, False) for n in (1, 2)
+        )
+        await desk.decide(
+            Outcome(
+                "task-1",
+                DeliberationStatus.COMPLETED,
+                role="dev",
+                winner_id="agent-dev-001",
+                results=results,
+                duration_ms=7,
+            )
+        )
+    answer = call.result()
+    assert (request.rounds, request.protocol, request.num_agents, request.origin) == (
+        2,
+        "vote",
+        2,
+        "orchestrate",
+    )
+    assert (request.peer_review, request.reviewer, request.story_id, request.plan_id) == (
+        True,
+        "architect",
+        "story-1",
+        "plan-1",
+    )
+    assert answer.winner.proposal.author_id == "agent-dev-001"
+    assert [item.proposal.author_id for item in answer.candidates] == [
+        "agent-dev-001",
+        "agent-dev-002",
+    ]
+    assert (answer.execution_id, answer.duration_ms, answer.metadata.tags["status"]) == (
+        "task-1",
+        7,
+        "COMPLETED",
+    )
+
+
+async def test_without_a_winner_there_is_none_and_the_reason_is_told(
+    desk: MemoryDesk, client: Client
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(
+            _awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
+        )
+        await desk.submitted.wait()
+        (task_id,) = desk.known()
+        await desk.decide(
+            Outcome(task_id, DeliberationStatus.FAILED, error_message="No seat proposed anything")
+        )
+    answer = call.result()
+    assert not answer.HasField("winner")
+    assert (answer.metadata.tags["status"], answer.metadata.tags["error_message"]) == (
+        "FAILED",
+        "No seat proposed anything",
+    )
+
+
+async def test_orchestrate_dies_with_its_caller(desk: MemoryDesk, client: Client) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await client.Orchestrate(
+            pb.OrchestrateRequest(task_description="t", role="qa"), timeout=0.3
+        )
+    async with asyncio.timeout(10):
+        while not desk.cancelled:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_is_known_of_the_story_goes_into_the_task(
+    desk: MemoryDesk, client: Client, graph: MemoryGraph
+) -> None:
+    graph.tell("context", {"story": {"headline": "Greet the world"}})
+    asked = pb.OrchestrateRequest(
+        task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions()
+    )
+    call = client.Orchestrate(asked)
+    await desk.submitted.wait()
+    assert "Greet the world" in desk.request(desk.known()[0]).context
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (pb.OrchestratorOptions(custom_params={"temprature": "1"}), "unknown custom_params"),
+        (pb.OrchestratorOptions(custom_params={"num_agents": "many"}), "whole number"),
+    ],
+)
+async def test_unknown_parameters_are_refused(
+    client: Client, asked: pb.OrchestratorOptions, wanted: str
+) -> None:
+    code, _, said = await refused(
+        client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="dev", options=asked))
+    )
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert wanted in said
+
+
+async def test_two_names_of_a_story_that_differ_are_refused(client: Client) -> None:
+    asked = pb.OrchestrateRequest(task_description="t", role="dev", story_id="a", case_id="b")
+    assert "differ" in (await refused(client.Orchestrate(asked)))[2]
+
+
+async def test_a_planning_event_derives_tasks_once(client: Client) -> None:
+    answer = await client.ProcessPlanningEvent(MOVED)
+    assert (answer.processed, len(answer.derived_task_ids)) == (True, 2)
+    assert await client.ProcessPlanningEvent(MOVED) == answer
+    other = pb.ProcessPlanningEventRequest(
+        event_type="story.commented", case_id="story-1", metadata={"comment": "nice"}
+    )
+    said = await client.ProcessPlanningEvent(other)
+    assert not said.processed
+    assert "planning" in said.message
+    strategy = pb.DerivationStrategy(dependency_order=["qa", "dev"], max_tasks_per_role=2)
+    asked = pb.DeriveSubtasksRequest(
+        case_id="story-1", plan_id="plan-2", roles=["DEV", "QA"], strategy=strategy
+    )
+    derived = await client.DeriveSubtasks(asked)
+    tests, code = derived.tasks
+    assert (tests.role, code.role, list(code.dependencies), derived.total_tasks) == (
+        "qa",
+        "dev",
+        [tests.task_id],
+        2,
+    )
+    assert "Say hello" in code.description
+    assert (code.case_id, code.plan_id, code.priority) == ("story-1", "plan-2", 2)
+
+
+async def test_a_tasks_context_is_told(client: Client, graph: MemoryGraph) -> None:
+    graph.tell("context", {"brief": {"brief": "Say hello", "criteria": ["polite"]}})
+    graph.tell("timeline", {"time": "t", "kind": "story.created", "task_id": "", "text": "Greet"})
+    asked = pb.GetTaskContextRequest(
+        case_id="story-1", role="DEV", phase="review", options=pb.ContextOptions(scopes=["brief"])
+    )
+    told = await client.GetTaskContext(asked)
+    assert "Say hello" in told.blocks.context
+    assert told.blocks.context in told.context_text
+    assert told.blocks.history == ""
+    assert 0 < told.token_count < 2000
+    assert (await client.GetTaskContext(asked)).version_hash == told.version_hash
+    strange = pb.GetTaskContextRequest(
+        case_id="story-1", options=pb.ContextOptions(scopes=["secrets"])
+    )
+    assert "the scopes are story" in (await refused(client.GetTaskContext(strange)))[2]
+
+
+async def _awaited(call: Any) -> Any:
+    return await call
+
+
+async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
+    client: Client, eve: Client
+) -> None:
+    answer = await client.ProcessPlanningEvent(MOVED)
+    for task_id in answer.derived_task_ids:
+        waiting = await client.GetDeliberationResult(
+            pb.GetDeliberationResultRequest(task_id=task_id)
+        )
+        assert waiting.status == pb.DELIBERATION_STATUS_PENDING
+        code, _, _ = await refused(
+            eve.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id))
+        )
+        assert code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(
+    desk: MemoryDesk, client: Client
+) -> None:
+    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    moved = pb.ProcessPlanningEventRequest(
+        event_type="story.transitioned", case_id="story-1", to_state="PLANNING"
+    )
+    moved.metadata.update(
+        {"title": "Greet", "brief": "Say hello", "roles": "dev", "repository": "ghost"}
+    )
+    answer = await client.ProcessPlanningEvent(moved)
+    assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
+    assert answer.message == "not recorded: no repository 'ghost'"

@@ -1,0 +1,274 @@
+"""AgentKernel over gRPC: a desk in memory, a real gate, rooms that answer from a function."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import json_format
+
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import RepositoryRef
+from moothall.pb.kernel.v1 import kernel_pb2 as pb
+from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
+from moothall.pb.moothall.v1 import common_pb2
+from moothall.tool_sessions.deferred_open import of_tasks
+from support.callers import OTHER, TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+from support.visits import SHA, Visiting, visiting
+
+
+class Kernel:
+    """A stub that carries a token."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub: Any = pb_grpc.AgentKernelStub(channel)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+
+        def call(request: Any, token: str = TOKEN) -> Any:
+            return method(request, metadata=[("authorization", f"Bearer {token}")], timeout=20)
+
+        return call
+
+
+@pytest.fixture
+async def behind(tmp_path: Path, desk: MemoryDesk) -> AsyncIterator[Visiting]:
+    async with visiting(tmp_path, limits={"visits": 2}) as found:
+        found.visits.await_calls(of_tasks(desk))
+        yield found
+
+
+@pytest.fixture
+async def kernel(desk: MemoryDesk, behind: Visiting) -> AsyncIterator[Kernel]:
+    async with serving(desk, replace(doors_of(desk), visits=behind.visits)) as house:
+        yield Kernel(house.channel)
+
+
+async def created(kernel: Kernel, **more: Any) -> pb.CreateTaskResponse:
+    asked = {"prompt": "What does greet do?", "workspace": "sample", **more}
+    found: pb.CreateTaskResponse = await kernel.CreateTask(pb.CreateTaskRequest(**asked))
+    return found
+
+
+def execution(
+    task: pb.CreateTaskResponse,
+    execution_id: str = "e-1",
+    tool: str = "files.read",
+    **arguments: Any,
+) -> pb.ExecuteToolRequest:
+    request = pb.ExecuteToolRequest(
+        task_id=task.task_id,
+        execution_id=execution_id,
+        capability_token=task.capability_token,
+        tool=tool,
+    )
+    request.arguments.update(arguments or {"path": "a.py", "lines": 3})
+    return request
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), str(caught.value.details())
+
+
+async def test_a_task_is_a_deliberation_of_one_seat(desk: MemoryDesk, kernel: Kernel) -> None:
+    task = await created(
+        kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
+    )
+    request = desk.request("mine")
+    assert (request.role, request.protocol, request.num_agents, request.budget.tokens) == (
+        "QA",
+        "ask",
+        1,
+        1000,
+    )
+    assert request.repository == RepositoryRef(id="sample", ref="main")
+    again = await created(
+        kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
+    )
+    assert again.task_id == task.task_id == "mine"
+    assert again.capability_token != ""
+    code, _ = await refused(
+        kernel.CreateTask(pb.CreateTaskRequest(prompt="another", task_id="mine"))
+    )
+    assert code is grpc.StatusCode.ALREADY_EXISTS
+    await created(kernel, workspace="https://example.test/x.git", task_id="by-url")
+    assert desk.request("by-url").repository == RepositoryRef(url="https://example.test/x.git")
+    text = await created(kernel, workspace="", task_id="text")
+    assert (desk.request("text").repository, desk.request("text").role, text.capability_token) == (
+        None,
+        "dev",
+        "",
+    )
+
+
+async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothing(
+    desk: MemoryDesk, kernel: Kernel
+) -> None:
+    task = await created(kernel)
+    first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
+    begun = await first.read()
+    assert (begun.type, begun.seq) == ("moothall.deliberation.requested", 1)
+    assert json_format.MessageToDict(begun.payload)["description"] == "What does greet do?"
+    await desk.record(
+        task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 1, "thought": "look"}
+    )
+    seen = await first.read()
+    first.cancel()
+    await desk.record(task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 2})
+    await desk.decide(
+        Outcome(task.task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
+    )
+    rest = [
+        event
+        async for event in kernel.StreamTaskEvents(
+            pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=seen.seq)
+        )
+    ]
+    assert [event.seq for event in rest] == [3, 4]
+    assert rest[-1].type == "moothall.deliberation.decided"
+    whole = [
+        event.seq
+        async for event in kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
+    ]
+    assert whole == [1, 2, 3, 4]
+    theirs = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id), OTHER)
+    assert (await refused(theirs.read()))[0] is grpc.StatusCode.NOT_FOUND
+    wrong = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id, after_seq=-1))
+    assert (await refused(wrong.read()))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
+    kernel: Kernel, behind: Visiting
+) -> None:
+    task = await created(kernel)
+    assert behind.rooms.rooms == {}  # opened when it is called
+    answers = await asyncio.gather(
+        *(kernel.ExecuteTool(execution(task, f"e-{number}")) for number in (1, 2, 3))
+    )
+    assert [answer.status for answer in answers] == ["success"] * 3
+    assert json_format.MessageToDict(answers[0].output)["lines"] == 3
+    room = behind.rooms.rooms[task.task_id]
+    assert len(behind.repository.asked) == 1  # three at once opened one
+    assert behind.repository.asked[0] == RepositoryRef(id="sample", ref=SHA)
+    again = await kernel.ExecuteTool(execution(task, "e-1"))
+    assert again == answers[0]
+    assert len(room.calls) == 3
+    assert (await refused(kernel.ExecuteTool(execution(task, "e-1", path="b.py"))))[
+        0
+    ] is grpc.StatusCode.ALREADY_EXISTS
+    blocked = await kernel.ExecuteTool(execution(task, "e-4", "git.push", branch="main"))
+    assert (blocked.status, "not granted" in blocked.error) == ("blocked", True)
+
+
+async def test_a_port_of_its_own_serves_the_same(desk: MemoryDesk, behind: Visiting) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with (
+        serving(desk, replace(doors_of(desk), visits=behind.visits), more_ports=(port,)),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
+
+
+async def test_the_token_is_of_this_task_and_caller(kernel: Kernel) -> None:
+    task, other = await created(kernel), await created(kernel)
+    crossed = pb.CreateTaskResponse(task_id=other.task_id, capability_token=task.capability_token)
+    text = await created(kernel, workspace="")
+    for request, token in (
+        (execution(crossed), TOKEN),
+        (execution(task), OTHER),
+        (execution(pb.CreateTaskResponse(task_id=task.task_id)), TOKEN),
+        (execution(text), TOKEN),
+    ):
+        assert (await refused(kernel.ExecuteTool(request, token)))[
+            0
+        ] is grpc.StatusCode.PERMISSION_DENIED
+    assert "execution_id" in (await refused(kernel.ExecuteTool(execution(task, ""))))[1]
+    assert (await refused(kernel.ExecuteTool(execution(task), "nobody")))[
+        0
+    ] is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_what_goes_wrong_at_the_opening_is_told_and_does_no_harm(
+    kernel: Kernel, behind: Visiting
+) -> None:
+    missing = await created(kernel, workspace="nowhere")
+    for _ in range(2):
+        code, said = await refused(kernel.ExecuteTool(execution(missing)))
+        assert (code, said) == (grpc.StatusCode.NOT_FOUND, "no repository 'nowhere'")
+    for _ in range(2):
+        assert (await kernel.ExecuteTool(execution(await created(kernel)))).status == "success"
+    assert (await refused(kernel.ExecuteTool(execution(await created(kernel)))))[
+        0
+    ] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    unknown = behind.visits.token(LOCAL, "task-unknown", "dev", 60)
+    gone = pb.CreateTaskResponse(task_id="task-unknown", capability_token=unknown)
+    assert "there is no open workspace" in (await refused(kernel.ExecuteTool(execution(gone))))[1]
+
+
+async def test_cancelling_closes_the_workspace_for_good(
+    desk: MemoryDesk, kernel: Kernel, behind: Visiting
+) -> None:
+    task = await created(kernel)
+    await kernel.ExecuteTool(execution(task))
+    said = await kernel.CancelTask(
+        pb.CancelTaskRequest(task_id=task.task_id, reason="changed my mind")
+    )
+    assert said.status == "CANCELLED"
+    assert desk.cancelled == {task.task_id: "changed my mind"}
+    assert behind.rooms.closed == [task.task_id]
+    code, words = await refused(kernel.ExecuteTool(execution(task, "e-2")))
+    assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (
+        await kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id))
+    ).status == "CANCELLED"
+    assert (await refused(kernel.CancelTask(pb.CancelTaskRequest(task_id=task.task_id), OTHER)))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_two_tenants_have_tasks_of_one_id_each_with_its_own_workspace(
+    kernel: Kernel, behind: Visiting
+) -> None:
+    asked = pb.CreateTaskRequest(prompt="What does greet do?", workspace="sample", task_id="same")
+    ours = await kernel.CreateTask(asked)
+    assert (await refused(kernel.ExecuteTool(execution(ours), OTHER)))[
+        0
+    ] is grpc.StatusCode.PERMISSION_DENIED
+    unknown = pb.CancelTaskRequest(task_id="same")
+    assert await refused(kernel.CancelTask(unknown, OTHER)) == (
+        grpc.StatusCode.NOT_FOUND,
+        "no deliberation 'same'",
+    )
+    theirs = await kernel.CreateTask(asked, OTHER)
+    assert ours.task_id == theirs.task_id == "same"
+    answers = [
+        await kernel.ExecuteTool(execution(ours)),
+        await kernel.ExecuteTool(execution(theirs), OTHER),
+    ]
+    assert [answer.status for answer in answers] == ["success"] * 2
+    assert {name: len(room.calls) for name, room in behind.rooms.rooms.items()} == {
+        "same": 1,
+        "elsewhere_same": 1,
+    }
+    crossed = pb.CreateTaskResponse(task_id="same", capability_token=ours.capability_token)
+    assert (await refused(kernel.ExecuteTool(execution(crossed, "e-2"), OTHER)))[
+        0
+    ] is grpc.StatusCode.PERMISSION_DENIED
+    await kernel.CancelTask(unknown, OTHER)
+    assert behind.rooms.closed == ["elsewhere_same"]
+    assert (await kernel.ExecuteTool(execution(ours, "e-3"))).status == "success"

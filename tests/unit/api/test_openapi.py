@@ -1,0 +1,152 @@
+"""`/openapi.json`: what it says of `/api/v1` is what is served."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema_rs import Draft202012Validator
+
+from moothall.api.http.stories import story_operations
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import DeliberationRequest
+from moothall.stories.board import Board
+from moothall.testing.bus import MemoryBus
+from support.callers import TOKEN, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, serving_http
+
+STORY = {
+    "title": "Export invoices as CSV",
+    "brief": "As a clerk, I want CSV, so that I can book.",
+    "ac": ["Given a, when b, then c"],
+}
+
+
+@pytest.fixture
+async def web(desk: MemoryDesk) -> AsyncIterator[Web]:
+    async with serving_http(replace(doors_of(desk), board=Board(MemoryBus()))) as found:
+        yield found
+
+
+@pytest.fixture
+async def told(web: Web) -> dict[str, Any]:
+    answer = await web("GET", "/openapi.json", token=None)
+    assert answer.status == 200
+    found: dict[str, Any] = answer.json
+    return found
+
+
+def check(told: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    """Raise `ValidationError` where a value is not what a schema of the document says."""
+    whole = {**schema, "components": told["components"]}
+    Draft202012Validator(whole).validate(value)
+
+
+async def test_it_tells_of_every_operation_of_the_api(
+    told: dict[str, Any], desk: MemoryDesk
+) -> None:
+    assert told["openapi"] == "3.1.0"
+    served = {
+        (operation.path, operation.method.lower()) for operation in story_operations(doors_of(desk))
+    }
+    described = {(path, method) for path, methods in told["paths"].items() for method in methods}
+    assert described == served
+    assert all(
+        operation["summary"] for methods in told["paths"].values() for operation in methods.values()
+    )
+    named = [
+        operation["operationId"]
+        for methods in told["paths"].values()
+        for operation in methods.values()
+    ]
+    assert len(set(named)) == len(named)
+
+
+async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: MemoryDesk) -> None:
+    async def ask(method: str, path: str, at: str, body: Any = None) -> Any:
+        operation = told["paths"][path][method.lower()]
+        if body is not None:
+            check(told, operation["requestBody"]["content"]["application/json"]["schema"], body)
+        answer = await web(method, at, body)
+        said = operation["responses"][str(answer.status)]
+        if "content" in said:
+            check(told, said["content"]["application/json"]["schema"], answer.json)
+        return answer.json
+
+    one = "/api/v1/stories/{id}"
+    made = await ask("POST", "/api/v1/stories", "/api/v1/stories", STORY)
+    at = f"/api/v1/stories/{made['story_id']}"
+    await ask("POST", f"{one}/comments", f"{at}/comments", {"comment": "soon"})
+    await ask("POST", f"{one}/transitions", f"{at}/transitions", {"event": "refine"})
+    await ask("GET", "/api/v1/stories", "/api/v1/stories")
+    await ask("GET", f"{one}/plan", f"{at}/plan")
+    assert (await ask("GET", one, at))["moves"]
+    draft = {"title": "Export", "description": "it", "ac": []}
+    assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
+    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    await ask(
+        "POST",
+        "/api/v1/deliberations/{id}/steer",
+        "/api/v1/deliberations/task-1/steer",
+        {"message": "In French."},
+    )
+    await ask("POST", "/api/v1/deliberations/{id}/pause", "/api/v1/deliberations/task-1/pause")
+    await ask("POST", "/api/v1/deliberations/{id}/resume", "/api/v1/deliberations/task-1/resume")
+    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, role="dev"))
+    await ask("GET", "/api/v1/deliberations/{id}", "/api/v1/deliberations/task-1")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/api/v1/stories/nope", None),
+        ("POST", "/api/v1/stories", {"title": 7}),
+        ("POST", "/api/v1/stories", {"titel": "x"}),
+        ("POST", "/api/v1/stories/nope/comments", {"comment": ""}),
+        ("POST", "/api/v1/coach/score", []),
+    ],
+)
+async def test_refusals_are_what_it_says(
+    web: Web, told: dict[str, Any], method: str, path: str, body: Any
+) -> None:
+    answer = await web(method, path, body)
+    assert 400 <= answer.status < 500
+    check(told, {"$ref": "#/components/schemas/Problem"}, answer.json)
+
+
+@pytest.mark.e2e
+async def test_a_stranger_who_reads_it_finds_nothing_that_it_does_not_say(
+    web: Web, tmp_path: Path
+) -> None:
+    """Schemathesis makes requests of it, right and wrong ones, and chains of them. What rules of
+    ours refuse (a story without a title) it cannot know.
+    """
+    process = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("st")),
+        "run",
+        f"http://127.0.0.1:{web.port}/openapi.json",
+        "--header",
+        f"Authorization: Bearer {TOKEN}",
+        "--exclude-path",
+        "/api/v1/events",  # which never ends
+        "--max-examples",
+        "20",
+        "--generation-deterministic",
+        "--exclude-checks",
+        "positive_data_acceptance",
+        "--no-color",
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(120):
+        said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    assert "Tested: 12" in said.decode(), said.decode()

@@ -1,0 +1,427 @@
+"""The page: a real server on a free port, and a browser's cookies and forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.identity import Bearers
+from moothall.api.web.rendering import visible
+from moothall.api.web.routes import at_work, moves, page_routes
+from moothall.api.web.sessions import Sessions
+from moothall.config import WebSettings
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.plan import Story
+from moothall.errors import NotFound
+from moothall.stories.board import Board
+from moothall.stories.coach import CRITERIA as CRITERIA_MOST
+from moothall.stories.coach import TITLE_CHARS, StoryDraft
+from moothall.stories.lifecycle import Need, Stand, lifecycle
+from moothall.stories.story_state import Card
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKEN, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.rest import serving_http
+
+OURS = '<script src="/page.js" defer></script>'
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    desk = MemoryDesk()
+    doors = replace(doors_of(desk), board=Board(MemoryBus()))
+    jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=jar) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+
+def owner(browser: Browser) -> Principal:
+    del browser
+    return TOKENS[TOKEN]
+
+
+async def test_a_token_signs_in_and_is_in_no_cookie(browser: Browser) -> None:
+    assert (await browser.get("/")).headers["Location"] == "/sign-in"
+    assert (await browser.send("/sign-in", token="nobody's")).status == 403
+    got = await browser.send("/sign-in", token=TOKEN)
+    cookie = got.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert (await browser.get("/")).status == 200
+
+
+async def test_a_form_of_another_origin_signs_nobody_in(browser: Browser) -> None:
+    assert (
+        await browser.send("/sign-in", origin="http://elsewhere.example", token=TOKEN)
+    ).status == 403
+    async with browser.http.post(f"{browser.url}/sign-in", data={"token": TOKEN}) as answer:
+        assert answer.status == 403
+
+
+def test_a_link_signs_in_once_and_not_for_ever() -> None:
+    now = [0.0]
+    sessions, who = Sessions(2, 100, 10, lambda: now[0]), TOKENS[TOKEN]
+    link, late = sessions.link(who), sessions.link(who)
+    session = sessions.follow(link)
+    assert session is not None
+    assert sessions.find(session.id) == session
+    assert sessions.follow(link) is None
+    now[0] = 11
+    assert sessions.follow(late) is None
+    now[0] = 101
+    assert sessions.find(session.id) is None
+
+
+def test_sessions_are_bounded() -> None:
+    sessions = Sessions(2, 100, 10)
+    opened = [sessions.open(TOKENS[TOKEN]) for _ in range(3)]
+    assert [sessions.find(session.id) is not None for session in opened] == [False, True, True]
+
+
+async def test_a_link_used_twice_is_refused() -> None:
+    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
+    from moothall.domain.identity import LOCAL
+
+    local = dict.fromkeys(local, LOCAL)
+    async with http_server(
+        config.WebSettings(port=0, grace_seconds=0.2), doors, local, configured=False
+    ) as served:
+        for status in (303, 403):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(served.link, allow_redirects=False) as answer,
+            ):
+                assert answer.status == status
+
+
+async def test_what_happens_on_the_board_is_told_to_who_is_signed_in(browser: Browser) -> None:
+    got = await browser.get("/changes")
+    assert (got.status, got.headers["location"]) == (303, "/sign-in")
+
+
+async def test_signing_out_ends_the_session(browser: Browser) -> None:
+    form = await browser.sign_in()
+    assert (await browser.send("/sign-out", form=form)).status == 303
+    assert (await browser.get("/")).status == 303
+
+
+async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Browser) -> None:
+    await browser.sign_in()
+    for given in ({}, {"form": "guessed"}):
+        got = await browser.send("/stories/new", title="A", do="create", **given)
+        assert got.status == 403
+    assert await browser.doors.board.cards(owner(browser)) == []
+
+
+async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
+    form = await browser.sign_in()
+    fields = {
+        "title": DRAFT.title,
+        "brief": DRAFT.description,
+        "criteria": "\n".join(CRITERIA),
+        "rigor": "L1",
+        "form": form,
+    }
+    got = await browser.send("/stories/new", do="score", **fields)
+    assert (got.status, "of 100 points" in got.text) == (200, True)
+    assert await browser.doors.board.cards(owner(browser)) == []
+    assert (await browser.send("/stories/new", do="create", **fields)).status == 303
+    (card,) = await browser.doors.board.cards(owner(browser))
+    assert card.draft == DRAFT
+    assert (
+        await browser.send("/stories/new", do="create", **(fields | {"title": ""}))
+    ).status == 400
+
+
+async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
+    form = await browser.sign_in()
+    browser.doors.desk.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
+    got = await browser.send("/stories/new", do="create", title="A", repository="ghost", form=form)
+    assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
+    assert await browser.doors.board.cards(owner(browser)) == []
+
+
+async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
+    form = await browser.sign_in()
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    path = f"/stories/{card.story.id}"
+    got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
+    assert (got.status, got.headers["Location"]) == (303, path)
+    shown = (await browser.get(path)).text
+    assert "refine → draft" in shown
+    assert SHOWN in shown
+    assert (await browser.send(f"{path}/move", event="accept", form=form)).status == 400
+
+
+async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_session(
+    browser: Browser,
+) -> None:
+    forms = [await browser.sign_in()]
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+
+    async def drawn() -> str:
+        text = (await browser.get("/")).text
+        assert text.count(forms[-1]) == 2  # signing out, and moving
+        return text.partition('data-live="board"')[2].partition("</main>")[0]
+
+    first = await drawn()
+    assert f'form="mover" formaction="/stories/{card.story.id}/move"' in first
+    forms.append(await browser.sign_in())
+    assert forms[0] != forms[1]
+    assert await drawn() == first
+    moved = await browser.send(
+        f"/stories/{card.story.id}/move", event="refine", form=forms[1], back="board"
+    )
+    assert (moved.status, moved.headers["Location"]) == (303, "/")
+    assert "Submit → design" in await drawn()
+    await browser.sign_in(OTHER)
+    assert DRAFT.title not in (await browser.get("/")).text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    sorted(
+        (method, route.path)
+        for route in page_routes(doors_of(MemoryDesk()), Bearers(TOKENS), Sessions(1, 1, 1))
+        for method in (route.methods or set()) - {"HEAD"}
+        if "{" in route.path
+    ),
+)
+async def test_no_path_shows_or_changes_what_is_another_tenants(
+    browser: Browser, method: str, path: str
+) -> None:
+    card = await browser.doors.board.create(
+        replace(DRAFT, title="A secret of theirs"), owner(browser), key="one"
+    )
+    form = await browser.sign_in(OTHER)
+    before = await browser.doors.board.history(card.story.id, owner(browser))
+    there = re.sub(r"{[^}]*}", card.story.id, path)
+    got = await (
+        browser.get(there)
+        if method == "GET"
+        else browser.send(there, form=form, event="refine", do="allow", comment="x", key="k")
+    )
+    assert got.status in {403, 404}
+    assert "A secret of theirs" not in got.text
+    assert await browser.doors.board.history(card.story.id, owner(browser)) == before
+
+
+async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
+    browser: Browser,
+) -> None:
+    form = await browser.sign_in()
+    fields = {
+        "form": form,
+        "do": "create",
+        "title": "W" * TITLE_CHARS,
+        "criteria": "\n".join(["Given a, when b, then c"] * CRITERIA_MOST),
+    }
+    got = await browser.send("/stories/new", **fields)
+    assert got.status == 303
+    assert (await browser.get(got.headers["Location"])).text.count(
+        "Given a, when b, then c"
+    ) >= CRITERIA_MOST
+    assert "W" * TITLE_CHARS in (await browser.get("/")).text
+    for more in (
+        {"title": "W" * (TITLE_CHARS + 1)},
+        {"criteria": fields["criteria"] + "\nx" * 5000},
+    ):
+        refused = await browser.send("/stories/new", **(fields | more))
+        assert (refused.status, "allowed are" in refused.text) == (400, True)
+    assert len(await browser.doors.board.cards(owner(browser))) == 1
+
+
+async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(
+    browser: Browser,
+) -> None:
+    await browser.sign_in()
+    board, who = browser.doors.board, owner(browser)
+    ids = [(await board.create(DRAFT, who, key=str(number))).story.id for number in range(33)]
+    await board.comment(ids[0], "Mind the old files.", who, key="k")
+    first, _, rest = (await browser.get("/")).text.partition("<summary>3 more</summary>")
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', first) == [ids[0], *ids[:3:-1]]
+    assert re.findall(r'<a href="/stories/(story-[0-9a-f]+)"', rest) == ids[3:0:-1]
+
+
+async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
+    form = await browser.sign_in()
+    story_id = (await browser.doors.board.create(DRAFT, owner(browser), key="1")).story.id
+    said = await browser.send(f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE)
+    assert said.status == 303
+    assert (
+        await browser.send(f"/stories/{story_id}/comment", form=form, key="l", comment=" ")
+    ).status == 400
+    assert (
+        await browser.send(f"/stories/{story_id}/comment", form="other", key="m", comment="x")
+    ).status == 403
+    check = {
+        "story_id": story_id,
+        "moved": "m",
+        "task_id": "task-1",
+        "status": "failed",
+        "why": HOSTILE,
+        "branch": "",
+        "commit_sha": "",
+    }
+    await browser.doors.board._bus.publish(
+        write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant)
+    )
+    text = (await browser.get(f"/stories/{story_id}")).text
+    assert text.count(SHOWN) == 2
+    assert text.count("<script") == text.count(OURS) == 1
+    assert 'href="/councils/task-1"' in text
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "changed", "working"),
+    [
+        ("draft", set(), {}, False),
+        ("design", set(), {}, True),
+        ("design", {"planned"}, {}, False),
+        ("build", set(), {}, True),
+        ("build", set(), {"ended": write(EventType.PLAN_FINISHED, "p", {"story_id": "s"})}, False),
+        ("test", set(), {}, True),
+        (
+            "test",
+            {"checked"},
+            {"check": write(EventType.STORY_CHECKED, "s", {"story_id": "s", "moved": ""})},
+            False,
+        ),
+    ],
+)
+def test_the_page_comes_again_while_the_house_works(
+    state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
+) -> None:
+    card = Card(Story("s"), Stand(state, facts=frozenset(facts)), **changed)
+    assert at_work(card) is working
+
+
+async def test_what_others_wrote_is_text(browser: Browser) -> None:
+    await browser.sign_in()
+    card = await browser.doors.board.create(
+        StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
+    )
+    for path in ("/", f"/stories/{card.story.id}"):
+        shown = (await browser.get(path)).text
+        assert SHOWN in shown
+        assert shown.count("<script") == shown.count(OURS) == 1
+        assert "\u202e" not in shown
+
+
+def test_what_cannot_be_seen_is_shown() -> None:
+    assert visible("+" + HOSTILE) == "+" + SHOWN
+
+
+async def test_anothers_story_is_not_found(browser: Browser) -> None:
+    form = await browser.sign_in(OTHER)
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    for got in (
+        await browser.get(f"/stories/{card.story.id}"),
+        await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form),
+    ):
+        assert got.status == 404
+        assert DRAFT.title not in got.text
+    assert DRAFT.title not in (await browser.get("/")).text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/sign-in",
+        "/sign-in?link=none",
+        "/page.css",
+        "/stories/new",
+        "/stories/none",
+        "/councils/none",
+    ],
+)
+async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
+    for _ in range(2):
+        headers = (await browser.get(path)).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == (
+            "nosniff",
+            "no-store",
+        )
+        await browser.sign_in()
+
+
+@pytest.mark.parametrize("role", ["po", "qa", "architect"])
+async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
+    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    for state in lifecycle().states:
+        stand = replace(card, stand=replace(card.stand, state=state))
+        wanted = {
+            item.event
+            for item in lifecycle().transitions
+            if item.source == state and role in item.by
+        }
+        assert {
+            event for event, _, _ in moves(stand, Principal("p", "t", roles=frozenset({role})))
+        } == wanted
+
+
+async def test_what_is_blocked_says_why(browser: Browser) -> None:
+    await browser.sign_in()
+    card = await browser.doors.board.create(StoryDraft("A"), owner(browser), key="one")
+    await browser.doors.board.move(card.story.id, "refine", owner(browser))
+    shown = (await browser.get(f"/stories/{card.story.id}")).text
+    assert "Blocked: the story coach gives it" in shown
+
+
+async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browser) -> None:
+    async with browser.http.get(
+        f"{browser.url}/", headers={"Authorization": f"Bearer {TOKEN}"}, allow_redirects=False
+    ) as answer:
+        assert answer.status == 303
+    await browser.sign_in()
+    assert (await browser.get("/tasks")).status == 401
+
+
+async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
+    for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
+        doors = replace(doors_of(MemoryDesk()), served=served)
+        async with (
+            http_server(WebSettings(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
+            aiohttp.ClientSession(
+                f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}
+            ) as session,
+            session.post("/api/v1/sign-in-links") as answer,
+        ):
+            assert (answer.status, bool(door.link)) == (201 if given else 404, given)
+
+
+async def test_a_link_for_a_caller_leads_to_a_story_and_nowhere_else() -> None:
+    async with serving_http(doors_of(MemoryDesk())) as web:
+        assert (await web("POST", "/api/v1/sign-in-links", token=None)).status == 401
+        for story, place in (
+            ("story-1", "/stories/story-1"),
+            ("../sign-out", "/"),
+            ("//evil.example", "/"),
+            ("", "/"),
+        ):
+            made = await web("POST", "/api/v1/sign-in-links")
+            assert made.status == 201
+            url = f"http://127.0.0.1:{web.port}{made.json['path']}&story={quote(story, safe='')}"
+            async with web.session.get(url, allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (303, place)
+                assert "HttpOnly" in answer.headers["Set-Cookie"]

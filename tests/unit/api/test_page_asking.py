@@ -1,0 +1,154 @@
+"""Asking one agent from the page; a real desk on a bus in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.overview import Overview
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest, Fork
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.testing.bus import MemoryBus
+from support.browsing import HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.story import Remembering
+
+SEAT = "agent-dev-001"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A browser that is signed in, the desk, and the log behind it."""
+
+    browser: Browser
+    form: str
+    desk: Desk
+    bus: MemoryBus
+
+    async def answer(self, task_id: str, content: str) -> None:
+        """Play the council."""
+        result = Result(1, SEAT, "dev", 1.0, (), passed_gates=True, proven=False, content=content)
+        outcome = Outcome(
+            task_id,
+            DeliberationStatus.COMPLETED,
+            winner_id=SEAT,
+            results=(result,),
+            final_state="answered",
+        )
+        await self.bus.put(task_id, dump(outcome))
+        await self.bus.publish(new_event(EventType.DELIBERATION_DECIDED, task_id, dump(outcome)))
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[Asked]:
+    bus = MemoryBus()
+    desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
+    doors = replace(
+        doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...])
+    )
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        yield Asked(browser, await browser.sign_in(), desk, bus)
+
+
+async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> None:
+    shown = await house.browser.get("/ask")
+    assert (shown.status, "Nothing yet." in shown.text) == (200, True)
+    sent = await house.browser.send(
+        "/ask", form=house.form, key="first", question="What does add do?", role="qa"
+    )
+    assert (sent.status, sent.headers["Location"]) == (303, "/councils/first"), sent.text
+    assert "Ask on" not in (await house.browser.get("/councils/first")).text
+    await house.answer("first", HOSTILE)
+    page = (await house.browser.get("/councils/first")).text
+    assert SHOWN in page
+    assert "The next question" in page
+    assert '<input type="hidden" name="follows" value="first">' in page
+    on = {
+        "form": house.form,
+        "key": "second",
+        "question": HOSTILE,
+        "follows": "first",
+        "role": "qa",
+    }
+    for _ in range(2):  # sent twice, it is asked once
+        assert (await house.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
+    page = (await house.browser.get("/councils/second")).text
+    assert "What does add do?" in page
+    assert 'href="/councils/first"' in page
+    await house.answer("second", "done")
+    lately = (await house.browser.get("/ask")).text
+    assert lately.count("<li ") == 2
+    assert lately.count(SHOWN) == 1
+    assert "goes on from first" in lately
+    state = None
+    async for recorded in house.bus.replay():
+        if recorded.event.subject == "second":
+            state = fold(state, recorded.event)
+    assert state is not None
+    assert state.requested is not None
+    assert (
+        state.requested.value.follows,
+        "What does add do?" in state.requested.value.context,
+    ) == ("first", True)
+
+
+async def test_a_fork_says_of_what_it_is_another_run(house: Asked) -> None:
+    await house.browser.send("/ask", form=house.form, key="first", question="What does add do?")
+    told = {
+        "task_id": "first",
+        "seat": SEAT,
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
+    await house.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
+    made = await house.desk.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
+    assert (
+        f'Another run of <a href="/councils/first">first</a>, from turn 1 of {SEAT}'
+        in (await house.browser.get(f"/councils/{made.task_id}")).text
+    )
+
+
+async def test_what_cannot_be_asked_is_said_beside_what_was_written(house: Asked) -> None:
+    for fields, wanted in (
+        ({"question": "  "}, "the task is empty"),
+        ({"question": "And now?", "follows": "nowhere"}, "no deliberation"),
+        ({"question": "x" * 20_001}, "at most 20000"),
+        ({"question": "Q", "role": "wizard"}, "unknown role"),
+    ):
+        got = await house.browser.send("/ask", form=house.form, key="k", **fields)
+        assert (got.status, wanted in got.text) == (400, True), got.text
+        assert 'role="alert"' in got.text
+        assert fields["question"].strip() in got.text
+    assert (await house.browser.send("/ask", form="another", key="k", question="Q")).status == 403
+
+
+async def test_what_others_asked_is_theirs(house: Asked) -> None:
+    await house.browser.send("/ask", form=house.form, key="first", question="A secret of mine")
+    await house.answer("first", "yes")
+    form = await house.browser.sign_in(OTHER)
+    assert "A secret of mine" not in (await house.browser.get("/ask")).text
+    got = await house.browser.send(
+        "/ask", form=form, key="k", question="What did they ask?", follows="first"
+    )
+    assert (got.status, "no deliberation" in got.text) in {(400, True), (403, False)}
+    assert (await house.desk.result("first", LOCAL)).status is DeliberationStatus.COMPLETED

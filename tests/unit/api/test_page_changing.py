@@ -1,0 +1,150 @@
+"""The form in which a product owner changes tasks: what it shows, what it takes, and what it says
+where it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.stories.planner import changeable
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A browser that is signed in, and a story whose tasks can be changed."""
+
+    browser: Browser
+    id: str
+
+    async def shown(self) -> str:
+        got = await self.browser.get(f"/stories/{self.id}/plan")
+        assert got.status == 200, got.text
+        return got.text
+
+    async def send(self, form: str, **fields: str) -> Got:
+        named = {
+            name.replace("_", "-") if name[-1].isdigit() else name: value
+            for name, value in fields.items()
+        }
+        return await self.browser.send(f"/stories/{self.id}/plan", form=form, **named)
+
+    async def plan(self) -> str:
+        return changeable(await self.browser.doors.board.card(self.id, LOCAL)).plan_id
+
+
+@pytest.fixture
+async def story() -> AsyncIterator[Story]:
+    bus = MemoryBus()
+    doors = doors_of(MemoryDesk(), bus)
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        draft = replace(DRAFT, ac=(DRAFT.ac[0], f"{DRAFT.ac[1]} {HOSTILE}"))
+        card = await doors.board.create(draft, LOCAL, key="1")
+        for event in ("refine", "submit"):
+            await doors.board.move(card.story.id, event, LOCAL)
+        task = {
+            "task_id": "task-1",
+            "role": "dev",
+            "description": HOSTILE,
+            "constraints": {"requirements": list(draft.ac)},
+        }
+        plan = {
+            "story_id": card.story.id,
+            "plan_id": "plan-0",
+            "tasks": [task],
+            "publish": True,
+            "by": "architects",
+        }
+        await bus.publish(write(EventType.PLAN_DERIVED, card.story.id, plan))
+        yield Story(browser, card.story.id)
+
+
+async def test_tasks_are_described_anew_added_and_tied_together(story: Story) -> None:
+    form = await story.browser.sign_in()
+    assert (
+        f'href="/stories/{story.id}/plan"' in (await story.browser.get(f"/stories/{story.id}")).text
+    )
+    shown = await story.shown()
+    assert shown.count(SHOWN) == 2, "a criterion and a task"
+    assert shown.count("<script") == 1
+    assert shown.count("<fieldset") == 2, "the task, and room for another"
+    one = {"description_1": "Write CSV.", "role_1": "dev", "criteria_1": "1", "after_1": ""}
+    two = {"description_2": "Test it.", "role_2": "qa", "criteria_2": "2; 1", "after_2": "1"}
+    saved = await story.send(form, plan_id="plan-0", do="more", **one, **two)
+    assert (saved.status, saved.headers["Location"]) == (303, f"/stories/{story.id}/plan")
+    shown = await story.shown()
+    assert shown.count("<fieldset") == 3
+    assert 'name="criteria-2" value="1, 2"' in shown
+    assert 'name="after-2" value="1"' in shown
+    story_page = (await story.browser.get(f"/stories/{story.id}")).text
+    assert "Changed by local; divided before by" in story_page
+    assert story_page.count("<rect") == 2
+    removed = await story.send(
+        form, plan_id=await story.plan(), **one, **two | {"after_2": ""}, **{"remove-1": "yes"}
+    )
+    assert (removed.status, removed.headers["Location"]) == (303, f"/stories/{story.id}")
+    assert (await story.shown()).count("<fieldset") == 2
+
+
+async def test_what_is_wrong_is_said_and_what_was_written_stays(story: Story) -> None:
+    form = await story.browser.sign_in()
+    for fields, said in (
+        ({"description_1": "Mine.", "criteria_1": "1"}, "no task fulfils criterion 2"),
+        (
+            {"description_1": "Mine.", "criteria_1": "one"},
+            "by numbers with commas between them, and not",
+        ),
+        ({"description_1": "Mine.", "criteria_1": "1,2", "after_1": "1"}, "in a circle"),
+        ({"description_1": "Mine.", "criteria_1": "1,2", "role_1": "boss"}, "unknown role"),
+        ({"description_1": "  "}, "no task is left"),
+    ):
+        got = await story.send(form, plan_id="plan-0", **{"role_1": "dev"} | fields)
+        assert (got.status, said in got.text) == (400, True), got.text
+        assert ("Mine." in got.text) == ("Mine." in fields["description_1"])
+    assert await story.plan() == "plan-0"
+
+
+async def test_who_is_late_is_told_and_keeps_what_was_written(story: Story) -> None:
+    form = await story.browser.sign_in()
+    fields = {"role_1": "dev", "criteria_1": "1, 2"}
+    assert (
+        await story.send(form, plan_id="plan-0", description_1="First.", **fields)
+    ).status == 303
+    late = await story.send(form, plan_id="plan-0", description_1="Second.", **fields)
+    assert (
+        late.status,
+        "changed by local since you saw them" in late.text,
+        "Second." in late.text,
+    ) == (409, True, True)
+
+
+async def test_another_session_another_tenant_and_a_story_that_is_built_change_nothing(
+    story: Story,
+) -> None:
+    form = await story.browser.sign_in()
+    fields = {"description_1": "x", "role_1": "dev", "criteria_1": "1, 2"}
+    assert (await story.send("other", plan_id="plan-0", **fields)).status == 403
+    await story.browser.doors.board.move(story.id, "accept_design", LOCAL)
+    assert (await story.send(form, plan_id="plan-0", **fields)).status == 400
+    assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 400
+    assert "Change these tasks" not in (await story.browser.get(f"/stories/{story.id}")).text
+    await story.browser.sign_in(OTHER)
+    assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 404

@@ -1,0 +1,451 @@
+"""The page of a council: lanes while it runs, the ranking with its evidence after; a real desk on a
+bus in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.charts import draw
+from moothall.api.web.rendering import span
+from moothall.collector.overview import Overview
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.plan import Remark
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+from moothall.domain.task import DeliberationRequest
+from moothall.domain.topic import Channel
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.stories.board import Board
+from moothall.stories.task_history import RoundTask
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.story import Remembering
+
+TASK, SEAT = "task-1", "agent-dev-001"
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A browser that is signed in, and the log behind it."""
+
+    browser: Browser
+    bus: MemoryBus
+
+    async def say(self, kind: EventType, **data: Any) -> None:
+        count = self.bus.__dict__.setdefault("said", [])
+        count.append(kind)
+        await self.bus.publish(
+            write(kind, TASK, {"task_id": TASK, "seat": SEAT, **data}, ordinal=len(count))
+        )
+
+    async def shown(self) -> str:
+        got = await self.browser.get(f"/councils/{TASK}")
+        assert got.status == 200, got.text
+        return got.text
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    bus = MemoryBus()
+    desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
+    doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple))
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        await browser.sign_in()
+        await desk.submit(
+            DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL
+        )
+        yield House(browser, bus)
+
+
+async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
+    shown = await house.shown()
+    assert "asked for" in shown
+    assert shown.count("Waiting") == 2
+    await house.say(EventType.DELIBERATION_STARTED)
+    await house.say(EventType.SEAT_STARTED, approach=HOSTILE)
+    await house.say(
+        EventType.MODEL_CALLED,
+        call_id="c",
+        phase="propose",
+        usage={"prompt_tokens": 900, "calls": 1},
+        answer="{}",
+    )
+    done = [{"tool": HOSTILE, "status": "success"}]
+    await house.say(
+        EventType.SEAT_TURN, turn=1, operations=done, checks={HOSTILE: "failed"}, thought=HOSTILE
+    )
+    shown = await house.shown()
+    assert "proposing" in shown
+    assert shown.count(SHOWN) == 4
+    assert shown.count("<script") == 1
+    assert re.search(r"<dt>Tokens</dt><dd>900 of [\d,]+</dd>", shown)
+    assert "waits for the model" in shown
+    assert "What it said last" in shown
+    assert f'data-changes="/councils/{TASK}/changes"' in shown
+
+
+async def test_what_happens_in_it_is_told_at_once(house: House) -> None:
+    async with (
+        asyncio.timeout(10),
+        house.browser.http.get(f"{house.browser.url}/councils/{TASK}/changes") as told,
+    ):
+        assert (await told.content.readline()).startswith(b":")
+        await house.say(EventType.DELIBERATION_STARTED)
+        while not (line := await told.content.readline()).startswith(b"data:"):
+            assert not line.strip() or line.startswith(b":")
+
+
+async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: House) -> None:
+    assert f'data-growing="/councils/{TASK}/text"' in await house.shown()
+    assert f'data-grows="{SEAT}" hidden' in await house.shown()
+    path = f"{house.browser.url}/councils/{TASK}/text"
+    async with (
+        asyncio.timeout(10),
+        house.browser.http.get(path) as told,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def write() -> None:
+            while True:  # whoever listens hears it; before that it is lost
+                await house.bus.signal(
+                    Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE}
+                )
+                await asyncio.sleep(0.01)
+
+        writing = group.create_task(write())
+        while not (line := await told.content.readline()).startswith(b"data:"):
+            assert not line.strip() or line.startswith(b":")
+        writing.cancel()
+    shown = json.loads(line.removeprefix(b"data:"))
+    assert shown == {"seat": SEAT, "text": "<script>alert(1)</script>⟨U+202E⟩gnp.exe"}, (
+        "text for textContent, with what is unseen shown"
+    )
+    outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
+    await house.bus.put(TASK, dump(outcome))
+    async with asyncio.timeout(10), house.browser.http.get(path) as told:
+        assert (await told.content.read()).strip() == b": what seats write"
+    assert 'data-growing=""' in await house.shown()
+    await house.browser.sign_in(OTHER)
+    assert (await house.browser.get(f"/councils/{TASK}/text")).status == 404
+
+
+async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
+    house: House,
+) -> None:
+    evidence = Evidence(
+        "tests",
+        Verdict.FAILED,
+        passed=2,
+        failed=1,
+        output=HOSTILE,
+        red=(HOSTILE,),
+        why="it stopped",
+    )
+    result = Result(
+        1,
+        SEAT,
+        "dev",
+        0.5,
+        ("A reason.",),
+        passed_gates=False,
+        proven=False,
+        evidence=(evidence,),
+        diff=f"+{HOSTILE}",
+    )
+    late = SeatOutcome(
+        "agent-dev-002", SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
+    )
+    outcome = Outcome(
+        TASK,
+        DeliberationStatus.COMPLETED,
+        results=(result,),
+        seats=(late,),
+        error_message="nobody passed",
+        duration_ms=65_000,
+    )
+    await house.say(EventType.SEAT_STARTED)
+    await house.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
+    await house.bus.put(TASK, dump(outcome))
+    await house.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    shown = await house.shown()
+    assert shown.count(SHOWN) == 4
+    for words in (
+        "A reason.",
+        "2 passed, 1 failed",
+        "it stopped",
+        "1 min 05 s",
+        "nobody passed",
+        'data-every="0"',
+    ):
+        assert words in shown
+
+
+async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: House) -> None:
+    def result(rank: int, diff: str, *, undecided: bool) -> Result:
+        content = f"Adds {diff}, {HOSTILE}"
+        return Result(
+            rank,
+            f"agent-dev-00{rank}",
+            "dev",
+            0.5,
+            (),
+            passed_gates=True,
+            proven=False,
+            content=content,
+            diff=diff,
+            undecided=undecided,
+        )
+
+    one, same, other = (
+        result(rank, diff, undecided=True) for rank, diff in ((1, "x"), (2, "x"), (3, "y"))
+    )
+    for results, asked in (
+        ((one, same), False),
+        ((one, same, other), True),
+        ((one, replace(other, undecided=False)), False),
+    ):
+        await house.bus.put(
+            TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results))
+        )
+        shown = await house.shown()
+        assert ("Which of them is meant?" in shown) is asked
+        if asked:
+            assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
+            assert "<strong>agent-dev-003</strong>: Adds y" in shown
+            assert HOSTILE not in shown
+
+
+DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
+
+
+async def _story_with_a_diff(house: House) -> str:
+    """Put a story on the board of which the task is, and decide that."""
+    story_id = (await house.browser.doors.board.create(DRAFT, LOCAL, key="1")).story.id
+    result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
+    outcome = Outcome(TASK, DeliberationStatus.COMPLETED, story_id=story_id, results=(result,))
+    await house.bus.put(TASK, dump(outcome))
+    return story_id
+
+
+async def test_something_is_said_of_a_line_which_the_diff_names(house: House) -> None:
+    story_id = await _story_with_a_diff(house)
+    shown = await house.shown()
+    assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
+    assert "?on=1.1#" not in shown, "nothing is said of a line that only says where the others are"
+    open_form = (await house.browser.get(f"/councils/{TASK}?on=1.5")).text
+    form = form_of(open_form)
+    assert "What is to be different in this line" in open_form
+    path = f"/councils/{TASK}/remark"
+    said = await house.browser.send(
+        path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
+    )
+    assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
+    (card,) = await house.browser.doors.board.cards(LOCAL)
+    assert card.remarks == (
+        Remark(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
+    )
+    assert f"Say it in French. {SHOWN}" in await house.shown()
+    assert "u.py, line 2" in (await house.browser.get(f"/stories/{story_id}")).text
+    for on in ("1.1", "1.99", "2.5", "x", "", "1.5.5"):
+        assert (
+            await house.browser.send(path, form=form, key="l", on=on, comment="x")
+        ).status == 400
+    assert (
+        await house.browser.send(path, form="other", key="m", on="1.5", comment="x")
+    ).status == 403
+
+
+async def test_a_running_council_is_cancelled_by_who_has_a_role(house: House) -> None:
+    form = form_of(await house.shown())
+    path = f"/councils/{TASK}/cancel"
+    assert (await house.browser.send(path, form="other")).status == 403
+    assert "Cancel it for good" in await house.shown()
+    assert (await house.browser.send(path, form=form, reason="too dear")).status == 303
+    assert "stopping" in await house.shown()
+    told = [recorded.event async for recorded in house.bus.replay()]
+    (event,) = [event for event in told if event.type is EventType.DELIBERATION_CANCELLED]
+    assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
+
+
+async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
+    await house.say(EventType.SEAT_STARTED, approach="")
+    form = form_of(await house.shown())
+    path = f"/councils/{TASK}/pause"
+    assert (await house.browser.send(path, form="other", paused="true")).status == 403
+    assert "Pause it" in await house.shown()
+    assert (await house.browser.send(path, form=form, paused="true")).status == 303
+    shown = await house.shown()
+    assert "Let it go on" in shown
+    assert "· paused ·" in shown
+    assert "waits to go on" in shown
+    assert (await house.browser.send(path, form=form, paused="false")).status == 303
+    shown = await house.shown()
+    assert "Pause it" in shown
+    assert "waits for the model" in shown
+    told = [one.event.type async for one in house.bus.replay()]
+    assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
+
+
+async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
+    assert "CPU of its tools" not in await house.shown()
+    metrics = {
+        "turns": 3,
+        "tool_calls": 4,
+        "checks": 2,
+        "checks_passed": 1,
+        "cpu_ms": 61_000,
+        "max_rss_bytes": 42_000_000,
+    }
+    await house.say(
+        EventType.AGENT_PROGRESS,
+        agent_id=TASK,
+        agent="greeting",
+        progress=0.5,
+        current_task="at work",
+        metrics=metrics,
+    )
+    shown = await house.shown()
+    assert "<dt>Tool calls</dt><dd>4</dd>" in shown
+    assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in shown
+    assert "<dd>42 MB</dd>" in shown
+    assert "greeting is at 50% of its way" in shown
+    await house.say(
+        EventType.AGENT_PROGRESS,
+        agent_id=TASK,
+        progress="<b>",
+        current_task="<i>",
+        metrics={"turns": "<script>"},
+    )
+    assert "<script>" not in (await house.shown()).replace("<script src", "")
+
+
+async def test_seats_are_told_something_and_who_heard_it_is_shown(house: House) -> None:
+    form = form_of(await house.shown())
+    path = f"/councils/{TASK}/steer"
+    assert (await house.browser.send(path, form="other", key="k", message="x")).status == 403
+    assert (await house.browser.send(path, form=form, key="k", message=" ")).status == 400
+    assert (await house.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
+    for _ in range(2):  # a browser that sends it twice says it once
+        assert (await house.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
+    (event,) = [
+        one.event
+        async for one in house.bus.replay()
+        if one.event.type is EventType.DELIBERATION_STEERED
+    ]
+    shown = await house.shown()
+    assert "nobody has heard it yet" in shown
+    assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in shown
+    await house.say(
+        EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
+    )
+    assert f"heard by {SEAT}" in await house.shown()
+    outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
+    await house.bus.put(TASK, dump(outcome))
+    await house.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    assert "Tell them" not in await house.shown()
+    got = await house.browser.send(path, form=form, key="l", message="too late")
+    assert (got.status, "has ended" in got.text) == (400, True)
+
+
+async def test_who_has_no_role_may_only_look(house: House) -> None:
+    form = await house.browser.sign_in(OTHER)
+    doors = house.browser.doors
+    await doors.desk.submit(DeliberationRequest("Say hello", "dev", task_id=TASK), TOKENS[OTHER])
+    assert "Cancel it for good" not in await house.shown()
+    got = await house.browser.send(f"/councils/{TASK}/cancel", form=form)
+    assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
+
+
+async def test_anothers_council_is_not_found(house: House) -> None:
+    await house.browser.sign_in(OTHER)
+    for path in (f"/councils/{TASK}", f"/councils/{TASK}/changes"):
+        assert (await house.browser.get(path)).status == 404
+
+
+async def test_a_story_says_what_became_of_its_tasks_and_draws_them(house: House) -> None:
+    board = Board(house.bus)
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    tasks = [
+        {"task_id": TASK, "role": "dev", "description": HOSTILE},
+        {"task_id": "task-2", "role": "qa", "description": CRITERIA[0], "dependencies": [TASK]},
+    ]
+    plan = {
+        "story_id": story_id,
+        "plan_id": "plan-1",
+        "tasks": tasks,
+        "publish": True,
+        "by": "roles",
+    }
+    derived = write(EventType.PLAN_DERIVED, story_id, plan)
+    await house.bus.publish(derived)
+    path = f"/stories/{story_id}"
+    assert (await house.browser.get(path)).text.count('<strong class="open">Waits</strong>') == 2
+    end = {
+        "story_id": story_id,
+        "derivation_id": derived.id,
+        "status": "failed",
+        "tasks": {TASK: "NO_WINNER", "task-2": "SKIPPED"},
+    }
+    await house.bus.publish(write(EventType.PLAN_FINISHED, story_id, end))
+    shown = (await house.browser.get(path)).text
+    assert '<strong class="lost">No winner</strong>' in shown
+    assert '<strong class="lost">Skipped</strong>' in shown
+    assert f'href="/councils/{TASK}"' in shown
+    assert 'href="/councils/task-2"' not in shown, "no council has begun it"
+    assert shown.count("<rect") == 2
+    assert shown.count('class="arrow"') == 1
+    assert "style=" not in shown
+    assert SHOWN in shown
+
+
+def test_tasks_are_drawn_below_what_they_build_on() -> None:
+    drawn = draw(
+        [
+            RoundTask(1, "a", "dev", ""),
+            RoundTask(2, "b", "dev", ""),
+            RoundTask(3, "c", "qa", "", (1, 2)),
+            RoundTask(4, "d", "qa", "", (1, 3, 9)),
+        ]
+    )
+    rows = [box.y for box in drawn.boxes]
+    assert rows[0] == rows[1] < rows[2] < rows[3]
+    assert drawn.boxes[0].x != drawn.boxes[1].x
+    assert len(drawn.arrows) == 4
+    assert all(
+        box.x >= 0 and box.x + 132 <= drawn.width and box.y + 52 <= drawn.height
+        for box in drawn.boxes
+    )
+    assert draw([]).boxes == ()
+
+
+def test_times_are_told_in_words() -> None:
+    assert [span(number) for number in (-1, 7.9, 65, 7384)] == [
+        "0 s",
+        "7 s",
+        "1 min 05 s",
+        "2 h 03 min",
+    ]

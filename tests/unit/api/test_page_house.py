@@ -1,0 +1,176 @@
+"""The pages of the house: health, tools, audit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.health import Checkup, Probe
+from moothall.api.http.server import http_server
+from moothall.authorization.recent_decisions import Decisions
+from moothall.domain.budget import Budget
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.status import Condition
+from moothall.errors import ModelUnavailable
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+
+
+async def _well() -> tuple[Condition, str]:
+    return Condition.HEALTHY, HOSTILE
+
+
+async def _down() -> tuple[Condition, str]:
+    raise ModelUnavailable("it does not answer")
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
+    checkup = Checkup({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
+    doors = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+
+def record(seq: int, **said: Any) -> dict[str, Any]:
+    usual = {
+        "seq": seq,
+        "time": "2026-01-02T03:04:05.678+00:00",
+        "phase": "finish",
+        "status": "success",
+        "tool": "files.read",
+    }
+    return {**usual, "principal": "ann", "task_id": "task-1", "seat": "agent-dev-001", **said}
+
+
+async def tell(bus: MemoryBus, seq: int, *records: dict[str, Any], tenant: str = "local") -> None:
+    data = {
+        "tenant": tenant,
+        "writer": "w",
+        "mac": "",
+        "record": records[-1],
+        "records": list(records[:-1]),
+    }
+    await bus.publish(
+        write(EventType.AUDIT_RECORDED, tenant, data, ordinal=str(seq), tenant=tenant)
+    )
+
+
+async def test_the_last_decisions_are_told_the_latest_first_and_each_once(bus: MemoryBus) -> None:
+    decisions = Decisions(bus)
+    assert await decisions.last(LOCAL) == ()
+    await tell(
+        bus,
+        1,
+        record(1, phase="start", status=""),
+        record(2),
+        record(3, phase="approved", status="", approved_by="bob"),
+    )
+    first = await decisions.last(LOCAL)
+    assert [(item.status, item.said) for item in first] == [
+        ("approved", "allowed by bob"),
+        ("success", ""),
+    ]
+    alert = {
+        "tenant": "local",
+        "kind": "denials",
+        "count": 9,
+        "reason": "no grant",
+        "tool": "net.get",
+        "principal": "ann",
+        "task_id": "t",
+        "seat": "",
+    }
+    await bus.publish(write(EventType.GUARD_ALERTED, "local", alert))
+    await tell(bus, 2, record(4, status="blocked"))
+    assert [(item.status, item.refused) for item in await decisions.last(LOCAL)][:2] == [
+        ("blocked", True),
+        ("alert", True),
+    ]
+    assert len(await decisions.last(LOCAL)) == 4
+    await tell(bus, 3, *(record(number) for number in range(500)))
+    assert len(await decisions.last(LOCAL)) == 200
+    assert await decisions.last(Principal("eve", "elsewhere")) == ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{"record": 1}, {"records": 3, "record": {"phase": "start"}}, {"records": [1], "record": None}],
+)
+async def test_what_is_malformed_tells_nothing(bus: MemoryBus, data: dict[str, Any]) -> None:
+    await bus.publish(write(EventType.AUDIT_RECORDED, "local", {"tenant": "local", **data}))
+    assert await Decisions(bus).last(LOCAL) == ()
+
+
+async def test_operators_see_the_audit_and_others_do_not(browser: Browser, bus: MemoryBus) -> None:
+    await browser.sign_in()
+    assert "No tool was called yet." in (await browser.get("/house/audit")).text
+    await tell(bus, 1, record(1, tool=HOSTILE), record(2, status="blocked", tool="net.get"))
+    shown = (await browser.get("/house/audit")).text
+    assert SHOWN in shown
+    assert shown.count("<script") == 1
+    refused = (await browser.get("/house/audit?only=refused")).text
+    assert "net.get" in refused
+    assert SHOWN not in refused
+    assert (await browser.get("/house/audit?only=x")).status == 400
+    await browser.sign_in(OTHER)
+    got = await browser.get("/house/audit")
+    assert (got.status, "operators alone" in got.text) == (403, True)
+    assert "/house/audit" not in (await browser.get("/house")).text
+
+
+async def test_each_part_says_how_it_is(browser: Browser) -> None:
+    assert (await browser.get("/house")).status == 303
+    await browser.sign_in()
+    shown = (await browser.get("/house")).text
+    for words in (
+        "degraded",
+        '<strong class="won">Healthy',
+        SHOWN,
+        '<strong class="lost">Down',
+        "it does not answer",
+    ):
+        assert words in shown
+
+
+async def test_what_each_story_used_is_told(browser: Browser) -> None:
+    await browser.sign_in()
+    assert "No story has a budget yet." in (await browser.get("/house/budgets")).text
+    card = await browser.doors.board.create(
+        replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
+    )
+    shown = (await browser.get("/house/budgets")).text
+    assert SHOWN in shown
+    book = await browser.doors.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
+    assert book.lines()[0] in shown
+
+
+async def test_tools_are_found_by_their_words(browser: Browser) -> None:
+    await browser.sign_in()
+    assert "files.append" in (await browser.get("/house/tools")).text
+    found = (await browser.get("/house/tools?query=FILES.append")).text
+    assert "<code>files.append</code>" in found
+    assert "<code>files.read</code>" not in found
+    assert "1 tool<" in found
+    assert (
+        "No tool has all of these words." in (await browser.get("/house/tools?query=%3Cb%3E")).text
+    )

@@ -1,0 +1,374 @@
+"""Signing in at a provider: a real server, a real provider on loopback with keys of its own, and
+what it must not be able to pass off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from pydantic import ValidationError
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.oidc import Provider as Client
+from moothall.domain.identity import Principal
+from moothall.errors import ConfigurationError
+from moothall.stories.board import Board
+from moothall.testing.bus import MemoryBus
+from support.browsing import HOSTILE, SHOWN, Browser, Got, form_of
+from support.callers import TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.provider import CLIENT, SECRET, Forge, Provider, honest, keys, provider
+
+ROLES = {"product": ("po", "architect"), "house": ("operator",), "guests": ("reader",)}
+Serve = Callable[..., Any]
+
+
+def settings(issuer: str, **more: Any) -> config.OidcSettings:
+    return config.OidcSettings(
+        **({"issuer": issuer, "client_id": CLIENT, "client_secret": SECRET, "roles": ROLES} | more)
+    )
+
+
+@asynccontextmanager
+async def at_door(asked: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
+    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()), stopping=asyncio.Event())
+    opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
+    async with (
+        http_server(opened, doors, TOKENS, configured=True, provider=Client(asked)) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+
+@pytest.fixture
+async def there() -> AsyncIterator[Provider]:
+    async with provider() as made:
+        yield made
+
+
+async def came_back(browser: Browser, path: str = "/sign-in/oidc") -> str:
+    """Go to the provider; return where it sends the browser back to."""
+    went = await browser.get(path)
+    assert went.status == 303, went.text
+    async with browser.http.get(went.headers["Location"], allow_redirects=False) as answer:
+        return answer.headers["Location"].removeprefix(browser.url)
+
+
+async def sign_in(browser: Browser, path: str = "/sign-in/oidc") -> Got:
+    return await browser.get(await came_back(browser, path))
+
+
+async def test_who_is_signed_in_there_is_signed_in_here_and_out_of_both(there: Provider) -> None:
+    async with at_door(settings(there.issuer)) as browser:
+        assert "Sign in at 127.0.0.1" in (await browser.get("/sign-in")).text
+        got = await sign_in(browser, "/sign-in/oidc?story=story-1")
+        assert (got.status, 'content="0; url=/stories/story-1"' in got.text) == (200, True)
+        assert "SameSite=strict" in got.headers.getall("Set-Cookie")[0]
+        shown = (await browser.get("/")).text
+        assert "Sign out ann" in shown
+        assert there.asked[0]["scope"] == "openid profile"
+        got = await browser.send("/sign-out", form=form_of(shown))
+        assert (
+            f"{there.issuer}/leave?client_id={CLIENT}&amp;post_logout_redirect_uri=http" in got.text
+        )
+        assert (await browser.get("/")).headers["Location"] == "/sign-in"
+
+
+async def test_roles_are_what_the_groups_give_and_nothing_else(there: Provider) -> None:
+    async with at_door(settings(there.issuer)) as browser:
+        for groups, may_look in ((["house"], True), (["product"], False), ("guests", False)):
+            there.claims = {"sub": "ann", "groups": groups, "roles": ["operator"], "operator": True}
+            assert (await sign_in(browser)).status == 200
+            assert (await browser.get("/house/audit")).status == (200 if may_look else 403)
+
+
+@pytest.mark.parametrize("groups", [[], ["others"], None, {"product": 1}, [["product"]]])
+async def test_who_belongs_to_nothing_that_is_named_is_not_let_in(
+    there: Provider, groups: object
+) -> None:
+    there.claims = {"sub": "eve", "groups": groups}
+    async with at_door(settings(there.issuer)) as browser:
+        got = await sign_in(browser)
+        assert (got.status, "nothing in groups lets you in here" in got.text) == (403, True)
+        assert (await browser.get("/")).headers["Location"] == "/sign-in"
+
+
+def changed(**claims: Any) -> Forge:
+    """Sign other claims; None: without it."""
+    return lambda said, header, key: honest(
+        {name: value for name, value in (said | claims).items() if value is not None}, header, key
+    )
+
+
+def by_nobody(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return jwt.encode(said, "", algorithm="none", headers=header | {"alg": "none"})
+
+
+def by_the_public_key(said: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """The old trick: the provider's public key, which everybody has, as the secret of an HMAC."""
+    shape = serialization.PublicFormat.SubjectPublicKeyInfo
+    public = key.public_key().public_bytes(serialization.Encoding.DER, shape)
+    signed = b".".join(
+        urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=")
+        for part in (header | {"alg": "HS256"}, said)
+    )
+    return b".".join(
+        (signed, urlsafe_b64encode(hmac.digest(public, signed, "sha256")).rstrip(b"="))
+    ).decode()
+
+
+def by_somebody(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    return honest(said, header, keys("somebody")["one"])
+
+
+def by_a_key_of_its_own(said: dict[str, Any], header: dict[str, Any], _key: Any) -> str:
+    """A key that the token itself brings along."""
+    own = keys("somebody")["one"]
+    brought = jwt.algorithms.RSAAlgorithm.to_jwk(own.public_key(), as_dict=True)
+    return honest(
+        said, header | {"kid": "own", "jwk": brought, "jku": "http://127.0.0.1:1/keys"}, own
+    )
+
+
+def changed_after(said: dict[str, Any], header: dict[str, Any], key: Any) -> str:
+    """The head and signature of one token with the claims of another."""
+    first, other = (
+        honest(said, header, key).split("."),
+        honest(said | {"groups": ["house"]}, header, key).split("."),
+    )
+    return ".".join((first[0], other[1], first[2]))
+
+
+NOW = int(time.time())
+FORGED: dict[str, Forge] = {
+    "without a signature": by_nobody,
+    "signed with the public key": by_the_public_key,
+    "signed by somebody else": by_somebody,
+    "with a key of its own": by_a_key_of_its_own,
+    "changed after it was signed": changed_after,
+    "for another client": changed(aud="somebody-else"),
+    "for another client too, and made for it": changed(
+        aud=[CLIENT, "somebody-else"], azp="somebody-else"
+    ),
+    "for several, of which none is named": changed(aud=[CLIENT, "somebody-else"]),
+    "of another provider": changed(iss="http://127.0.0.1:1"),
+    "of another sign-in": changed(nonce="of-another"),
+    "without a nonce": changed(nonce=None),
+    "expired": changed(iat=NOW - 7200, exp=NOW - 3600),
+    "for ever": changed(exp=None),
+    "of the future": changed(iat=NOW + 7200, exp=NOW + 10_800),
+    "of nobody": changed(sub=None),
+    "no token": lambda *_: "rubbish",
+    "nothing": lambda *_: "",
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+async def test_a_forged_token_signs_nobody_in(there: Provider, how: str) -> None:
+    async with at_door(settings(there.issuer)) as browser:
+        there.forge = FORGED[how]
+        got = await sign_in(browser)
+        assert (got.status, "the ID token is refused" in got.text) == (403, True), got.text
+        assert (await browser.get("/")).headers["Location"] == "/sign-in"
+        there.forge = honest  # and it was the forgery that was refused
+        assert (await sign_in(browser)).status == 200
+
+
+async def test_an_answer_counts_once_and_in_the_browser_that_asked(there: Provider) -> None:
+    async with at_door(settings(there.issuer)) as browser:
+        back = await came_back(browser)
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(
+            cookie_jar=jar
+        ) as http:  # a browser that was sent somebody else's answer
+            other = replace(browser, http=http)
+            assert (await other.get(back)).status == 403
+            await came_back(other)
+            assert (await other.get(back)).status == 403  # it has a sign-in of its own under way
+            assert (await other.get("/")).headers["Location"] == "/sign-in"
+        cookies = {cookie.key: cookie.value for cookie in browser.http.cookie_jar}
+        assert (await browser.get(back)).status == 200
+        browser.http.cookie_jar.clear()
+        browser.http.cookie_jar.update_cookies(cookies)
+        got = await browser.get(back)
+        assert (got.status, "was answered before" in got.text) == (403, True)
+        assert (await browser.get("/")).headers["Location"] == "/sign-in"
+
+
+async def test_a_sign_in_that_takes_too_long_is_over(there: Provider) -> None:
+    async with at_door(settings(there.issuer, sign_in_seconds=0.2)) as browser:
+        back = await came_back(browser)
+        await asyncio.sleep(0.3)
+        assert (await browser.get(back)).status == 403
+
+
+async def test_a_no_of_the_provider_is_said_as_text(there: Provider) -> None:
+    async with at_door(settings(there.issuer)) as browser:
+        state = (await came_back(browser)).partition("state=")[2]
+        said = urlencode({"state": state, "error": "access_denied", "error_description": HOSTILE})
+        got = await browser.get(f"/sign-in/oidc/done?{said}")
+        assert (got.status, SHOWN in got.text) == (403, True)
+
+
+async def test_another_provider_in_the_answer_is_refused(there: Provider) -> None:
+    there.about = {"authorization_response_iss_parameter_supported": True}
+    async with at_door(settings(there.issuer)) as browser:
+        back = await came_back(browser)
+        assert (await browser.get(f"{back}&iss=http://127.0.0.1:1")).status == 403
+        assert (await sign_in(browser)).status == 403  # it promised to say who it is, and did not
+        assert (await browser.get(f"{await came_back(browser)}&iss={there.issuer}")).status == 200
+
+
+async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Provider) -> None:
+    there.published, now = ("one",), [0.0]
+    client = Client(settings(there.issuer), lambda: now[0])
+    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2),
+            doors,
+            TOKENS,
+            configured=True,
+            provider=client,
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        assert (await sign_in(browser)).status == 200
+        there.published, there.kid = ("one", "two"), "two"
+        assert (
+            "no key &#39;two&#39;" in (await sign_in(browser)).text
+        )  # not looked for with each token
+        now[0] = 31
+        assert (await sign_in(browser)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "claims", "who"),
+    [
+        ({}, {"sub": "auth0|5f7"}, "auth0-5f7-"),
+        ({}, {"sub": "local"}, "local-"),
+        ({"name_claim": "preferred_username"}, {"preferred_username": "ann-smith"}, "ann-smith<"),
+        (
+            {"name_claim": "email"},
+            {"email": "Ann@Example.org", "email_verified": True},
+            "ann-example-org-",
+        ),
+        ({"name_claim": "email"}, {"email": "ann@example.org"}, ""),
+        ({"name_claim": "email"}, {"email": "ann@example.org", "email_verified": "true"}, ""),
+        ({"name_claim": "preferred_username"}, {}, ""),
+        ({"roles_claim": "realm.roles"}, {"realm": {"roles": ["guests"]}, "groups": []}, "ann<"),
+        (
+            {"roles_claim": "https://a.example/roles"},
+            {"https://a.example/roles": ["guests"], "groups": []},
+            "ann<",
+        ),
+        ({"tenant_claim": "org"}, {"org": "team-a"}, "ann<"),
+        ({"tenant_claim": "org"}, {"org": "../local"}, ""),
+        ({"tenant_claim": "org"}, {}, ""),
+    ],
+)
+async def test_who_it_is_comes_of_the_claims_that_the_settings_name(
+    there: Provider, more: dict[str, Any], claims: dict[str, Any], who: str
+) -> None:
+    there.claims = {"sub": "ann", "groups": ["product"]} | claims
+    async with at_door(settings(there.issuer, **more)) as browser:
+        assert (await sign_in(browser)).status == (200 if who else 403)
+        got = await browser.get("/")
+        assert (f"Sign out {who}" in got.text) if who else got.headers["Location"] == "/sign-in"
+
+
+async def test_a_tenant_sees_its_own(there: Provider) -> None:
+    from support.browsing import DRAFT
+
+    async with at_door(settings(there.issuer, tenant_claim="org")) as browser:
+        await browser.doors.board.create(DRAFT, Principal("bob", "team-b"), key="one")
+        for tenant, sees in (("team-a", False), ("team-b", True)):
+            there.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
+            await sign_in(browser)
+            assert (DRAFT.title in (await browser.get("/")).text) is sees
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"issuer": "http://127.0.0.1:1"}, "calls itself"),
+        ({"code_challenge_methods_supported": ["plain"]}, "PKCE"),
+        ({"jwks_uri": None}, "jwks_uri"),
+        ({"token_endpoint": "http://elsewhere.example/token"}, "no https:// address"),
+    ],
+)
+async def test_a_provider_that_is_not_what_it_should_be_is_said_at_the_start(
+    there: Provider, about: dict[str, Any], said: str
+) -> None:
+    there.about = about
+    with pytest.raises(ConfigurationError, match=said):
+        async with at_door(settings(there.issuer)):
+            pass
+
+
+async def test_an_issuer_where_nothing_is_one_is_said_at_the_start(there: Provider) -> None:
+    with pytest.raises(ConfigurationError, match="404"):
+        async with at_door(settings(f"{there.issuer}/realms/main")):
+            pass
+    with pytest.raises(ConfigurationError, match="https://"):
+        Client(settings("http://id.example.org"))
+
+
+async def test_a_provider_that_is_away_keeps_nobody_else_out() -> None:
+    async with at_door(settings("http://127.0.0.1:1")) as browser:
+        got = await browser.get("/sign-in/oidc")
+        assert (got.status, "cannot be reached" in got.text) == (503, True)
+        await browser.sign_in()
+
+
+async def test_a_wrong_secret_is_said_and_shown_to_nobody(there: Provider) -> None:
+    async with at_door(settings(there.issuer, client_secret="another secret")) as browser:
+        got = await sign_in(browser)
+        assert (got.status, "invalid_client" in got.text, "another secret" in got.text) == (
+            403,
+            True,
+            False,
+        )
+
+
+def test_settings_that_are_half_there_are_told() -> None:
+    for given, said in (
+        ({"client_id": "a"}, "oidc.issuer is missing"),
+        ({"issuer": "https://id.example.org"}, "oidc.client_id is missing"),
+        ({"issuer": "https://id.example.org", "client_id": "a"}, "oidc.roles is empty"),
+        (
+            {"issuer": "https://id.example.org", "client_id": "a", "roles": {"a": ["king"]}},
+            "operator",
+        ),
+        ({"url": "https://a.example/path"}, "url"),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            config.OidcSettings(**given)
+
+
+async def test_a_page_that_others_reach_has_to_say_where_it_is(
+    there: Provider, tmp_path: Any
+) -> None:
+    from moothall.api.http.server import _check_provider
+
+    with pytest.raises(ConfigurationError, match=r"set oidc\.url"):
+        await _check_provider(Client(settings(there.issuer)), config.WebSettings(host="0.0.0.0"))  # noqa: S104 - not bound
+    await _check_provider(
+        Client(settings(there.issuer, url="https://a.example")),
+        config.WebSettings(host="0.0.0.0"),  # noqa: S104 - not bound
+    )

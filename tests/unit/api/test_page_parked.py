@@ -1,0 +1,112 @@
+"""Parked requests on the page: operators see what waits and say their word, once; others see
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.authorization.approval_queue import BUCKET, Parked, Parking
+from moothall.domain.codec import dump
+from moothall.testing.bus import MemoryBus
+from support.browsing import HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.visits import visiting
+
+ITEM = Parked(
+    id="a1",
+    request_id="r-1",
+    tenant="local",
+    workspace="w-1",
+    task_id="task-1",
+    seat="agent-dev-001",
+    principal="ann",
+    role="dev",
+    tool="files.delete",
+    arguments={"path": HOSTILE, "more": [1, {"deep": HOSTILE}]},
+    arguments_digest="d",
+    reason=HOSTILE,
+    time="2026-01-02T03:04:05.678+00:00",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A browser of a house whose guard lets requests wait."""
+
+    browser: Browser
+    bus: MemoryBus
+    parking: Parking
+
+    async def park(self, *items: Parked) -> None:
+        for item in items:
+            await self.bus.bucket(BUCKET).put(
+                f"{item.tenant}.{item.id}", {**dump(item), "grant": [""]}
+            )
+        await self.parking.refresh()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    bus = MemoryBus()
+    async with visiting(tmp_path, bus) as behind:
+        assert behind.parking is not None
+        doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        async with (
+            http_server(
+                config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            ) as served,
+            aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+        ):
+            yield House(
+                Browser(http, f"http://127.0.0.1:{served.port}", doors), bus, behind.parking
+            )
+
+
+async def test_an_operator_sees_what_waits_and_says_a_word_once(house: House) -> None:
+    form = await house.browser.sign_in()
+    assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
+    await house.park(
+        ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
+    )
+    shown = (await house.browser.get("/house/parked")).text
+    assert shown.count('class="panel"') == 2
+    assert shown.count("<script") == 1
+    assert shown.count(SHOWN) == 6
+    allowed = await house.browser.send("/house/parked/a1", form=form, do="allow", reason="fine")
+    assert (allowed.status, allowed.headers["Location"]) == (303, "/house/parked")
+    assert (
+        await house.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
+    ).status == 303
+    assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
+    kept = await house.bus.bucket(BUCKET).entries()
+    told = {
+        key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
+        for key, item in kept.items()
+    }
+    assert told["local.a1"] == ("allowed", "local", "fine", True)
+    assert told["local.b2"] == ("refused", "local", "no", False)
+    assert told["elsewhere.c3"] == ("waiting", "", "", False)
+    again = await house.browser.send("/house/parked/a1", form=form, do="refuse")
+    assert (again.status, "it was allowed already" in again.text) == (400, True)
+
+
+async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(house: House) -> None:
+    form = await house.browser.sign_in()
+    await house.park(ITEM)
+    assert (await house.browser.send("/house/parked/a1", form="other", do="allow")).status == 403
+    assert (await house.browser.send("/house/parked/a1", form=form, do="maybe")).status == 400
+    assert (await house.browser.send("/house/parked/nothing", form=form, do="allow")).status == 404
+    mine = await house.browser.sign_in(OTHER)
+    assert (await house.browser.get("/house/parked")).status == 403
+    assert (await house.browser.send("/house/parked/a1", form=mine, do="allow")).status == 403
+    assert "/house/parked" not in (await house.browser.get("/house")).text
+    assert [item.id for item in house.parking.list_waiting("local")] == ["a1"]

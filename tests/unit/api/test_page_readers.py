@@ -1,0 +1,164 @@
+"""Many who listen to one board: what they cost, and what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.councils import turn
+from moothall.domain.event import Recorded
+from moothall.domain.topic import Topic
+from moothall.stories.board import Board
+from moothall.testing.bus import MemoryBus
+from support.browsing import DRAFT, Browser
+from support.callers import OTHER, TOKEN, TOKENS, doors_of
+from support.desk import MemoryDesk
+
+MANY = 40
+
+
+class CountingBus(MemoryBus):
+    """Counts who follows it, and how often it was read."""
+
+    follows = reads = 0
+
+    async def follow(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        self.follows += 1
+        try:
+            async for recorded in super().follow(topics, after_seq):
+                yield recorded
+        finally:
+            self.follows -= 1
+
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        self.reads += 1
+        async for recorded in super().replay(topics, after_seq):
+            yield recorded
+
+
+@pytest.fixture
+def bus() -> CountingBus:
+    return CountingBus()
+
+
+@pytest.fixture
+async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
+    doors = replace(doors_of(MemoryDesk()), board=Board(bus))
+    settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with (
+        http_server(settings, doors, TOKENS, configured=True) as served,
+        aiohttp.ClientSession(
+            cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector
+        ) as http,
+    ):
+        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+
+async def listen(browser: Browser, stack: AsyncExitStack) -> aiohttp.ClientResponse:
+    stream = await stack.enter_async_context(browser.http.get(f"{browser.url}/changes"))
+    assert (stream.status, await stream.content.readline()) == (200, b": the board\n")
+    return stream
+
+
+async def told(stream: aiohttp.ClientResponse) -> bytes:
+    async with asyncio.timeout(10):
+        while not (line := await stream.content.readline()).startswith(b"data: "):
+            assert line
+    return line
+
+
+async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
+    browser: Browser, bus: CountingBus
+) -> None:
+    await browser.sign_in()
+    await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="before")
+    before = bus.reads
+    async with AsyncExitStack() as stack:
+        streams = [await listen(browser, stack) for _ in range(MANY)]
+        assert (bus.follows, bus.reads - before) == (1, 1)
+        assert (
+            await browser.get("/")
+        ).status == 200  # two calls are allowed, and none of them is in hand
+        refused = await browser.get("/changes")
+        assert (
+            refused.status,
+            f"{MANY} readers listen to events" in refused.text,
+            "Retry-After" in refused.headers,
+        ) == (
+            429,
+            True,
+            True,
+        )
+        await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="after")
+        assert len({await told(stream) for stream in streams}) == 1
+        streams[0].close()
+        async with asyncio.timeout(10):
+            while (await browser.get("/house/tools")).status != 200:
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while True:  # the one that went leaves its place to another
+                async with browser.http.get(f"{browser.url}/changes") as stream:
+                    if stream.status == 200:
+                        break
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while bus.follows:
+            await asyncio.sleep(0.01)
+
+
+async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
+    await browser.sign_in()
+    async with AsyncExitStack() as stack:
+        stream = await listen(browser, stack)
+        cards = [
+            await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
+            for number in range(20)
+        ]
+        heard = [await told(stream)]
+        while heard[-1] != f"data: {cards[-1].seq}\n".encode():
+            heard.append(await told(stream))
+        assert len(heard) < len(cards) / 2
+
+
+def test_the_more_listen_the_longer_is_the_time_over_which_they_are_told() -> None:
+    assert max(turn(2) for _ in range(100)) < 0.01
+    waits = [turn(1000) for _ in range(1000)]
+    assert min(waits) < 0.5
+    assert 2 < max(waits) <= 3
+
+
+async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -> None:
+    await browser.sign_in(OTHER)
+    async with AsyncExitStack() as stack:
+        stream = await listen(browser, stack)
+        await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
+        own = await browser.doors.board.create(DRAFT, TOKENS[OTHER], key="own")
+        assert await told(stream) == f"data: {own.seq}\n".encode()
+
+
+async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(
+    browser: Browser,
+) -> None:
+    board, who = browser.doors.board, TOKENS[TOKEN]
+    cards = [await board.create(DRAFT, who, key=str(number)) for number in range(4)]
+    here, late = board.watch(None, who), board.watch(cards[0].seq, who)
+    assert await anext(here) == []
+    cards.append(await board.create(DRAFT, who, key="while it is watched"))
+    assert [moment.seq for moment in await anext(here)] == [cards[-1].seq]
+    assert [moment.seq for moment in await anext(late)] == [card.seq for card in cards[1:]]
+    cards.append(await board.create(DRAFT, who, key="last"))
+    for watching in (here, late):
+        assert [moment.seq for moment in await anext(watching)] == [cards[-1].seq]
+        await watching.aclose()

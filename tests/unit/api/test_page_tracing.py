@@ -1,0 +1,225 @@
+"""From a line to its approver, and the graph a node at a time: a real repository, and a graph that
+answers what a test wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import pytest
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.charts import Neighbour, draw_around
+from moothall.domain.identity import LOCAL
+from moothall.errors import GraphUnavailable
+from moothall.repositories.service import TrustedRepositories
+from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.graph import MemoryGraph
+from support.repos import make_repo
+
+ROW: dict[str, Any] = {
+    "story": {"story_id": "story-1", "headline": HOSTILE, "state": "done"},
+    "task": {"task_id": "task-1", "description": "Add hello_world", "role": "dev"},
+    "deliberation": {"task_id": "task-1", "proven": True},
+    "seat": {"seat": "agent-dev-001", "approach": HOSTILE},
+    "reviews": [{"reviewer": "agent-dev-002", "score": 0.5, "comment": HOSTILE}],
+    "evidence": [{"check": "tests", "verdict": "passed"}],
+    "decisions": [{"approver": "pat", "decision": "approved", "comment": HOSTILE}],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """A browser that is signed in, a graph behind it, and a repository `project` of two commits."""
+
+    browser: Browser
+    graph: MemoryGraph
+    head: str
+
+    async def shown(self, at: str, **asked: str) -> str:
+        got = await self.browser.get(f"{at}?{urlencode(asked)}")
+        assert got.status == 200, got.text
+        assert got.text.count("<script") == 1
+        return got.text
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    repo = make_repo(
+        tmp_path / "project",
+        {"src/a.py": "one\n" * 900, f"{HOSTILE.replace('/', '')}.txt": "x\n", "raw.bin": "a\0b"},
+    )
+    head = repo.commit({"src/a.py": "one\n" * 899 + f"{HOSTILE}\n"})
+    data = tmp_path / "data"
+
+    async def prepare(*_: Any) -> Any:
+        raise NotImplementedError
+
+    repositories = TrustedRepositories(data, config.WorkspaceSettings(), prepare)
+    await repositories.register(str(repo.path), id="project")
+    graph = MemoryGraph()
+    doors = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
+    async with (
+        http_server(
+            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        ) as served,
+        aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
+    ):
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        await browser.sign_in()
+        yield House(browser, graph, head)
+
+
+async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(house: House) -> None:
+    assert "<option>project</option>" in await house.shown("/origins")
+    files = await house.shown("/origins", repository="project")
+    assert f"ref={house.head}&amp;path=src/a.py" in files
+    text = await house.shown("/origins", repository="project", ref=house.head, path="src/a.py")
+    assert text.count('class="line') == 400
+    assert "There is more" in text
+    house.graph.tell("provenance", ROW)
+    shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
+    assert house.graph.asked[-1] == (
+        "provenance",
+        {"tenant": "local", "commit_sha": house.head, "path": "src/a.py"},
+    )
+    assert shown.count(SHOWN) == 6, "the line twice, headline, approach, review and decision"
+    for words in (
+        "Line 900 of src/a.py",
+        'href="/stories/story-1"',
+        'href="/councils/task-1"',
+        "<strong>pat</strong> approved",
+    ):
+        assert words in shown
+    assert 'aria-current="true"' in shown
+    assert "There is more" not in shown
+
+
+async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
+    house: House,
+) -> None:
+    shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
+    assert "No council of this house made it" in shown
+
+    async def down(_question: str, **_parameters: Any) -> Any:
+        raise GraphUnavailable("it is away")
+
+    doors = replace(house.browser.doors, ask=down)
+    async with http_server(
+        config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+    ) as served:
+        browser = Browser(house.browser.http, f"http://127.0.0.1:{served.port}", doors)
+        await browser.sign_in()
+        got = await browser.get("/origins?repository=project&path=src/a.py&line=900")
+        assert (got.status, "cannot be asked now: it is away" in got.text) == (200, True)
+        assert (await browser.get("/graph?label=Story&id=story-1")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"repository": "nothing"}, 404),
+        ({"repository": "project", "path": "nothing.py"}, 404),
+        ({"repository": "project", "path": "raw.bin"}, 400),
+        ({"repository": "project", "path": "src/a.py", "line": "901"}, 404),
+        ({"repository": "project", "path": "src/a.py", "line": "0"}, 400),
+        ({"repository": "project", "path": "src/a.py", "line": "9" * 5_000}, 400),
+        ({"repository": "project", "path": "../../etc/passwd"}, 404),
+        ({"repository": "project", "ref": "--upload-pack=x"}, 400),
+        ({"repository": "/etc"}, 400),
+    ],
+)
+async def test_what_is_not_there_is_refused(
+    house: House, asked: dict[str, str], status: int
+) -> None:
+    got = await house.browser.get(f"/origins?{urlencode(asked)}")
+    assert got.status == status, got.text
+    assert "Traceback" not in got.text
+
+
+async def test_another_tenant_sees_neither_repository_nor_node(house: House) -> None:
+    house.graph.tell(
+        "neighbours",
+        {
+            "node": {"label": "Story", "id": "s", "properties": {}},
+            "neighbours": [],
+            "relationships": [],
+        },
+    )
+    await house.browser.sign_in(OTHER)
+    assert "No repository is registered" in await house.shown("/origins")
+    assert (await house.browser.get("/origins?repository=project")).status == 404
+    assert (await house.browser.get("/graph?label=Story&id=s")).status == 404
+    assert house.graph.asked[-1][1]["tenant"] == TOKENS[OTHER].tenant
+
+
+async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: House) -> None:
+    assert "No story yet." in await house.shown("/graph")
+    card = await house.browser.doors.board.create(replace(DRAFT, title=HOSTILE), LOCAL, key="1")
+    begin = await house.shown("/graph")
+    assert f"/graph?label=Story&amp;id={card.story.id}" in begin
+    here, task, word = (
+        {"label": label, "id": name}
+        for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c"))
+    )
+    house.graph.tell(
+        "neighbours",
+        {
+            "node": {
+                **here,
+                "properties": {"headline": HOSTILE, "criteria": ["a", HOSTILE], "brief": ""},
+            },
+            "neighbours": [
+                {**task, "properties": {"description": f"{HOSTILE}\n\nIt is part of a story."}},
+                {**word, "properties": {}},
+            ],
+            "relationships": [
+                {"type": "HAS_TASK", "from": here, "to": task},
+                {"type": "SAID_OF", "from": word, "to": here},
+                {"type": "AWAY", "from": word, "to": task},
+            ],
+        },
+    )
+    shown = await house.shown("/graph", label="Story", id="s")
+    assert "has task <a" in shown
+    assert "</a> said of this" in shown
+    assert ">Task <tspan>has task</tspan></text>" in shown
+    assert ">Comment <tspan>said of →</tspan></text>" in shown
+    assert "AWAY" not in shown.upper(), "it is of others"
+    assert shown.count("<rect") == 3
+    assert shown.count("/graph?label=Task&amp;id=t/1") == 2, "drawn, and in words"
+    assert "It is part of" not in shown, "a description's first words are enough"
+    assert "style=" not in shown
+    assert SHOWN in shown
+
+
+async def test_forms_offer_the_repositories_of_the_tenant(house: House) -> None:
+    for path in ("/stories/new", "/ask"):
+        assert '<option value="project">' in await house.shown(path)
+    await house.browser.sign_in(OTHER)
+    for path in ("/stories/new", "/ask"):
+        assert '<option value="project">' not in await house.shown(path)
+
+
+def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:
+    near = [
+        Neighbour("Task", str(number), "", "HAS", leads)
+        for leads, many in ((True, 3), (False, 40))
+        for number in range(many)
+    ]
+    drawn = draw_around(near)
+    assert len(drawn.around) == len(drawn.arrows) == 15
+    assert all(
+        x >= 0 and x + drawn.node <= drawn.width and y >= 0 and y + 52 <= drawn.height
+        for x, y, _ in drawn.around
+    )
+    assert len({(x, y) for x, y, _ in drawn.around}) == 15
+    assert draw_around([]).around == ()

@@ -1,0 +1,279 @@
+"""Accounts of the page: the file, and a real server with a browser's cookies and forms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from argon2 import PasswordHasher
+
+from moothall import config
+from moothall.api.http.server import http_server
+from moothall.api.web.user_accounts import Attempts, People
+from moothall.domain.identity import LOCAL, Principal
+from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
+from moothall.stories.board import Board
+from moothall.testing.bus import MemoryBus
+from support.browsing import DRAFT, Browser, form_of
+from support.callers import TOKEN, TOKENS, doors_of
+from support.desk import MemoryDesk
+
+CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+GOOD, OTHER = "correct horse battery", "another horse battery"
+Serve = Callable[[], AbstractAsyncContextManager[Browser]]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    found = People(tmp_path, hasher=CHEAP)
+    found.add("alice", GOOD, roles=["po", "operator"])
+    return found
+
+
+@pytest.fixture
+def serve(people: People) -> Serve:
+    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+
+    @asynccontextmanager
+    async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:
+        jar = jar or aiohttp.CookieJar(unsafe=True)
+        settings = config.WebSettings(port=0, grace_seconds=0.2)
+        async with (
+            http_server(
+                settings,
+                replace(doors, stopping=asyncio.Event()),
+                TOKENS,
+                configured=True,
+                people=people,
+            ) as served,
+            aiohttp.ClientSession(cookie_jar=jar) as http,
+        ):
+            yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+
+    return serving
+
+
+def test_an_account_is_what_was_said_of_it(people: People, tmp_path: Path) -> None:
+    people.add("bob", GOOD, tenant="team-a")
+    assert people.list() == [
+        Principal("alice", "local", True, frozenset({"po"})),
+        Principal("bob", "team-a"),
+    ]
+    People(tmp_path).add("carol", GOOD)
+    [file] = tmp_path.iterdir()
+    assert b"$argon2id$v=19$m=65536,t=3," in file.read_bytes()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert GOOD.encode() not in file.read_bytes()
+
+
+def test_what_is_wrong_with_an_account_is_said(people: People) -> None:
+    with pytest.raises(AlreadyExists, match="alice"):
+        people.add("alice", GOOD)
+    with pytest.raises(InvalidRequest, match="11 characters"):
+        people.add("bob", "short12345!")
+    with pytest.raises(InvalidRequest, match="token of this machine"):
+        people.add(LOCAL.name, GOOD)
+    with pytest.raises(InvalidRequest, match="NAME"):
+        people.add("Bob <b>", GOOD)
+    with pytest.raises(InvalidRequest, match="unknown role chief"):
+        people.add("bob", GOOD, roles=["chief"])
+    for change in (people.remove, lambda name: people.change_password(name, GOOD)):
+        with pytest.raises(NotFound, match="bob"):
+            change("bob")
+    assert [who.name for who in people.list()] == ["alice"]
+
+
+def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
+    people: People, tmp_path: Path
+) -> None:
+    file = tmp_path / "accounts.db"
+    file.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        people.find("any")
+    file.chmod(0o600)
+    file.write_bytes(b"no database" * 100)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        people.find("any")
+
+
+def test_who_has_no_account_is_nobody_and_makes_no_file(tmp_path: Path) -> None:
+    none = People(tmp_path / "none")
+    assert none.list() == []
+    assert none.sign_in("alice", GOOD, 60, 9) is None
+    assert none.find("any") is None
+    none.sign_out("any")
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "accounts.db").touch(mode=0o600)  # of an `add` that was killed
+    assert People(tmp_path).list() == []
+    People(tmp_path, hasher=CHEAP).add("alice", GOOD)
+    assert [who.name for who in People(tmp_path).list()] == ["alice"]
+
+
+def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
+    tmp_path: Path,
+) -> None:
+    now = [1000.0]
+    people = People(tmp_path, lambda: now[0], CHEAP)
+    people.add("alice", GOOD)
+
+    def begin(password: str = GOOD) -> str:
+        made = people.sign_in("alice", password, 60, 9)
+        assert made is not None
+        return made
+
+    late, closed, revoked = begin(), begin(), begin()
+    assert late.encode() not in (tmp_path / "accounts.db").read_bytes()
+    people.sign_out(closed)
+    assert [people.find(each) is None for each in (late, closed, revoked)] == [False, True, False]
+    now[0] += 60
+    assert people.find(late) is None
+    revoked = begin()
+    people.change_password("alice", OTHER)
+    assert people.find(revoked) is None
+    assert people.sign_in("alice", GOOD, 60, 9) is None
+    removed = begin(OTHER)
+    people.remove("alice")
+    people.add("alice", OTHER)
+    assert people.find(removed) is None
+
+
+def test_of_more_sessions_than_allowed_the_oldest_is_over(tmp_path: Path) -> None:
+    now = [1000.0]
+    people = People(tmp_path, lambda: now[0], CHEAP)
+    people.add("alice", GOOD)
+    made = []
+    for _ in range(3):
+        made.append(people.sign_in("alice", GOOD, 60, 2))
+        now[0] += 1
+    assert [people.find(str(each)) is None for each in made] == [True, False, False]
+
+
+def test_a_password_is_the_same_however_its_letters_are_composed(tmp_path: Path) -> None:
+    people = People(tmp_path, hasher=CHEAP)
+    people.add("zoe", "schöne gr\u00fc\u00dfe 1")
+    assert people.sign_in("zoe", "scho\u0308ne gru\u0308\u00dfe 1", 60, 9)
+    for wrong in ("schone grusse 1", "\udcff" * 20, "", "x" * 10_000):
+        assert people.sign_in("zoe", wrong, 60, 9) is None
+
+
+def test_attempts_are_counted_by_name_and_address_and_forgotten() -> None:
+    now = [0.0]
+    attempts = Attempts(lambda: now[0])
+    assert [attempts.begin("alice", "a") for _ in range(11)] == [True] * 10 + [False]
+    assert attempts.begin("alice", "b")
+    assert [attempts.begin(f"name-{at}", "a") for at in range(21)] == [True] * 20 + [False]
+    assert sum(attempts.begin("bob", f"address-{at}") for at in range(120)) == 100
+    now[0] = Attempts.SECONDS
+    assert attempts.begin("alice", "a")
+    for _ in range(50):
+        attempts.succeed("alice", "a")
+        assert attempts.begin("alice", "a")
+
+
+async def test_a_password_signs_in_over_a_restart(serve: Serve) -> None:
+    async with serve() as browser:
+        assert 'name="password"' in (await browser.get("/sign-in")).text
+        got = await browser.send("/sign-in", name="alice", password=GOOD)
+        assert (got.status, got.headers["Location"]) == (303, "/")
+        cookie = got.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        form = form_of((await browser.get("/")).text)
+        name, _, value = cookie.partition(";")[0].partition("=")
+    async with serve() as again:
+        again.http.cookie_jar.update_cookies({name: value})
+        shown = await again.get("/")
+        assert "Sign out alice" in shown.text
+        assert form_of(shown.text) == form
+        assert (await again.send("/sign-out", form="guessed")).status == 403
+        assert (await again.send("/sign-out", form=form)).status == 303
+        again.http.cookie_jar.update_cookies({name: value})
+        assert (await again.get("/")).headers["Location"] == "/sign-in"
+
+
+async def test_a_wrong_name_and_a_wrong_password_are_told_the_same(serve: Serve) -> None:
+    async with serve() as browser:
+        told = [
+            await browser.send("/sign-in", name=name, password=OTHER)
+            for name in ("alice", "nobody", "", "x" * 300, "<b>")
+        ]
+        assert {(got.status, got.text) for got in told} == {(403, told[0].text)}
+        assert "Nobody has this name and this password" in told[0].text
+        assert all("Set-Cookie" not in got.headers for got in told)
+        assert (
+            await browser.send(
+                "/sign-in", origin="http://evil.example", name="alice", password=GOOD
+            )
+        ).status == 403
+
+
+@pytest.mark.parametrize("name", ["alice", "nobody"])
+async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_name(
+    serve: Serve, name: str
+) -> None:
+    async with serve() as browser:
+        sent = [browser.send("/sign-in", name=name, password=OTHER) for _ in range(12)]
+        assert sorted(got.status for got in await asyncio.gather(*sent)) == [403] * 10 + [429] * 2
+        got = await browser.send("/sign-in", name=name, password=GOOD)
+        assert (got.status, got.headers["Retry-After"]) == (429, "300")
+        assert "too many attempts" in got.text
+        await browser.sign_in()  # by the token, still
+
+
+async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
+    serve: Serve, people: People
+) -> None:
+    async with serve() as browser:
+        await browser.send("/sign-in", name="alice", password=GOOD)
+        async with browser.http.get(f"{browser.url}/changes") as stream:
+            assert (await stream.content.readline()).startswith(b": the board")
+            people.remove("alice")
+            await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="one")
+            assert b"data:" not in await stream.content.read()
+        got = await browser.send("/stories/new", title="A", do="create")
+        assert got.status == 403
+        assert "not signed in any more" in got.text
+
+
+async def test_a_role_is_what_the_account_has_and_a_tenant_too(
+    serve: Serve, people: People
+) -> None:
+    people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
+    people.add("qa-one", GOOD, roles=["qa"])
+    async with serve() as browser:
+        card = await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="one")
+        await browser.send("/sign-in", name="eve", password=GOOD)
+        assert (await browser.get(f"/stories/{card.story.id}")).status == 404
+        await browser.send("/sign-in", name="qa-one", password=GOOD)
+        form = form_of((await browser.get("/")).text)
+        assert (
+            await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form)
+        ).status == 403
+
+
+async def test_without_accounts_a_token_is_asked_for_alone(serve: Serve, people: People) -> None:
+    people.remove("alice")
+    async with serve() as browser:
+        shown = (await browser.get("/sign-in")).text
+        assert 'name="password"' not in shown
+        assert "moothall account add NAME" in shown
+
+
+def test_a_session_that_another_process_ends_is_over_at_once(tmp_path: Path) -> None:
+    here, there, ann = (
+        People(tmp_path, hasher=CHEAP),
+        People(tmp_path, hasher=CHEAP),
+        Principal("ann", LOCAL.tenant, roles=frozenset({"po"})),
+    )
+    here.add("ann", GOOD, roles=["po"])
+    first, second = (here.sign_in("ann", GOOD, 60, 10) or "" for _ in range(2))
+    assert (here.find(first), here.find(second)) == (ann, ann)
+    there.sign_out(first)
+    assert (here.find(first), here.find(second)) == (None, ann)
+    there.change_password("ann", OTHER)
+    assert here.find(second) is None

@@ -1,0 +1,190 @@
+"""The kernel's client against a real gRPC server: a desk in memory, and a server that goes away in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from moothall.api.remote import RemoteKernel, remote_kernel
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef
+from moothall.errors import (
+    AlreadyExists,
+    ConfigurationError,
+    InvalidRequest,
+    NotFound,
+    Refused,
+    Temporary,
+)
+from support.callers import EVERYWHERE, OTHER, TOKEN, certificate, doors_of, serving
+from support.desk import MemoryDesk
+from support.visits import visiting
+
+ASKED = DeliberationRequest(
+    "What does greet do?",
+    "DEV",
+    "task-1",
+    Constraints(timeout_seconds=60),
+    repository=RepositoryRef(url="sample", ref="main"),
+    protocol="ask",
+)
+
+QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
+
+
+async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Path) -> None:
+    async with (
+        visiting(tmp_path) as behind,
+        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
+        remote_kernel(house.server.target, TOKEN) as kernel,
+    ):
+        await kernel.submit(ASKED, LOCAL)
+        await kernel.submit(ASKED, LOCAL)
+        request = desk.request("task-1")
+        assert (request.description, request.role, request.budget.seconds) == (
+            "What does greet do?",
+            "DEV",
+            60,
+        )
+        assert request.repository == RepositoryRef(id="sample", ref="main")
+        with pytest.raises(AlreadyExists) as taken:
+            await kernel.submit(replace(ASKED, description="another"), LOCAL)
+        assert taken.value.code == "ALREADY_EXISTS"
+        result = Result(1, "agent-dev-001", "dev", 1.0, (), True, False, content="It greets.")
+        outcome = Outcome(
+            "task-1",
+            DeliberationStatus.COMPLETED,
+            winner_id="agent-dev-001",
+            results=(result,),
+            duration_ms=2**40,
+        )
+        await desk.decide(outcome)
+        assert await kernel.wait("task-1", LOCAL) == outcome
+        assert await kernel.result("task-1", LOCAL) == outcome
+        assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
+
+
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="needs openssl to make a certificate: apt-get install openssl",
+)
+async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    files = certificate(tmp_path)
+    async with (
+        visiting(tmp_path) as behind,
+        serving(
+            desk, replace(doors_of(desk), visits=behind.visits), host=EVERYWHERE, **files
+        ) as house,
+    ):
+        # no address of loopback to whoever reads it, though one leads there
+        server = f"{EVERYWHERE}:{house.server.port}"
+        async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
+            await kernel.submit(ASKED, LOCAL)
+        assert desk.request("task-1").description == ASKED.description
+
+
+async def test_a_council_is_asked_of_a_door_that_has_no_kernel(desk: MemoryDesk) -> None:
+    """As the role `api` serves it."""
+    async with serving(desk) as house, remote_kernel(house.server.target, TOKEN) as kernel:
+        await kernel.submit(replace(ASKED, protocol="vote"), LOCAL)
+        following = asyncio.create_task(kernel.wait("task-1", LOCAL))
+        outcome = Outcome("task-1", DeliberationStatus.COMPLETED, final_state="none")
+        await desk.decide(outcome)
+        assert await following == outcome
+        assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
+
+
+async def test_what_the_server_says_is_said_in_our_errors(desk: MemoryDesk, tmp_path: Path) -> None:
+    async with (
+        visiting(tmp_path) as behind,
+        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
+        remote_kernel(house.server.target, "nobody") as stranger,
+        remote_kernel(house.server.target, OTHER) as eve,
+        remote_kernel(house.server.target, TOKEN) as kernel,
+    ):
+        await kernel.submit(ASKED, LOCAL)
+        with pytest.raises(Refused, match="token is needed") as refused:
+            await stranger.submit(ASKED, LOCAL)
+        assert refused.value.code == "UNAUTHENTICATED"
+        with pytest.raises(NotFound):
+            await eve.wait("task-1", LOCAL)
+        with pytest.raises(InvalidRequest, match="task is empty"):
+            await kernel.submit(replace(ASKED, description=" ", task_id="task-2"), LOCAL)
+        for wrong in (
+            replace(ASKED, seed=1),
+            replace(ASKED, constraints=Constraints(max_iterations=3)),
+        ):
+            with pytest.raises(InvalidRequest, match="its own settings"):
+                await kernel.submit(wrong, LOCAL)
+
+
+async def test_a_council_is_asked_for_whole_or_not_at_all(desk: MemoryDesk, tmp_path: Path) -> None:
+    constraints = Constraints("short", ("polite",), max_iterations=3)
+    council = replace(ASKED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
+    async with (
+        visiting(tmp_path) as behind,
+        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
+        remote_kernel(house.server.target, TOKEN) as kernel,
+    ):
+        await kernel.submit(council, LOCAL)
+        assert desk.request("task-1") == council
+        with pytest.raises(InvalidRequest, match=r"^peer review, seed cannot be said"):
+            await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
+        for wrong in (
+            replace(council, model="large"),
+            replace(council, about_text=True),
+            replace(council, story_id="s-1"),
+        ):
+            with pytest.raises(InvalidRequest, match="cannot be said"):
+                await kernel.submit(wrong, LOCAL)
+
+
+async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
+    desk: MemoryDesk, tmp_path: Path
+) -> None:
+    async with visiting(tmp_path) as behind, AsyncExitStack() as later:
+        doors = replace(doors_of(desk), visits=behind.visits)
+        async with serving(desk, doors) as house:
+            port = house.server.port
+            channel = await later.enter_async_context(
+                grpc.aio.insecure_channel(house.server.target, options=QUICK)
+            )
+            kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
+            await kernel.submit(ASKED, LOCAL)
+            await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1})
+            events = await later.enter_async_context(aclosing(kernel.watch("task-1", 0, LOCAL)))
+            seen = [(await anext(events)).seq, (await anext(events)).seq]
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 2})
+        await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED))
+        async with serving(desk, doors, port=port):
+            seen.append((await waiting).seq)
+            seen += [recorded.seq async for recorded in events]
+    assert seen == [1, 2, 3, 4]
+
+
+async def test_an_address_that_is_none_and_a_server_that_is_not_there() -> None:
+    for wrong in ("nowhere", ":50055", "host:port"):
+        with pytest.raises(ConfigurationError, match="HOST:PORT"):
+            async with remote_kernel(wrong, TOKEN):
+                pass
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        async with remote_kernel("kernel.example:50055", TOKEN, Path("/nowhere")):
+            pass
+    async with remote_kernel("127.0.0.1:1", TOKEN) as kernel:
+        with pytest.raises(Temporary, match="cannot be reached"):
+            await kernel.submit(ASKED, LOCAL)

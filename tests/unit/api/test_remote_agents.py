@@ -1,0 +1,536 @@
+"""Remote agents: seats that are asked over AgentService, of real servers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from moothall.api import protobuf
+from moothall.api.remote_agents import RemoteAgent, open_remote_agents
+from moothall.config import AgentSettings
+from moothall.deliberation.recorded_model import Recording
+from moothall.domain.budget import Usage
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    ReplyMode,
+    Writing,
+)
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import digest, seat_id
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
+from moothall.pb.shannon.agent import agent_pb2 as pb
+from moothall.pb.shannon.common import common_pb2 as common
+from support.agents import Agent, serving_agents
+from support.callers import TOKEN
+from support.council import append, by_seat, of, open_council, outcomes
+from support.desk import MemoryDesk
+
+ENDPOINT = "grpc://coders.example:50051"
+USED = Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5)
+CALL = "task-1/agent-dev-001/elsewhere/0.1"
+TASK = f"task-{digest(CALL)[:24]}"
+DIFF = """diff --git a/src/utils.py b/src/utils.py
+--- a/src/utils.py
++++ b/src/utils.py
+@@ -4,3 +4,8 @@
+ def greet(name: str) -> str:
+     \"\"\"Return a greeting.\"\"\"
+     return f"Hello, {name}!"
++
++
++def hello_world() -> str:
++    \"\"\"Return the greeting.\"\"\"
++    return "Hello, World!"
+"""
+
+
+def asked(seconds: float = 30) -> ChatRequest:
+    told = Message(
+        "system", json.dumps({"role": "dev", "repository": {"id": "sample", "ref": "a" * 40}})
+    )
+    return ChatRequest(
+        CALL, (told, Message("user", "Add it")), 100, datetime.now(UTC) + timedelta(seconds=seconds)
+    )
+
+
+async def answer(agent: Agent, task_id: str, **more: Any) -> None:
+    """Play the council of a replica: it ends with this diff."""
+    async with asyncio.timeout(20):
+        while task_id not in agent.desk.known():
+            await asyncio.sleep(0.01)
+    best = Result(
+        1,
+        "agent-dev-001",
+        "dev",
+        1.0,
+        (),
+        passed_gates=True,
+        proven=True,
+        content="It is there.",
+        diff=DIFF,
+    )
+    done = Outcome(
+        task_id,
+        DeliberationStatus.COMPLETED,
+        winner_id="agent-dev-001",
+        results=(best,),
+        usage=USED,
+        agent_count=1,
+    )
+    await agent.desk.decide(replace(done, **more))
+
+
+@dataclass
+class Elsewhere:
+    """Replicas, each of which may be ended, and who asks them."""
+
+    replicas: list[Agent]
+    ends: list[AsyncExitStack]
+    model: RemoteAgent
+
+
+@asynccontextmanager
+async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncIterator[Elsewhere]:
+    async with AsyncExitStack() as stack:
+        ends, replicas = [], []
+        for number in range(count):
+            (home := folder / f"replica-{number}").mkdir()
+            ends.append(await stack.enter_async_context(AsyncExitStack()))
+            replicas.append(
+                await ends[-1].enter_async_context(
+                    serving_agents(home, MemoryDesk(), AgentSettings())
+                )
+            )
+        token = folder / "token"
+        token.write_text(TOKEN, encoding="utf-8")
+        said = {
+            "endpoints": {ENDPOINT: tuple(one.target for one in replicas)},
+            "endpoint_token_file": token,
+        }
+        agents = await stack.enter_async_context(
+            open_remote_agents(AgentSettings(endpoint_pause_seconds=0.01, **said, **settings))
+        )
+        yield Elsewhere(replicas, ends, agents[ENDPOINT])
+
+
+async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_used(
+    tmp_path: Path,
+) -> None:
+    async with elsewhere(tmp_path, 1) as house, asyncio.TaskGroup() as group:
+        group.create_task(answer(house.replicas[0], TASK))
+        reply = await house.model.chat(asked())
+        request = house.replicas[0].desk.request(TASK)
+    assert (request.description.splitlines()[0], request.role) == ("Add it", "dev")
+    assert request.repository is not None
+    assert (request.repository.id, request.repository.ref) == ("sample", "a" * 40)
+    assert json.loads(reply.text) == {"result": "It is there.", "diff": DIFF}
+    assert reply.usage == USED
+
+
+def about_text(seconds: float = 30) -> ChatRequest:
+    told = Message("system", json.dumps({"role": "dev"}))
+    return replace(asked(seconds), messages=(told, Message("user", "Why?")))
+
+
+async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path, 1) as house:
+        (far,) = house.replicas
+        far.desk.writes = [Writing("agent-dev-001", "It is", "It is")]
+        pieces: list[str] = []
+        reply = asyncio.create_task(house.model.chat(about_text(), pieces.append))
+        await far.desk.written.wait()
+        await answer(far, TASK)
+        told = await reply
+        assert (json.loads(told.text), told.usage, told.model) == (
+            {"result": "It is there.", "diff": ""},
+            USED,
+            "scripted",
+        )
+        assert pieces == ["It is", " there."]
+        whole = asyncio.create_task(
+            house.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
+        )
+        await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
+        assert "diff" in (await whole).text
+        assert len(pieces) == 2, "on a repository it is one call"
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "error", "said"),
+    [
+        (DeliberationStatus.FAILED, 30, ModelReplyInvalid, "says: nobody knew"),
+        (DeliberationStatus.TIMEOUT, 2, DeadlineExceeded, "was not done in time"),
+    ],
+)
+async def test_a_stream_that_comes_to_nothing_says_so(
+    tmp_path: Path, status: DeliberationStatus, seconds: float, error: type[Exception], said: str
+) -> None:
+    async with elsewhere(tmp_path, 1) as house:
+        reply = asyncio.create_task(house.model.chat(about_text(seconds)))
+        await answer(house.replicas[0], TASK, status=status, error_message="nobody knew")
+        with pytest.raises(error, match=said):
+            await reply
+
+
+class Streams:
+    """A replica that is well and streams this, until it is told to stop."""
+
+    def __init__(self, there: Any, *updates: pb.TaskUpdate) -> None:
+        self.there = there
+        self.updates = updates
+        self.stopped = False
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_, **__: self) if name == "StreamExecuteTask" else getattr(self.there, name)
+
+    def cancel(self) -> None:
+        """Nobody listens any more."""
+        self.stopped = True
+
+    async def __aiter__(self) -> AsyncIterator[pb.TaskUpdate]:
+        """Say it."""
+        for update in self.updates:
+            yield update
+
+
+@pytest.mark.parametrize(
+    ("updates", "said"),
+    [
+        ([pb.TaskUpdate(delta="x" * 600)] * 2, "agents.endpoint_chars"),
+        ([pb.TaskUpdate(delta="words")], "says: nothing"),
+        ([], "says: nothing"),
+    ],
+)
+async def test_a_stream_that_means_no_good_is_no_answer(
+    tmp_path: Path, updates: list[pb.TaskUpdate], said: str
+) -> None:
+    async with elsewhere(tmp_path, 1, endpoint_chars=1000) as house:
+        replica = house.model._replicas[0]
+        replica.stub = stream = Streams(replica.stub, *updates)
+        with pytest.raises(ModelReplyInvalid, match=said):
+            await house.model.chat(about_text())
+        assert stream.stopped
+
+
+async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: Path) -> None:
+    used: dict[str, Any] = {
+        "prompt_tokens": float("nan"),
+        "completion_tokens": -7,
+        "cost_usd": -1,
+        "model": 3,
+    }
+    told = common.ToolResult(
+        tool_id="usage_metrics", output=protobuf.value(used), status=common.STATUS_CODE_OK
+    )
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=told), end)
+        reply = await house.model.chat(about_text())
+    assert (json.loads(reply.text)["result"], reply.usage, reply.model) == (
+        "done",
+        Usage(calls=1),
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "used"),
+    [
+        (
+            {
+                "input_tokens": 12,
+                "output_tokens": 7,
+                "total_tokens": 19,
+                "cost_usd": 0.25,
+                "model": "m",
+                "provider": "p",
+            },
+            Usage(prompt_tokens=12, completion_tokens=7, calls=1, cost_usd=0.25),
+        ),
+        (
+            {"prompt_tokens": 12, "completion_tokens": 7},
+            Usage(prompt_tokens=12, completion_tokens=7, calls=1),
+        ),
+        (
+            {"input_tokens": "12", "output_tokens": None, "total_tokens": 19},
+            Usage(prompt_tokens=19, calls=1),
+        ),
+        ({"total_tokens": 19}, Usage(prompt_tokens=19, calls=1)),
+        (None, Usage(calls=1)),
+    ],
+)
+async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_all(
+    tmp_path: Path, told: dict[str, Any] | None, used: Usage
+) -> None:
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done", progress=1.0)
+    if told is not None:
+        result = common.ToolResult(
+            tool_id="usage_metrics", output=protobuf.value(told), status=common.STATUS_CODE_OK
+        )
+        end.tool_result.CopyFrom(result)
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(
+            replica.stub, pb.TaskUpdate(state=pb.AGENT_STATE_EXECUTING, delta="done"), end
+        )
+        reply = await house.model.chat(about_text())
+    assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
+
+
+async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_path: Path) -> None:
+    told = common.ToolResult(
+        tool_id="usage_metrics",
+        output=protobuf.value({"input_tokens": 1}),
+        status=common.STATUS_CODE_OK,
+    )
+    end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=told)
+    async with elsewhere(tmp_path, 1) as house:
+        replica = house.model._replicas[0]
+        replica.stub = Streams(replica.stub, end)
+        with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
+            await house.model.chat(about_text())
+
+
+async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path) as house:
+        full, free = house.replicas
+        full.tasks._enforcer._active[LOCAL.tenant] = 60
+        reply = asyncio.create_task(house.model.chat(asked()))
+        await answer(free, TASK)
+        assert "It is there." in (await reply).text
+        assert TASK not in full.desk.known()
+
+
+async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other_once(
+    tmp_path: Path,
+) -> None:
+    async with elsewhere(tmp_path) as house:
+        reply = asyncio.create_task(house.model.chat(asked()))
+        async with asyncio.timeout(20):
+            while not (
+                begun := [
+                    number for number, one in enumerate(house.replicas) if TASK in one.desk.known()
+                ]
+            ):
+                await asyncio.sleep(0.01)
+        (first,) = begun
+        await house.ends[first].aclose()
+        other = house.replicas[1 - first]
+        await answer(other, TASK)
+        assert "It is there." in (await reply).text
+        again = asyncio.create_task(
+            house.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"))
+        )
+        await answer(other, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
+        assert "It is there." in (await again).text
+
+
+async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: Path) -> None:
+    async with elsewhere(tmp_path, 1) as house:
+        with pytest.raises(DeadlineExceeded):
+            await house.model.chat(asked(0))
+        reply = asyncio.create_task(house.model.chat(asked()))
+        await answer(
+            house.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
+        )
+        with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
+            await reply
+        await house.ends[0].aclose()
+        house.model._replicas[0].looked = float("-inf")
+        with pytest.raises(
+            ModelUnavailable, match=f"no replica of the agent at {ENDPOINT} answers"
+        ):
+            await house.model.chat(asked())
+
+
+class Gone:
+    """A replica that says it is well and is gone when it is asked; `asked` counts."""
+
+    def __init__(self, there: Any) -> None:
+        self.there = there
+        self.asked = 0
+        self.gone = True
+
+    def __getattr__(self, name: str) -> Any:
+        return self.execute if name == "ExecuteTask" else getattr(self.there, name)
+
+    async def execute(self, *args: Any, **more: Any) -> Any:
+        self.asked += 1
+        if self.gone:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone"
+            )
+        return await self.there.ExecuteTask(*args, **more)
+
+
+async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_let_through(
+    tmp_path: Path,
+) -> None:
+    async with elsewhere(tmp_path, 1, breaker_seconds=0.3) as house:
+        replica = house.model._replicas[0]
+        replica.stub = gone = Gone(replica.stub)
+        for _ in range(4):
+            with pytest.raises(ModelUnavailable):
+                await house.model.chat(asked())
+        assert gone.asked == 2, "from the second failure on it is let alone"
+        gone.gone = False
+        await asyncio.sleep(0.35)
+        reply = asyncio.create_task(house.model.chat(asked()))
+        await answer(house.replicas[0], TASK)
+        assert "It is there." in (await reply).text
+
+
+async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(
+    tmp_path: Path,
+) -> None:
+    long = replace(asked(), messages=(asked().messages[0], Message("user", "Add it " * 70_000)))
+    async with elsewhere(tmp_path, 1) as house:
+        for _ in range(3):
+            with pytest.raises(ModelUnavailable, match="token_limit"):
+                await house.model.chat(long)
+        reply = asyncio.create_task(house.model.chat(asked()))
+        await answer(house.replicas[0], TASK)
+        assert "It is there." in (await reply).text
+
+
+class Telling:
+    """A remote agent that tells this; `asked` is what it was asked."""
+
+    def __init__(self, **told: str) -> None:
+        self.told = json.dumps({"result": "done", "diff": "", **told})
+        self.asked: list[ChatRequest] = []
+
+    async def reply_mode(self) -> ReplyMode:
+        """As any model says."""
+        return "blocks"
+
+    async def describe(self) -> ModelDescription:
+        """Say nothing."""
+        return ModelDescription()
+
+    async def chat(
+        self,
+        request: ChatRequest,
+        on_text: Callable[[str], None] | None = None,
+        *,
+        ours: Callable[[], bool] | None = None,
+    ) -> ChatReply:
+        """Tell it."""
+        self.asked.append(request)
+        return ChatReply(self.told, "stop", USED, "far")
+
+
+ONE, TWO = seat_id("dev", 1), seat_id("dev", 2)
+
+
+@pytest.mark.e2e  # executors that run tests
+async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_again(
+    tmp_path: Path,
+) -> None:
+    far = Telling(diff=DIFF)
+    async with open_council(tmp_path, by_seat(one=append())) as house:
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: far})
+        d = house.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
+        events = await house.run(d)
+        assert outcomes(events) == {ONE: "proposed", TWO: "proposed"}
+        proposals = {data["seat"]: data["proposal"] for data in of(events, EventType.SEAT_PROPOSED)}
+        assert "+def hello_world" in proposals[TWO]["diff"]
+        passed = {
+            (data["candidate"], data["evidence"]["verdict"])
+            for data in of(events, EventType.CHECK_FINISHED)
+        }
+        assert (TWO, "passed") in passed
+        (call,) = far.asked
+        assert call.call_id == f"task-1/{TWO}/elsewhere/0.1"
+        assert json.loads(call.messages[0].content)["repository"] == {
+            "id": "sample",
+            "ref": d.base_sha,
+        }
+        await house.run(d, Recording.of(events))
+        assert len(far.asked) == 1, "what is recorded is not asked again"
+
+
+HOSTILE = [
+    ({"diff": "rm -rf /"}, "PATCH_REFUSED"),
+    ({"diff": DIFF.replace("src/utils.py", "../../etc/passwd")}, "PATCH_REFUSED"),
+    ({"diff": ""}, "NO_CHANGES"),
+]
+
+
+@pytest.mark.parametrize(("told", "code"), HOSTILE)
+async def test_what_is_no_patch_of_the_repository_is_refused(
+    tmp_path: Path, told: dict[str, str], code: str
+) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
+        events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
+        assert outcomes(events) == {ONE: f"failed {code}"}
+
+
+ANSWERS = [
+    ({"result": "It greets."}, "proposed"),
+    ({"result": " "}, "failed NO_CHANGES"),
+    ({"diff": DIFF}, "proposed"),
+]
+
+
+@pytest.mark.e2e  # executors that run tests
+@pytest.mark.parametrize(("told", "end"), ANSWERS)
+async def test_a_question_is_answered_in_words_or_by_a_change(
+    tmp_path: Path, told: dict[str, str], end: str
+) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
+        events = await house.run(house.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
+        assert outcomes(events) == {ONE: end}
+        for data in of(events, EventType.SEAT_PROPOSED):
+            proposal = data["proposal"]
+            assert (proposal["content"], bool(proposal["diff"])) == (
+                told.get("result", "done"),
+                "diff" in told,
+            )
+
+
+async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(diff=DIFF)})
+        events = await house.run(
+            house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",))
+        )
+        assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
+
+
+async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) -> None:
+    async with open_council(tmp_path, by_seat()) as house:
+        events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
+        assert outcomes(events) == {ONE: "failed CONFIGURATION"}
+
+
+async def test_a_token_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="endpoint_token_file"):
+        async with open_remote_agents(
+            AgentSettings(endpoints={ENDPOINT: ()}, endpoint_token_file=tmp_path / "none")
+        ):
+            pass

@@ -1,0 +1,322 @@
+"""The HTTP door: a real server on a free port; behind it a real gate, and rooms that answer from a
+function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.api.health import Checkup, Probe
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.checks import CheckedCall
+from moothall.authorization.policy import Policy
+from moothall.domain.status import Condition
+from moothall.domain.tool import ToolStatus
+from moothall.errors import ModelUnavailable
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKENS, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, call, opened, problem, serving_http
+from support.visits import Visiting, visiting
+
+SAMPLE = {"repository": {"id": "sample"}, "role": "DEV"}
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - refused
+
+
+async def test_open_call_close(web: Web, behind: Visiting) -> None:
+    room = await opened(web, ttl_seconds=60)
+    answer = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
+    assert (answer.status, answer.json["status"], answer.json["request_id"]) == (
+        200,
+        "success",
+        "r-1",
+    )
+    assert answer.json["output"]["path"] == "a.py"
+    assert answer.json["audit_id"]
+    again = await web("POST", "/v1/tools/files.read", call(room, path="a.py"))
+    assert again.json == answer.json
+    assert len(behind.rooms.rooms[room["workspace_id"]].calls) == 1  # the same request runs once
+    assert problem(await web("POST", "/v1/tools/files.read", call(room, path="b.py")))[:2] == (
+        409,
+        "ALREADY_EXISTS",
+    )
+    refused = await web("POST", "/v1/tools/git.push", call(room, "r-2", branch="main"))
+    assert (refused.status, refused.json["status"]) == (200, "blocked")
+    assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}")).status == 204
+    assert behind.rooms.closed == [room["workspace_id"]]
+    assert problem(await web("POST", "/v1/tools/files.read", call(room, "r-3", path="a.py")))[
+        :2
+    ] == (404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer nobody"},
+        {"Authorization": "Basic YTpi"},
+        {"Authorization": ""},
+    ],
+)
+async def test_without_a_valid_token_nothing_is_answered(web: Web, headers: dict[str, str]) -> None:
+    for method, path in (
+        ("POST", "/v1/workspaces"),
+        ("GET", "/v1/tools"),
+        ("GET", "/tasks"),
+        ("GET", "/nowhere"),
+    ):
+        answer = await web(method, path, token=None, headers=headers)
+        assert problem(answer)[:2] == (401, "UNAUTHENTICATED")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+async def test_a_stolen_capability_is_worth_nothing_to_another_tenant(web: Web) -> None:
+    room = await opened(web)
+    stolen = await web("POST", "/v1/tools/files.read", call(room, path="a.py"), token=OTHER)
+    assert problem(stolen)[:2] == (403, "REFUSED")
+    assert (
+        problem(await web("DELETE", f"/v1/workspaces/{room['workspace_id']}", token=OTHER))[0]
+        == 404
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({}, "repository"),
+        ({**SAMPLE, "role": 7}, "role"),
+        ({**SAMPLE, "tenant": "other"}, "tenant: Extra inputs are not permitted"),
+        ({**SAMPLE, "repository": {}}, "repository is empty"),
+        ({**SAMPLE, "role": "wizard"}, "unknown role 'wizard'"),
+        ({**SAMPLE, "ttl_seconds": 999_999}, "ttl_seconds is 999999"),
+        ([], "body"),
+    ],
+)
+async def test_what_is_wrong_is_named(web: Web, body: Any, wanted: str) -> None:
+    status, code, said = problem(await web("POST", "/v1/workspaces", body))
+    assert (status, code) == (400, "INVALID_REQUEST")
+    assert wanted in said
+
+
+async def test_bodies_are_json_bounded_and_not_too_deep(web: Web) -> None:
+    url = f"http://127.0.0.1:{web.port}/v1/workspaces"
+    carried = {"Authorization": f"Bearer {next(iter(TOKENS))}"}
+    for data, kind, wanted in (
+        (b"a=b", "application/x-www-form-urlencoded", 415),
+        (b"{}", "text/plain", 415),
+        (b"{", "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b'{"repository": ' + b"[" * 9_000, "application/json", 400),
+        (b'{"role": "' + b"x" * 30_000 + b'"}', "application/json", 413),
+    ):
+        async with web.session.post(
+            url, data=data, headers={**carried, "Content-Type": kind}
+        ) as response:
+            assert response.status == wanted, data[:40]
+            assert response.content_type == "application/problem+json"
+
+
+@pytest.mark.parametrize("path", ["/v1/nowhere", "/v1/tools/files.read/x"])
+async def test_what_is_not_here_is_a_problem_too(web: Web, path: str) -> None:
+    nowhere = await web("GET", path)
+    assert problem(nowhere)[:2] == (404, "NOT_FOUND")
+    assert path in nowhere.json["detail"]
+    wrong = await web("PUT", "/v1/workspaces", {})
+    assert problem(wrong)[:2] == (405, "METHOD_NOT_ALLOWED")
+    assert wrong.json["detail"] == "/v1/workspaces takes POST, not PUT"
+    assert wrong.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Host": "evil.example:8080"}, "WRONG_HOST"),  # DNS rebinding: their name, our address
+        ({"Host": "127.0.0.1.evil.example"}, "WRONG_HOST"),
+        ({"Host": "[::1"}, "WRONG_HOST"),
+        ({"Origin": "https://evil.example"}, "WRONG_ORIGIN"),
+        ({"Origin": "null"}, "WRONG_ORIGIN"),
+        ({"Origin": "http://127.0.0.1:1"}, "WRONG_ORIGIN"),
+    ],
+)
+async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], code: str) -> None:
+    for path in ("/v1/tools", "/health"):
+        answer = await web("GET", path, headers=headers)
+        assert problem(answer)[:2] == (403, code)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    async with serving_http(doors, hosts=("moothall.internal",)) as web:
+        for host in ("127.0.0.1", f"localhost:{web.port}", "[::1]:80", "moothall.internal:8080"):
+            headers = {"Host": host, "Origin": f"http://{host}"}
+            assert (await web("GET", "/v1/tools", headers=headers)).status == 200
+        preflight = await web(
+            "OPTIONS",
+            "/v1/tools",
+            headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"},
+        )
+        assert preflight.status == 403
+
+
+async def test_a_request_that_dies_with_its_client_stops_its_tool(
+    web: Web, behind: Visiting
+) -> None:
+    room = await opened(web)
+    inside = behind.rooms.rooms[room["workspace_id"]]
+    inside.open.clear()
+    asking = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    await inside.entered.wait()
+    asking.cancel()
+    async with asyncio.timeout(20):
+        while not any(record.get("status") == "cancelled" for record in behind.house.records()):
+            await asyncio.sleep(0.01)
+    inside.open.set()
+    assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json[
+        "status"
+    ] == "success"
+
+
+async def test_who_repeats_a_request_that_died_with_its_client_gets_it_made(
+    web: Web, behind: Visiting
+) -> None:
+    room = await opened(web)
+    inside = behind.rooms.rooms[room["workspace_id"]]
+    inside.open.clear()
+    first = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    await inside.entered.wait()
+    again = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+    await asyncio.sleep(0.1)
+    assert len(inside.calls) == 1
+    first.cancel()
+    async with asyncio.timeout(20):
+        while len(inside.calls) < 2:
+            await asyncio.sleep(0.01)
+    inside.open.set()
+    answer = await again
+    assert (answer.status, answer.json["status"]) == (200, "success")
+
+
+async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
+    async with (
+        visiting(
+            tmp_path, off=lambda tenant: ("files.delete",) if tenant == "local" else ()
+        ) as behind,
+        serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits)) as web,
+    ):
+        found = (await web("GET", "/v1/tools?category=files&safe=true")).json["tools"]
+        assert {tool["category"] for tool in found} == {"files"}
+        names = {tool["id"] for tool in found}
+        assert "files.read" in names
+        assert "files.delete" not in names
+        theirs = (await web("GET", "/v1/tools?query=delete&limit=1", token=OTHER)).json["tools"]
+        assert [tool["id"] for tool in theirs] == ["files.delete"]
+        granted = {tool["id"] for tool in (await web("GET", "/v1/tools?role=QA")).json["tools"]}
+        assert "git.push" not in granted
+        for wrong, said in (
+            ("colour=red", "the filters are"),
+            ("limit=-1", "whole number"),
+            ("safe=yes", "true or false"),
+            ("role=x", "unknown role"),
+        ):
+            assert said in problem(await web("GET", f"/v1/tools?{wrong}"))[2]
+
+
+async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> None:
+    class Parks(Policy):
+        async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
+            from moothall.authorization.call_context import Stopped
+
+            if checked.spec.name == "files.delete":
+                raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)
+
+    async with visiting(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
+        doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        async with serving_http(doors) as web, asyncio.TaskGroup() as group:
+            assert behind.parking is not None
+            following = group.create_task(behind.parking.run())
+            room = await opened(web)
+            parked = await web("POST", "/v1/tools/files.delete", call(room, path="a.py"))
+            assert parked.json["status"] == "parked"
+            (waiting,) = (await web("GET", "/v1/parked")).json["parked"]
+            assert (waiting["request_id"], waiting["arguments"]) == ("r-1", {"path": "a.py"})
+            assert "grant" not in waiting
+            for method, path, body in (
+                ("GET", "/v1/parked", None),
+                ("POST", "/v1/parked/r-1", {"allow": True}),
+            ):
+                assert problem(await web(method, path, body, token=OTHER))[:2] == (403, "REFUSED")
+            said = await web(
+                "POST", f"/v1/parked/{waiting['id']}", {"allow": True, "reason": "fine"}
+            )
+            assert said.json["state"] == "allowed"
+            inside = behind.rooms.rooms[room["workspace_id"]]
+            async with asyncio.timeout(20):
+                while not inside.calls:
+                    await asyncio.sleep(0.01)
+            done = await web("POST", "/v1/tools/files.delete", call(room, path="a.py"))
+            assert done.json["status"] == "success"
+            assert len(inside.calls) == 1
+            assert problem(await web("POST", "/v1/parked/r-1", {"allow": True}))[2].endswith(
+                "it was allowed already"
+            )
+            assert problem(await web("POST", "/v1/parked/nothing", {"allow": True}))[0] == 404
+            following.cancel()
+
+
+async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> None:
+    said = {"model": Condition.HEALTHY, "graph": Condition.HEALTHY}
+
+    def probe(name: str) -> Any:
+        async def look() -> tuple[Condition, str]:
+            if said[name] is Condition.DOWN:
+                raise ModelUnavailable("nobody answers on 10.1.2.3")
+            return said[name], "fine"
+
+        return look
+
+    checkup = Checkup(
+        {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
+        keep_seconds=0,
+    )
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
+    doors.taking.set()
+    async with serving_http(doors) as web:
+        answer = await web("GET", "/health", token=None)
+        assert (answer.status, answer.json["status"]) == (200, "healthy")
+        assert [part["detail"] for part in answer.json["parts"]] == [
+            "",
+            "",
+        ]  # details are for callers with a token
+        said["graph"] = Condition.DOWN
+        assert (await web("GET", "/health")).json["status"] == "degraded"
+        said["model"] = Condition.DOWN
+        answer = await web("GET", "/health")
+        assert (answer.status, answer.json["status"]) == (503, "down")
+        assert {part["name"]: part["detail"] for part in answer.json["parts"]}[
+            "model"
+        ] == "nobody answers on 10.1.2.3 [MODEL_UNAVAILABLE]"
+        assert (await web("GET", "/ready", token=None)).status == 200, (
+            "its doors are no worse for it"
+        )
+
+
+async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_nothing() -> None:
+    looked = 0
+
+    async def silent() -> tuple[Condition, str]:
+        nonlocal looked
+        looked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    checkup = Checkup({"bus": Probe(silent)}, patience_seconds=0.05, keep_seconds=60)
+    found = await asyncio.gather(*(checkup.look() for _ in range(20)))
+    assert {health.status for health in found} == {Condition.DOWN}
+    assert "no answer within" in found[0].parts[0].detail
+    assert looked == 1

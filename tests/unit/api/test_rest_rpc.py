@@ -1,0 +1,207 @@
+"""The services of the protos over HTTP: the same answers as over gRPC, in protobuf's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from inspect import isasyncgenfunction, iscoroutinefunction
+from typing import Any, cast
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.api.http import server as rest
+from moothall.api.http.documents import parse
+from moothall.api.protos import services_of
+from moothall.domain.event import EventType
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.errors import InvalidRequest
+from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
+from moothall.pb.tool.v1 import tool_pb2
+from moothall.tool_sessions.executions import Executions
+from support.callers import OTHER, TOKEN, Client, Serving, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, call, opened, problem, serving_http
+from support.visits import Visiting
+
+ASK = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
+ORCHESTRATOR, TOOLS = "/orchestrator.v1.OrchestratorService", "/tool.v1.ToolService"
+
+
+@pytest.fixture
+async def over_http(desk: MemoryDesk, behind: Visiting) -> AsyncIterator[Web]:
+    async with serving_http(
+        replace(doors_of(desk), visits=behind.visits, parking=behind.parking)
+    ) as web:
+        yield web
+
+
+async def test_every_method_of_the_protos_is_answered_and_served(
+    desk: MemoryDesk, behind: Visiting
+) -> None:
+    executions = cast("Executions", object())
+    services = services_of(replace(doors_of(desk), visits=behind.visits, executions=executions))
+    assert {service.descriptor.full_name.partition(".")[0] for service in services} == {
+        "orchestrator",
+        "tool",
+        "kernel",
+        "runner",
+        "planning",
+        "storycoach",
+        "workspace",
+        "context",
+    }
+    paths = {route.path for route in rest.rpc_routes(services)}
+    for service in services:
+        for method in service.descriptor.methods:
+            answer = getattr(service.answers, method.name)
+            assert (
+                isasyncgenfunction(answer)
+                if method.server_streaming
+                else iscoroutinefunction(answer)
+            ), method.full_name
+            assert f"/{service.descriptor.full_name}/{method.name}" in paths
+
+
+async def test_an_answer_is_the_one_that_grpc_gives(
+    desk: MemoryDesk, over_http: Web, house: Serving
+) -> None:
+    client = Client(house.channel)
+    made = await over_http("POST", f"{ORCHESTRATOR}/CreateCouncil", {"role": "qa", "num_agents": 2})
+    assert (made.status, made.json["council_id"], made.json["agents_created"]) == (
+        200,
+        "council-qa",
+        2,
+    )
+    await client.CreateCouncil(pb.CreateCouncilRequest(role="qa", num_agents=2))
+    over_grpc = await client.ListCouncils(pb.ListCouncilsRequest(include_agents=True))
+    listed = await over_http("POST", f"{ORCHESTRATOR}/ListCouncils", {"include_agents": True})
+    assert json_format.ParseDict(listed.json, pb.ListCouncilsResponse()) == over_grpc
+    sent = await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", ASK)
+    assert sent.json == {
+        "task_id": "task-1",
+        "status": "DELIBERATION_STATUS_PENDING",
+        "agent_count": 3,
+    }
+    await desk.decide(
+        Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001", duration_ms=5)
+    )
+    found = await over_http("POST", f"{ORCHESTRATOR}/GetDeliberationResult", {"task_id": "task-1"})
+    assert (found.json["winner_id"], found.json["duration_ms"]) == (
+        "agent-dev-001",
+        "5",
+    )  # 64 bits, as protobuf's JSON has them
+
+
+async def test_a_stream_is_a_line_for_each_message(desk: MemoryDesk, over_http: Web) -> None:
+    url = f"http://127.0.0.1:{over_http.port}{ORCHESTRATOR}/StreamDeliberation"
+    async with over_http.session.post(
+        url, json=ASK, headers={"Authorization": f"Bearer {TOKEN}"}
+    ) as response:
+        assert response.content_type == "application/x-ndjson"
+        first = json.loads(await response.content.readline())
+        assert (first["task_id"], first["event"]["type"]) == (
+            "task-1",
+            EventType.DELIBERATION_REQUESTED.value,
+        )
+        await desk.decide(Outcome("task-1", DeliberationStatus.FAILED))
+        rest = [json.loads(line) async for line in response.content]
+        assert rest[-1]["status"] == "FAILED"
+    wrong = await over_http(
+        "POST", f"{ORCHESTRATOR}/WatchDeliberation", {"task_id": "task-1", "after_seq": -1}
+    )
+    assert problem(wrong)[:2] == (
+        400,
+        "INVALID_REQUEST",
+    )  # before the first line it is an answer of its own
+
+
+async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
+    desk: MemoryDesk, over_http: Web
+) -> None:
+    for method, dies in (("Deliberate", True), ("StreamDeliberation", False)):
+        body = ASK | {"task_id": f"task-{method.lower()}"}
+        asking = asyncio.ensure_future(over_http("POST", f"{ORCHESTRATOR}/{method}", body))
+        async with asyncio.timeout(10):
+            while body["task_id"] not in desk.known():
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            while (body["task_id"] in desk.cancelled) != dies or desk.watchers:
+                await asyncio.sleep(0.01)
+        assert (body["task_id"] in desk.cancelled) == dies
+
+
+async def test_tools_go_by_it_too_under_the_same_tokens(over_http: Web, behind: Visiting) -> None:
+    room = await opened(over_http)
+    body = call(room, path="a.py") | {"tool": "files.read"}
+    answer = await over_http("POST", f"{TOOLS}/CallTool", body)
+    assert (answer.status, answer.json["status"], answer.json["output"]["path"]) == (
+        200,
+        "success",
+        "a.py",
+    )
+    again = await over_http("POST", "/v1/tools/files.read", call(room, path="a.py"))
+    assert json_format.ParseDict(again.json, tool_pb2.CallToolResponse()) == json_format.ParseDict(
+        answer.json, tool_pb2.CallToolResponse()
+    )
+    assert len(behind.rooms.rooms[room["workspace_id"]].calls) == 1
+    assert problem(await over_http("POST", f"{TOOLS}/CallTool", body, token=OTHER))[:2] == (
+        403,
+        "REFUSED",
+    )
+    assert problem(await over_http("POST", f"{TOOLS}/ListParked", {}, token=OTHER))[:2] == (
+        403,
+        "REFUSED",
+    )
+    assert problem(await over_http("POST", f"{TOOLS}/CallTool", body, token=None))[:2] == (
+        401,
+        "UNAUTHENTICATED",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"colour": "red"}, "colour"),
+        ({"role": 7}, "role"),
+        ({"num_agents": 1.5}, "num_agents"),
+        ([], "orchestrator.v1.DeliberateRequest"),
+        ({"role": "wizard", "task_description": "t"}, "unknown role"),
+    ],
+)
+async def test_what_is_no_message_is_named(over_http: Web, body: Any, wanted: str) -> None:
+    status, code, said = problem(
+        await over_http("POST", f"{ORCHESTRATOR}/SubmitDeliberation", body)
+    )
+    assert (status, code) == (400, "INVALID_REQUEST")
+    assert wanted in said
+    assert problem(await over_http("GET", f"{ORCHESTRATOR}/SubmitDeliberation"))[0] == 405
+    assert problem(await over_http("POST", f"{ORCHESTRATOR}/NoSuchMethod", {}))[0] == 404
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from([field.name for field in pb.DeliberateRequest.DESCRIPTOR.fields])
+            | st.text(),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON | st.binary())
+def test_whatever_is_sent_is_a_message_or_refused(sent: Any) -> None:
+    raw = sent if isinstance(sent, bytes) else json.dumps(sent).encode()
+    for kind in (pb.DeliberateRequest, tool_pb2.CallToolRequest):
+        with suppress(InvalidRequest):
+            assert isinstance(parse(raw, kind), kind)

@@ -1,0 +1,443 @@
+"""The HTTP door's server: where it listens, what it refuses, what it tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import socket
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from moothall import config
+from moothall.api.asgi import ClientConnection, ListenAddress, ServerLimits, serving
+from moothall.api.dependencies import Doors
+from moothall.api.health import Checkup, Probe
+from moothall.api.http.documents import lines
+from moothall.api.http.server import application, http_server
+from moothall.api.web.sessions import Sessions
+from moothall.domain.status import Condition
+from moothall.errors import ConfigurationError
+from moothall.telemetry import metrics
+from support.callers import EVERYWHERE, TOKEN, TOKENS, certificate, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, call, opened, problem, serving_http
+from support.visits import Visiting
+
+
+def test_what_we_override_in_uvicorn_is_as_it_was() -> None:
+    """A release of uvicorn that changes what `ClientConnection` and `serving` stand on fails
+    here.
+    """
+    theirs = set(dir(HttpToolsProtocol)) | {
+        "cycle",
+        "connections",
+        "headers",
+        "loop",
+        "server_state",
+        "transport",
+        "url",
+    }
+    assert {
+        name for name, held in vars(ClientConnection).items() if inspect.isfunction(held)
+    } - theirs == {"_allow"}
+    assert {"send_400_response", "shutdown"} <= theirs
+    made = inspect.getsource(HttpToolsProtocol)
+    for said in (
+        "self.cycle.response_complete",
+        "self.server_state.default_headers",
+        "self.connections.add(self)",
+        "self.tasks.add",
+    ):
+        assert said in made, said
+    assert [*inspect.signature(HttpToolsProtocol).parameters] == [
+        "config",
+        "server_state",
+        "app_state",
+        "_loop",
+    ]
+    assert {"connections", "tasks", "default_headers"} <= set(vars(ServerState()))
+    for name in (
+        "reset_contextvars",
+        "server_header",
+        "proxy_headers",
+        "timeout_keep_alive",
+        "ws",
+        "lifespan",
+        "interface",
+    ):
+        assert name in inspect.signature(uvicorn.Config).parameters, name
+
+
+async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
+    before = metrics.REGISTRY.snapshot()
+    await web("GET", "/v1/tools")
+    await web("GET", "/v1/secret-path")
+    await web("POST", "/v1/tools/files.read", {})
+    after = {
+        tuple(labels): value
+        for labels, value in metrics.REGISTRY.snapshot()["moothall_http_requests_total"]
+    }
+    known = {
+        tuple(labels): value for labels, value in before.get("moothall_http_requests_total", [])
+    }
+    grown = {labels for labels, value in after.items() if value > known.get(labels, 0)}
+    assert grown == {("/v1/tools", "200"), ("other", "404"), ("/v1/tools/{name}", "400")}
+
+
+async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
+    files = certificate(tmp_path)
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    async with serving_http(doors, host=EVERYWHERE, **files) as web:
+        trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
+        url = f"https://localhost:{web.port}/v1/tools"
+        async with web.session.get(
+            url, ssl=trusted, headers={"Authorization": f"Bearer {TOKEN}"}
+        ) as response:
+            assert response.status == 200
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await web("GET", "/v1/tools")  # in plain text
+
+
+async def test_more_requests_than_allowed_are_refused(behind: Visiting) -> None:
+    async with serving_http(replace(doors_of(MemoryDesk()), visits=behind.visits), calls=1) as web:
+        room = await opened(web)
+        inside = behind.rooms.rooms[room["workspace_id"]]
+        inside.open.clear()
+        asking = asyncio.ensure_future(web("POST", "/v1/tools/files.read", call(room, path="a.py")))
+        await inside.entered.wait()
+        refused = await web("GET", "/v1/tools")
+        assert problem(refused)[:2] == (429, "RATE_LIMITED")
+        assert refused.headers["Retry-After"] == "1"
+        inside.open.set()
+        assert (await asking).status == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "configured", "wanted"),
+    [
+        ({"host": EVERYWHERE}, False, r"set grpc\.token"),
+        ({"host": EVERYWHERE}, True, r"set web\.tls_cert"),
+        ({"tls_cert": "x"}, True, "belong together"),
+        ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, True, "no PEM certificate"),
+    ],
+)
+async def test_no_start_beyond_loopback_without_walls(
+    settings: dict[str, Any], *, configured: bool, wanted: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=wanted):
+        async with http_server(
+            config.WebSettings(port=0, **settings),
+            doors_of(MemoryDesk()),
+            TOKENS,
+            configured=configured,
+        ):
+            pass
+
+
+async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigurationError, match=r"choose another web\.port"):
+            async with http_server(
+                config.WebSettings(port=taken.getsockname()[1]),
+                doors_of(MemoryDesk()),
+                TOKENS,
+                configured=True,
+            ):
+                pass
+    with pytest.raises(ConfigurationError, match="needs a token"):
+        async with http_server(
+            config.WebSettings(port=0), doors_of(MemoryDesk()), {}, configured=True
+        ):
+            pass
+
+
+async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
+    behind: Visiting,
+) -> None:
+    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    async with serving_http(doors, head_seconds=0.3) as web:
+        silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
+        for _, writer in silent[10:]:
+            writer.write(b"GET /tasks HTTP/1.1\r\nHost: ")
+        kept_reader, kept = await asyncio.open_connection("127.0.0.1", web.port)
+        ask = (
+            "GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+            f"{TOKEN}\r\n\r\n"
+        ).encode()
+        for pause in (0.0, 0.6):
+            await asyncio.sleep(pause)
+            kept.write(ask)
+            assert b"200 OK" in await kept_reader.readuntil(b"\r\n\r\n")
+            await kept_reader.readuntil(b"]}")
+        async with asyncio.timeout(10):
+            assert [await reader.read() for reader, _ in silent] == [b""] * 20
+        for _, writer in (*silent, (None, kept)):
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Authorization: Bearer SECRET\x01WORD", "Authorization : Bearer SECRET", "A: SECRET" * 2000],
+)
+async def test_what_is_no_http_is_in_no_log(
+    web: Web, header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    writer.write(f"GET /tasks HTTP/1.1\r\nHost: 127.0.0.1\r\n{header}\r\n\r\n".encode())
+    assert b" 400 " in await reader.read(100)
+    writer.close()
+    assert "SECRET" not in caplog.text
+
+
+ASK = (
+    f"GET /v1/tools?limit=1 HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+).encode()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Return the head and the body of the next answer."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return head, await reader.readexactly(int(length[1]) if length else 0)
+
+
+def doors(behind: Visiting) -> Doors:
+    return replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+
+
+@pytest.mark.parametrize("more", [b"GET /tasks HT", b"\r\n", b"X" * 900])
+async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
+    behind: Visiting, more: bytes
+) -> None:
+    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(ASK)
+        assert b"200 OK" in (await answer_of(reader))[0]
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(more[:1])
+                more = more[1:] or b"\r\n"
+                await asyncio.sleep(0.05)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(200), 0.01)
+        writer.close()
+
+
+async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) -> None:
+    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(
+            b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{"
+        )
+        assert b" 401 " in (await answer_of(reader))[0]
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b" ")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(200), 0.05)
+        writer.close()
+
+
+async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visiting) -> None:
+    async with serving_http(doors(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writer.write(ASK)
+        await answer_of(reader)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting) -> None:
+    async with serving_http(doors(behind), body_seconds=0.2) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        head = (
+            f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+            "Content-Type: application/json\r\n"
+        )
+        writer.write(f"{head}Content-Length: 10\r\n\r\n{{".encode())
+        told, said = await answer_of(reader)
+        assert (b" 408 " in told, json.loads(said)["code"]) == (True, "BODY_TOO_SLOW")
+        writer.close()
+        assert problem(
+            await web("POST", "/v1/workspaces", {}, headers={"Content-Encoding": "gzip"})
+        )[:2] == (415, "NOT_JSON")
+
+
+async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> None:
+    async with serving_http(doors(behind), connections=3) as web, asyncio.timeout(10):
+        open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
+        for reader, writer in open_now:
+            writer.write(ASK)
+            assert b"200 OK" in (await answer_of(reader))[0]
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        open_now.pop()[1].close()
+        writer.close()
+        while True:  # until the server has seen that one is gone
+            reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+            writer.write(ASK)
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                assert b"200 OK" in (await answer_of(reader))[0]
+                break
+            writer.close()
+        for _, held in (*open_now, (reader, writer)):
+            held.close()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Visiting) -> None:
+    async with serving_http(doors(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", web.port))
+        asked = ASK.replace(b"?limit=1", b"")
+
+        async def ask() -> None:
+            while True:  # whole lists, one request behind the other, and nothing of it is read
+                await loop.sock_sendall(sock, asked)
+                await asyncio.sleep(0.001)
+
+        with pytest.raises(ConnectionError):
+            await ask()
+        sock.close()
+
+
+async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visiting) -> None:
+    async def look() -> tuple[Condition, str]:
+        return Condition.HEALTHY, "where it is"
+
+    checkup = Checkup({"bus": Probe(look)})
+    async with serving_http(replace(doors(behind), checkup=checkup)) as web, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        known, unknown = (
+            ASK.replace(b"/v1/tools?limit=1", b"/health"),
+            b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        )
+        writer.write(known + unknown + known)
+        details = [json.loads((await answer_of(reader))[1])["parts"][0]["detail"] for _ in range(3)]
+        assert details == ["where it is", "", "where it is"]
+        writer.close()
+
+
+async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(
+    behind: Visiting,
+) -> None:
+    async with serving_http(doors(behind)) as web:
+        room = await opened(web)
+        inside = behind.rooms.rooms[room["workspace_id"]]
+        for grace, wanted in ((5.0, "success"), (0.1, "")):
+            async with AsyncExitStack() as stack:
+                served = await stack.enter_async_context(
+                    serving_http(doors(behind), grace_seconds=grace)
+                )
+                inside.open.clear()
+                inside.entered.clear()
+                async with aiohttp.ClientSession() as session:
+                    asking = asyncio.ensure_future(
+                        Web(session, served.port)(
+                            "POST", "/v1/tools/files.read", call(room, f"r-{grace}", path="a.py")
+                        )
+                    )
+                    await inside.entered.wait()
+                    asyncio.get_running_loop().call_later(0.3, inside.open.set)
+                    await stack.aclose()
+                    if wanted:
+                        assert (await asking).json["status"] == wanted
+                    else:
+                        with pytest.raises(aiohttp.ClientError):
+                            await asking
+                        async with asyncio.timeout(20):
+                            while not any(
+                                record.get("status") == "cancelled"
+                                for record in behind.house.records()
+                            ):
+                                await asyncio.sleep(0.01)
+                with pytest.raises(OSError, match="Connect"):
+                    await asyncio.open_connection("127.0.0.1", served.port)
+
+
+async def test_a_bug_behind_the_door_is_logged_and_not_told(
+    behind: Visiting, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look() -> tuple[Condition, str]:
+        raise RuntimeError("a detail of ours")
+
+    async with serving_http(replace(doors(behind), checkup=Checkup({"bus": Probe(look)}))) as web:
+        answer = await web("GET", "/health")
+        assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
+        assert {
+            name: answer.headers[name]
+            for name in ("Server", "Cache-Control", "X-Content-Type-Options")
+        } == {
+            "Server": "moothall",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+        }
+        assert answer.headers["Date"].endswith("GMT")
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ("Host: 127.0.0.1\r\nHost: evil.example\r\n", (403, "WRONG_HOST")),
+        ("Host: evil.example\r\nHost: 127.0.0.1\r\n", (403, "WRONG_HOST")),
+        ("", (403, "WRONG_HOST")),
+        (
+            "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nOrigin: http://evil.example\r\n",
+            (403, "WRONG_ORIGIN"),
+        ),
+        (f"Host: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n", (401, "UNAUTHENTICATED")),
+    ],
+)
+async def test_a_header_that_is_said_twice_or_not_at_all_opens_nothing(
+    web: Web, headers: str, wanted: tuple[int, str]
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+    writer.write(
+        f"GET /v1/tools HTTP/1.1\r\n{headers}Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    )
+    head, said = await answer_of(reader)
+    assert (int(head.split()[1]), json.loads(said)["code"]) == wanted
+    writer.close()
+
+
+async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visiting) -> None:
+    async def facts() -> AsyncGenerator[int, None]:
+        yield 1
+        raise RuntimeError("a detail of ours")
+
+    async def stream(_request: Request) -> Response:
+        return await lines(facts(), str)
+
+    app = application(config.WebSettings(), doors(behind), TOKENS, Sessions(1, 1, 1))
+    app.router.routes.append(Route("/stream", stream))
+    async with (
+        serving(app, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
+        aiohttp.ClientSession() as session,
+    ):
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with session.get(f"http://127.0.0.1:{port}/stream", headers=headers) as response:
+            assert await response.content.readline() == b"1\n"
+            with pytest.raises(
+                aiohttp.ClientPayloadError
+            ):  # its end is not taken for that of the answer
+                await response.content.readline()

@@ -1,0 +1,295 @@
+"""Stories over `/api/v1`: the same board, coach and life cycle as over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest
+from moothall.stories.board import Board
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKEN, doors_of
+from support.desk import MemoryDesk
+from support.rest import Web, problem, serving_http
+
+STORIES = "/api/v1/stories"
+STORY: dict[str, Any] = {
+    "title": "Export invoices as CSV",
+    "brief": (
+        "As an accountant, I want the invoices of a month as a CSV file, so that I can book them."
+    ),
+    "ac": [
+        "Given two invoices, when May is exported, then the file has two lines",
+        "Given none, when June is exported, then the answer is 404",
+    ],
+}
+
+
+@pytest.fixture
+async def web(desk: MemoryDesk) -> AsyncIterator[Web]:
+    async with serving_http(replace(doors_of(desk), board=Board(MemoryBus()))) as found:
+        yield found
+
+
+async def made(web: Web, token: str = TOKEN, **more: Any) -> str:
+    answer = await web("POST", STORIES, STORY | more, token=token)
+    assert answer.status == 201, answer.json
+    assert answer.headers["Location"] == f"{STORIES}/{answer.json['story_id']}"
+    return str(answer.json["story_id"])
+
+
+async def test_a_story_is_made_moved_told_and_commented_on(web: Web) -> None:
+    story = await made(web)
+    for event, state in (("refine", "draft"), ("submit", "design")):
+        moved = await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
+        assert (moved.status, moved.json["state"], moved.json["blocked"]) == (200, state, False)
+    held = await web("POST", f"{STORIES}/{story}/transitions", {"event": "accept_design"})
+    assert (held.json["state"], held.json["blocked"], held.json["reason"]) == (
+        "design",
+        True,
+        "its tasks are not derived yet",
+    )
+    hostile = "<script>alert(1)</script>\u202e"
+    assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": hostile})).status == 204
+    told = await web("GET", f"{STORIES}/{story}")
+    assert (told.json["story"]["title"], told.json["ac"], told.json["plan_json"]) == (
+        STORY["title"],
+        STORY["ac"],
+        "",
+    )
+    assert told.headers["Content-Type"].startswith(
+        "application/json"
+    )  # never a page: what stands in it is text
+    assert told.headers["X-Content-Type-Options"] == "nosniff"
+    assert [event["type"].rpartition(".")[2] for event in told.json["history"]] == [
+        "created",
+        *["transitioned"] * 2,
+        "commented",
+    ]
+    assert told.json["history"][-1]["data"]["comment"] == hostile
+    assert [(move["event"], move["missing"]) for move in told.json["moves"]] == [
+        ("reject_design", ""),
+        ("accept_design", "its tasks are not derived yet"),
+    ]
+    listed = await web("GET", STORIES)
+    assert listed.json["stories"] == [told.json["story"]]
+
+
+async def test_a_key_names_one_story_of_its_caller(web: Web) -> None:
+    async def create(title: str, token: str = TOKEN) -> Any:
+        return await web(
+            "POST",
+            STORIES,
+            STORY | {"title": title},
+            token=token,
+            headers={"Idempotency-Key": "k-1"},
+        )
+
+    first, again = await create("One"), await create("One")
+    assert (again.status, again.json) == (201, first.json)
+    assert problem(await create("Another"))[:2] == (409, "ALREADY_EXISTS")
+    assert (await create("One", OTHER)).json["story_id"] != first.json["story_id"]
+    too_long = await web("POST", STORIES, STORY, headers={"Idempotency-Key": "k" * 201})
+    assert "1 to 200" in problem(too_long)[2]
+
+
+async def test_a_move_from_what_is_over_is_refused_with_the_state(web: Web) -> None:
+    story = await made(web)
+    seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
+    path = f"{STORIES}/{story}/transitions"
+    first, second = await asyncio.gather(
+        *(
+            web("POST", path, {"event": "refine", "comment": name}, headers={"If-Match": seen})
+            for name in ("a", "b")
+        )
+    )
+    lost, won = sorted((first, second), key=lambda answer: answer.status, reverse=True)
+    assert (won.status, won.json["state"]) == (200, "draft")
+    status, code, said = problem(lost)
+    assert (status, code) == (409, "OVERTAKEN")
+    assert "is in draft now" in said
+    assert problem(await web("POST", path, {"event": "submit"}, headers={"If-Match": "*"}))[:2] == (
+        400,
+        "INVALID_REQUEST",
+    )
+    assert problem(await web("POST", path, {"event": "submit", "story_id": "story-2"}))[:2] == (
+        400,
+        "INVALID_REQUEST",
+    )
+
+
+async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
+    story = await made(web)
+    seen = (await web("GET", f"{STORIES}/{story}")).headers["ETag"]
+    assert (await web("POST", f"{STORIES}/{story}/comments", {"comment": "wait"})).status == 204
+    late = await web(
+        "POST", f"{STORIES}/{story}/transitions", {"event": "refine"}, headers={"If-Match": seen}
+    )
+    assert problem(late)[0] == 409
+    assert (await web("GET", f"{STORIES}/{story}")).json["story"]["state"] == "backlog"
+
+
+async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
+    web: Web, desk: MemoryDesk
+) -> None:
+    story, task = await made(web), "/api/v1/deliberations/task-1"
+    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    for _ in range(2):
+        words = {"message": "In French."}
+        assert (
+            await web("POST", f"{task}/steer", words, headers={"Idempotency-Key": "k"})
+        ).status == 204
+    diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
+    result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    await desk.decide(
+        Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,))
+    )
+    said = {"comment": "Say it in French.", "on": {"task_id": "task-1", "path": "u.py", "line": 1}}
+    for _ in range(2):
+        assert (
+            await web("POST", f"{STORIES}/{story}/comments", said, headers={"Idempotency-Key": "k"})
+        ).status == 204
+    history = (await web("GET", f"{STORIES}/{story}")).json["history"]
+    (event,) = [event["data"] for event in history if event["type"] == "moothall.story.commented"]
+    assert (event["path"], event["line"], event["quoted"]) == ("u.py", 1, "+new")
+    wrong = {"comment": "x", "on": {"task_id": "task-1", "path": "u.py", "line": 2}}
+    assert problem(await web("POST", f"{STORIES}/{story}/comments", wrong))[0] == 400
+    assert (
+        problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
+    )
+    told = [event.data async for event in _steered(desk)]
+    assert len({event["key"] for event in told}) == 1, (
+        "the desk is told one key, by which it knows them for one"
+    )
+
+
+async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
+    async for recorded in desk.watch("task-1", 0, LOCAL):
+        if recorded.event.type is EventType.DELIBERATION_STEERED:
+            yield recorded.event
+
+
+async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
+    desk: MemoryDesk,
+) -> None:
+    bus = MemoryBus()
+    async with serving_http(doors_of(desk, bus)) as web:
+        story = await made(web)
+        path = f"{STORIES}/{story}/plan"
+        assert (await web("GET", path)).json == {"json": "", "plan_id": "", "tasks": []}
+        for event in ("refine", "submit"):
+            await web("POST", f"{STORIES}/{story}/transitions", {"event": event})
+        plan = {
+            "story_id": story,
+            "plan_id": "plan-0",
+            "tasks": [{"task_id": "t", "role": "dev", "description": "all"}],
+        }
+        await bus.publish(write(EventType.PLAN_DERIVED, story, plan))
+        asked: dict[str, Any] = {
+            "plan_id": "plan-0",
+            "tasks": (await web("GET", path)).json["tasks"],
+        }
+        lacking = problem(await web("PUT", path, asked))
+        assert (lacking[0], "no task fulfils criterion 1" in lacking[2]) == (400, True)
+        asked["tasks"][0] |= {"criteria": [1, 2], "description": "all of it"}
+        changed = await web("PUT", path, asked)
+        told = (await web("GET", path)).json
+        assert (changed.status, told["plan_id"], told["tasks"]) == (
+            200,
+            changed.json["plan_id"],
+            asked["tasks"],
+        )
+        asked["tasks"][0]["description"] = "late"
+        assert problem(await web("PUT", path, asked))[:2] == (409, "OVERTAKEN")
+        assert problem(await web("GET", path, token=OTHER))[0] == 404
+
+
+async def test_another_tenant_and_nobody_see_nothing(web: Web) -> None:
+    story = await made(web)
+    assert problem(await web("GET", f"{STORIES}/{story}", token=OTHER))[0] == 404
+    assert (
+        problem(await web("POST", f"{STORIES}/{story}/comments", {"comment": "hi"}, token=OTHER))[0]
+        == 404
+    )
+    assert (await web("GET", STORIES, token=OTHER)).json == {"stories": []}
+    for path in (STORIES, f"{STORIES}/{story}", "/api/v1/events", "/api/v1/deliberations/task-1"):
+        assert problem(await web("GET", path, token=None))[0] == 401
+    theirs = await made(web, OTHER)
+    refused = await web("POST", f"{STORIES}/{theirs}/transitions", {"event": "refine"}, token=OTHER)
+    assert problem(refused)[0] == 403
+    (move,) = (await web("GET", f"{STORIES}/{theirs}", token=OTHER)).json["moves"]
+    assert "one of the roles po" in move["missing"]
+
+
+async def test_the_score_rises_with_criteria(web: Web) -> None:
+    draft = {"title": STORY["title"], "description": STORY["brief"]}
+    bare = await web("POST", "/api/v1/coach/score", draft)
+    whole = await web("POST", "/api/v1/coach/score", draft | {"ac": STORY["ac"]})
+    assert bare.json["total"] < whole.json["total"] == 100
+    assert bare.json["findings"]
+
+
+async def test_a_deliberation_is_told_as_over_grpc(desk: MemoryDesk, web: Web) -> None:
+    ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
+    await web("POST", "/orchestrator.v1.OrchestratorService/SubmitDeliberation", ask)
+    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
+    rpc = await web(
+        "POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"}
+    )
+    told = await web("GET", "/api/v1/deliberations/task-1")
+    for answer in (told, rpc):
+        del answer.json["metadata"]["timestamp_ms"]  # when it was asked
+    assert told.json == rpc.json
+    assert rpc.json["winner_id"] == "agent-dev-001"
+
+
+async def following(web: Web, count: int, after: str | None = None) -> list[tuple[int, str, Any]]:
+    """Return the next events of the board."""
+    headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Last-Event-ID": after} if after else {})
+    found: list[tuple[int, str, Any]] = []
+    async with web.session.get(
+        f"http://127.0.0.1:{web.port}/api/v1/events", headers=headers
+    ) as response:
+        assert response.content_type == "text/event-stream"
+        assert (await response.content.readuntil(b"\n\n")).startswith(b":")
+        while len(found) < count:
+            lines = (await response.content.readuntil(b"\n\n")).decode().rstrip("\n").split("\n")
+            told = dict(line.split(": ", 1) for line in lines)
+            assert set(told) == {"id", "event", "data"}
+            found.append((int(told["id"]), told["event"], json.loads(told["data"])))
+    return found
+
+
+async def test_events_go_on_after_the_last_that_was_seen(web: Web) -> None:
+    story = await made(web, brief="As a clerk, I want it\n\nid: 99\nevent: forged")
+    await web("POST", f"{STORIES}/{story}/transitions", {"event": "refine"})
+    (begun, kind, first), (moved, _, second) = await following(web, 2)
+    assert (kind, first["story"]["state"], second["story"]["state"]) == (
+        "moothall.story.created",
+        "backlog",
+        "draft",
+    )
+    assert first["seq"] == str(begun)
+    ((again, _, told),) = await following(web, 1, str(begun))
+    assert (again, told) == (moved, second)
+    wrong = await web("GET", "/api/v1/events", headers={"Last-Event-ID": "-1"})
+    assert problem(wrong)[:2] == (400, "INVALID_REQUEST")
+
+
+async def test_a_storys_budget_is_told(web: Web) -> None:
+    story = await made(web, budget={"tokens": "5000", "cost_usd": 1.5})
+    account = (await web("GET", f"{STORIES}/{story}")).json["account"]
+    assert account["limit"] == {"tokens": "5000", "calls": "10000", "cost_usd": 1.5}
+    assert account["left"] == account["limit"]
+    assert {*account["spent"].values(), *account["reserved"].values()} == {"0", 0.0}
+    wrong = await web("POST", STORIES, STORY | {"budget": {"tokens": -1}})
+    assert problem(wrong)[:2] == (400, "INVALID_REQUEST")

@@ -1,0 +1,220 @@
+"""Webhooks of ours: signed, in order, at least once, and nothing of what a model wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr, ValidationError
+
+from moothall.api.webhooks import BUCKET, open_webhooks
+from moothall.concurrency import beside
+from moothall.config import WebhookSettings
+from moothall.domain.event import EventType, new_event
+from moothall.errors import ConfigurationError
+from moothall.events.registry import EVENTS
+from moothall.forge.webhooks import is_signed
+from moothall.testing.bus import MemoryBus
+
+SECRET = "a secret of these tests"
+
+
+@dataclass
+class Hook:
+    """A server that is told. `says`: its next answers, then 204."""
+
+    says: list[int] = field(default_factory=list)
+    told: list[Mapping[str, Any]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
+    asked: int = 0
+    slept: list[float] = field(default_factory=list)
+    url: str = ""
+
+    async def hear(self, request: web.Request) -> web.Response:
+        """Take a webhook, or not."""
+        self.asked += 1
+        body = await request.read()
+        status = self.says.pop(0) if self.says else 204
+        if status == 204:
+            assert is_signed(SECRET, body, request.headers["X-Moothall-Signature-256"])
+            assert not is_signed(
+                "another secret", body, request.headers["X-Moothall-Signature-256"]
+            )
+            self.told.append(json.loads(body))
+            self.headers.append(request.headers)
+        return web.Response(status=status, headers={"Location": self.url} if status == 302 else {})
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait no longer than it takes to see that."""
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    async def until_asked(self, times: int) -> None:
+        """Wait until so many requests came."""
+        async with asyncio.timeout(10):
+            while self.asked < times:
+                await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def hearing(*says: int) -> AsyncIterator[Hook]:
+    hook, app = Hook(list(says)), web.Application()
+    app.router.add_post("/hook", hook.hear)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        hook.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
+        yield hook
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def telling(bus: MemoryBus, hook: Hook, *, tries: int = 8) -> AsyncIterator[None]:
+    settings = WebhookSettings(url=hook.url, secret=SecretStr(SECRET), tries=tries)
+    async with open_webhooks(bus, settings) as webhooks:
+        webhooks._sleep = hook.sleep
+        async with beside(webhooks.run((await bus.state(EVENTS.name)).last_seq), "webhooks"):
+            while await bus.bucket(BUCKET).entries() == {}:
+                await asyncio.sleep(0)
+            yield
+
+
+async def decide(bus: MemoryBus, task_id: str) -> None:
+    data = {
+        "task_id": task_id,
+        "status": "COMPLETED",
+        "winner_id": "agent-dev-001",
+        "proven": True,
+        "branch": f"moothall/{task_id}",
+        "results": [{"content": "what a model wrote"}],
+        "error_message": "what a model wrote",
+    }
+    await bus.publish(
+        new_event(EventType.SEAT_STARTED, task_id, {"task_id": task_id, "seat": "s"}, ordinal="1")
+    )
+    await bus.publish(
+        new_event(EventType.DELIBERATION_DECIDED, task_id, data, ordinal="2", tenant="acme")
+    )
+
+
+async def test_each_decision_is_told_once_in_order_with_nothing_that_a_model_wrote() -> None:
+    bus = MemoryBus()
+    await decide(bus, "before")
+    async with hearing() as hook, telling(bus, hook):
+        for task_id in ("t-1", "t-2"):
+            await decide(bus, task_id)
+        await hook.until_asked(2)
+    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"], (
+        "what was decided before anybody was to be told is not"
+    )
+    first = dict(hook.told[0])
+    assert first.pop("id") == hook.headers[0]["X-Moothall-Delivery"]
+    assert first.pop("seq") > 0
+    assert first.pop("time") is not None
+    assert first == {
+        "version": 1,
+        "event": "moothall.deliberation.decided",
+        "tenant": "acme",
+        "task_id": "t-1",
+        "status": "COMPLETED",
+        "winner_id": "agent-dev-001",
+        "proven": True,
+        "branch": "moothall/t-1",
+    }
+
+
+async def test_a_move_of_a_story_is_told_between_decisions_without_the_words_of_who_moved_it() -> (
+    None
+):
+    bus = MemoryBus()
+    moved = {
+        "story_id": "s-1",
+        "to_state": "planning",
+        "event": "approve",
+        "actor": "ann",
+        "comment": "x",
+    }
+    async with hearing() as hook, telling(bus, hook):
+        await decide(bus, "t-1")
+        await bus.publish(
+            new_event(
+                EventType.STORY_COMMENTED, "s-1", {"story_id": "s-1", "comment": "x"}, ordinal="1"
+            )
+        )
+        await bus.publish(
+            new_event(EventType.STORY_TRANSITIONED, "s-1", moved, ordinal="2", tenant="acme")
+        )
+        await decide(bus, "t-2")
+        await hook.until_asked(3)
+    assert [told["event"].removeprefix("moothall.") for told in hook.told] == [
+        "deliberation.decided",
+        "story.transitioned",
+        "deliberation.decided",
+    ]
+    told = {
+        name: value for name, value in hook.told[1].items() if name not in {"id", "seq", "time"}
+    }
+    assert told == {
+        "version": 1,
+        "event": "moothall.story.transitioned",
+        "tenant": "acme",
+        "story_id": "s-1",
+        "to_state": "planning",
+    }
+
+
+async def test_what_is_not_taken_is_sent_again_and_redirects_are_not_followed() -> None:
+    bus = MemoryBus()
+    async with hearing(500, 302, 404) as hook, telling(bus, hook):
+        await decide(bus, "t-1")
+        await hook.until_asked(4)
+        await decide(bus, "t-2")
+        await hook.until_asked(5)
+    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"]
+    assert hook.slept == [1.0, 2.0, 4.0]
+
+
+async def test_what_nobody_takes_is_left_out_in_the_end() -> None:
+    bus = MemoryBus()
+    async with hearing(500, 500, 500) as hook, telling(bus, hook, tries=3):
+        await decide(bus, "t-1")
+        await decide(bus, "t-2")
+        await hook.until_asked(4)
+    assert [told["task_id"] for told in hook.told] == ["t-2"]
+
+
+async def test_what_was_decided_while_nobody_told_is_told_later_and_nothing_twice() -> None:
+    bus = MemoryBus()
+    async with hearing() as hook:
+        async with telling(bus, hook):
+            await decide(bus, "t-1")
+            await hook.until_asked(1)
+            async with asyncio.timeout(10):
+                while [one["seq"] for one in (await bus.bucket(BUCKET).entries()).values()] != [
+                    hook.told[0]["seq"]
+                ]:
+                    await asyncio.sleep(0)
+        await decide(bus, "t-2")
+        async with telling(bus, hook):
+            await hook.until_asked(2)
+    assert [told["task_id"] for told in hook.told] == ["t-1", "t-2"]
+
+
+def test_whoever_is_told_can_know_who_tells() -> None:
+    with pytest.raises(ValidationError, match=r"webhook\.secret is missing"):
+        WebhookSettings(url="https://hooks.example/x")
+
+
+async def test_over_a_plain_connection_only_this_machine_is_told() -> None:
+    settings = WebhookSettings(url="http://hooks.example/x", secret=SecretStr(SECRET))
+    with pytest.raises(ConfigurationError, match="https://"):
+        async with open_webhooks(MemoryBus(), settings):
+            pass

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from moothall import errors
+from moothall.api.status import code_of, rich_status
+
+
+def all_kinds(
+    kind: type[errors.MoothallError] = errors.MoothallError,
+) -> list[type[errors.MoothallError]]:
+    return [kind, *(found for below in kind.__subclasses__() for found in all_kinds(below))]
+
+
+@pytest.mark.parametrize("kind", all_kinds(), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_status_that_is_no_success(kind: type[errors.MoothallError]) -> None:
+    assert code_of(kind("x")) not in {grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (errors.ModelUnavailable, grpc.StatusCode.UNAVAILABLE),
+        (errors.RateLimited, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (errors.Refused, grpc.StatusCode.PERMISSION_DENIED),
+        (errors.RepositoryError, grpc.StatusCode.FAILED_PRECONDITION),
+    ],
+)
+def test_a_kind_has_its_own_status_or_that_of_the_kind_above(
+    kind: type[errors.MoothallError], code: grpc.StatusCode
+) -> None:
+    assert code_of(kind("x")) is code
+
+
+def test_the_status_names_reason_domain_and_when_to_retry() -> None:
+    status = rich_status(grpc.StatusCode.UNAVAILABLE, "BUS_UNAVAILABLE", "the bus is down", 2.5)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(retry)
+    assert (status.code, status.message) == (14, "the bus is down")
+    assert (info.reason, info.domain) == ("BUS_UNAVAILABLE", "moothall")
+    assert retry.retry_delay.ToNanoseconds() == 2_500_000_000
+
+
+@pytest.mark.parametrize("character", ["a", "é", "\N{PILE OF POO}", "\udcff"])
+def test_a_long_message_still_fits_into_headers(character: str) -> None:
+    message = rich_status(grpc.StatusCode.NOT_FOUND, "NOT_FOUND", character * 100_000).message
+    assert 900 < len(message.encode()) <= 1003
+    assert message.endswith("…")

@@ -1,0 +1,249 @@
+"""PlanningService over gRPC: stories move by the table, whoever asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import NotFound
+from moothall.pb.planning.v1 import planning_pb2 as pb
+from moothall.pb.planning.v1 import planning_pb2_grpc as pb_grpc
+from moothall.stories.board import Board
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.callers import OTHER, TOKEN, doors_of, serving
+from support.desk import MemoryDesk
+
+STORY: Any = {
+    "title": "Export invoices as CSV",
+    "brief": (
+        "As an accountant, I want the invoices of a month as a CSV file, so that I can book them."
+    ),
+    "ac": [
+        "Given two invoices, when May is exported, then the file has two lines",
+        "Given none, when June is exported, then the answer is 404",
+    ],
+}
+
+
+class Calls:
+    """A stub that carries a token."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub: Any = pb_grpc.PlanningServiceStub(channel)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda request, token=TOKEN: getattr(self._stub, name)(
+            request, metadata=[("authorization", f"Bearer {token}")], timeout=20
+        )
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+async def calls(desk: MemoryDesk, bus: MemoryBus) -> AsyncIterator[Calls]:
+    async with serving(desk, replace(doors_of(desk), board=Board(bus))) as house:
+        yield Calls(house.channel)
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code(), error.value.details() or ""
+
+
+async def test_a_story_on_a_repository_that_is_not_there_is_refused(
+    calls: Calls, desk: MemoryDesk
+) -> None:
+    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    code, said = await refused(
+        calls.CreateStory(pb.CreateStoryRequest(**STORY, repository="ghost"))
+    )
+    assert (code, said) == (grpc.StatusCode.NOT_FOUND, "no repository 'ghost'")
+    assert not (await calls.ListStories(pb.ListStoriesRequest())).stories
+
+
+async def test_a_story_without_a_title_is_refused_for_that_whatever_its_repository(
+    calls: Calls,
+) -> None:
+    code, said = await refused(
+        calls.CreateStory(pb.CreateStoryRequest(**{**STORY, "title": " "}, repository="sample"))
+    )
+    assert (code, said.partition(":")[0]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the story has no title",
+    )
+
+
+async def test_a_story_is_made_listed_moved_and_told(calls: Calls, bus: MemoryBus) -> None:
+    made = await calls.CreateStory(pb.CreateStoryRequest(**STORY, rigor_level="L2"))
+    assert (made.state, made.dor_score) == ("backlog", 100)
+    for event, state in (("refine", "draft"), ("submit", "design")):
+        moved = await calls.Transition(
+            pb.TransitionRequest(story_id=made.story_id, event=event, actor="local")
+        )
+        assert (moved.state, moved.blocked) == (state, False)
+    held = await calls.Transition(
+        pb.TransitionRequest(story_id=made.story_id, event="accept_design")
+    )
+    assert (held.state, held.blocked, held.reason) == (
+        "design",
+        True,
+        "its tasks are not derived yet",
+    )
+    assert not (await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))).json
+    plan = {"story_id": made.story_id, "plan_id": "plan-1", "tasks": []}
+    await bus.publish(write(EventType.PLAN_DERIVED, "plan-1", plan))
+    told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
+    assert (told.story.title, list(told.ac)) == (STORY["title"], STORY["ac"])
+    assert json.loads(told.plan_json)["plan_id"] == "plan-1"
+    assert not told.HasField("check")
+    check = {
+        "story_id": made.story_id,
+        "moved": "m",
+        "task_id": made.story_id,
+        "status": "failed",
+        "why": "tests failed",
+    }
+    await bus.publish(write(EventType.STORY_CHECKED, made.story_id, check))
+    told = await calls.GetStory(pb.GetStoryRequest(story_id=made.story_id))
+    assert told.check == pb.Check(task_id=made.story_id, why="tests failed")
+    (listed,) = (await calls.ListStories(pb.ListStoriesRequest())).stories
+    assert listed == told.story
+    assert not (await calls.ListStories(pb.ListStoriesRequest(), OTHER)).stories
+
+
+async def test_what_is_not_allowed_has_a_status_of_its_own(calls: Calls) -> None:
+    story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
+    ask = pb.TransitionRequest
+    code, said = await refused(calls.Transition(ask(story_id=story_id, event="accept")))
+    assert (code, "possible are refine" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, said = await refused(
+        calls.Transition(ask(story_id=story_id, event="refine", actor="boss"))
+    )
+    assert (code, "in another's name" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (await refused(calls.Transition(ask(story_id=story_id, event="refine"), OTHER)))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
+    other = await calls.CreateStory(pb.CreateStoryRequest(**STORY), OTHER)
+    code, said = await refused(
+        calls.Transition(ask(story_id=other.story_id, event="refine"), OTHER)
+    )
+    assert (code, "one of the roles po" in said) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert (await refused(calls.CreateStory(pb.CreateStoryRequest())))[
+        0
+    ] is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await refused(calls.GetStory(pb.GetStoryRequest(story_id="story-none"))))[
+        0
+    ] is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(calls: Calls) -> None:
+    story_id = (await calls.CreateStory(pb.CreateStoryRequest(**STORY))).story_id
+    await calls.CreateStory(pb.CreateStoryRequest(**STORY), OTHER)
+    watching = calls.WatchStories(pb.WatchStoriesRequest())
+    first = await anext(aiter(watching))
+    assert (first.event, first.story.state) == ("moothall.story.created", "backlog")
+    await calls.Transition(pb.TransitionRequest(story_id=story_id, event="refine"))
+    second = await anext(aiter(watching))
+    assert (second.event, second.story.state, second.seq > first.seq) == (
+        "moothall.story.transitioned",
+        "draft",
+        True,
+    )
+    watching.cancel()
+    again = calls.WatchStories(pb.WatchStoriesRequest(after_seq=first.seq))
+    assert await anext(aiter(again)) == second
+    again.cancel()
+    code, _ = await refused(anext(aiter(calls.WatchStories(pb.WatchStoriesRequest(after_seq=-1)))))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_something_is_said_of_a_story_and_of_a_line(
+    calls: Calls, bus: MemoryBus, desk: MemoryDesk
+) -> None:
+    made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
+    for _ in range(2):
+        await calls.Comment(
+            pb.CommentRequest(story_id=made.story_id, comment="Soon.", request_id="one")
+        )
+    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
+    result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
+    await desk.decide(
+        Outcome("task-1", DeliberationStatus.COMPLETED, story_id=made.story_id, results=(result,))
+    )
+    on = pb.DiffLine(task_id="task-1", path="u.py", line=1)
+    await calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="In French.", on=on))
+    said = [
+        one.event.data
+        for one in [item async for item in bus.replay()]
+        if one.event.type is EventType.STORY_COMMENTED
+    ]
+    assert [(data["comment"], data.get("line")) for data in said] == [
+        ("Soon.", None),
+        ("In French.", 1),
+    ]
+    on.line = 2
+    code, words = await refused(
+        calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="x", on=on))
+    )
+    assert (code, "no such line 2" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, _ = await refused(
+        calls.Comment(pb.CommentRequest(story_id=made.story_id, comment="x"), OTHER)
+    )
+    assert code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_tasks_are_told_and_changed_before_they_begin(desk: MemoryDesk) -> None:
+    bus = MemoryBus()
+    async with serving(desk, doors_of(desk, bus)) as house:
+        calls = Calls(house.channel)
+        made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
+        for event in ("refine", "submit"):
+            await calls.Transition(pb.TransitionRequest(story_id=made.story_id, event=event))
+        assert not (await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))).tasks
+        task = {
+            "task_id": "task-1",
+            "role": "dev",
+            "description": "all",
+            "constraints": {"requirements": STORY["ac"]},
+        }
+        plan = {
+            "story_id": made.story_id,
+            "plan_id": "plan-0",
+            "tasks": [task],
+            "publish": True,
+            "by": "roles",
+        }
+        await bus.publish(write(EventType.PLAN_DERIVED, made.story_id, plan))
+        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (told.plan_id, [(one.id, list(one.criteria)) for one in told.tasks]) == (
+            "plan-0",
+            [("1", [1, 2])],
+        )
+        asked = pb.ChangePlanRequest(story_id=made.story_id, plan_id=told.plan_id, tasks=told.tasks)
+        asked.tasks.append(pb.PlanTask(id="b", role="qa", description="test", after=["1"]))
+        changed = await calls.ChangePlan(asked)
+        told = await calls.GetPlan(pb.GetPlanRequest(story_id=made.story_id))
+        assert (told.plan_id, [list(one.after) for one in told.tasks]) == (
+            changed.plan_id,
+            [[], ["1"]],
+        )
+        asked.tasks[1].description = "too late"
+        code, words = await refused(calls.ChangePlan(asked))
+        assert (code, "changed by local since" in words) == (grpc.StatusCode.ABORTED, True)
+        code, _ = await refused(calls.ChangePlan(asked, OTHER))
+        assert code in {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.PERMISSION_DENIED}

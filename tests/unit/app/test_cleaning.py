@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moothall.app import data_dir_lock
+from moothall.app.cleaning import clean_up, unregister
+from moothall.app.repositories import trusted_repositories
+from moothall.app.repository import commands_said, register
+from moothall.config import Settings
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest, NotFound
+from moothall.settings import load_settings
+from support.repos import Repo, make_sample
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+async def registered(settings: Settings, tmp_path: Path) -> tuple[Repo, RepositoryRef]:
+    repo = make_sample(tmp_path / "sample")
+    return repo, await register(settings, str(repo.path), "")
+
+
+async def test_a_repository_is_forgotten_with_its_clone_and_stays_itself(
+    settings: Settings, registered: tuple[Repo, RepositoryRef], tmp_path: Path
+) -> None:
+    repo, ref = registered
+    file = tmp_path / "mine.toml"
+    file.write_text("setup = []\n", encoding="utf-8")
+    variant = await register(settings, str(repo.path), "", file)
+    gone = await unregister(settings, ref.id)
+    assert (gone.origin, gone.clone_left) == (str(repo.path), "")
+    registry = trusted_repositories(settings).registry
+    for one in (ref.id, variant.id):
+        with pytest.raises(NotFound):
+            registry.find(one)
+    assert not list((settings.data_dir / "repos").glob("*.git"))
+    assert repo.head
+    with pytest.raises(NotFound):
+        await unregister(settings, ref.id)
+
+
+async def test_nothing_goes_while_a_process_serves(
+    settings: Settings, registered: tuple[Repo, RepositoryRef]
+) -> None:
+    _, ref = registered
+    with data_dir_lock.hold(settings.data_dir):
+        data_dir_lock.announce(settings.data_dir, data_dir_lock.Address(4711, "nats://x", 0, {}))
+        done = await clean_up(
+            settings,
+            older_than=None,
+            everything=True,
+            dry_run=False,
+            removed=lambda item: pytest.fail(str(item)),
+        )
+        assert "process 4711 serves" in done.why_not
+        assert [item.kind for item in done.gone] == ["clone"]
+        assert "process 4711" in (await unregister(settings, ref.id)).clone_left
+    assert list((settings.data_dir / "repos").glob("*.git"))
+    done = await clean_up(
+        settings, older_than=None, everything=False, dry_run=False, removed=lambda _: None
+    )
+    assert [item.kind for item in done.gone] == ["clone"], (
+        "it belongs to no registered repository any more"
+    )
+    assert not list((settings.data_dir / "repos").glob("*.git"))
+
+
+async def test_a_dry_run_changes_nothing(
+    settings: Settings, registered: tuple[Repo, RepositoryRef]
+) -> None:
+    done = await clean_up(
+        settings,
+        older_than=0,
+        everything=True,
+        dry_run=True,
+        removed=lambda item: pytest.fail(str(item)),
+    )
+    assert [item.kind for item in done.gone] == ["clone"]
+    assert list((settings.data_dir / "repos").glob("*.git"))
+
+
+def test_commands_are_said_on_the_command_line_over_a_file(tmp_path: Path) -> None:
+    assert commands_said((), ()) is None
+    file = tmp_path / "p.toml"
+    file.write_text('setup = ["a"]\nknown_failures = ["x"]\n', encoding="utf-8")
+    said = commands_said(("pip install .",), ("tests=pytest -q", "lint=ruff check ."), file)
+    assert said is not None
+    assert said.setup == (("pip", "install", "."),)
+    assert said.checks == {"tests": ("pytest", "-q"), "lint": ("ruff", "check", ".")}
+    assert said.known_failures == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("setup", "check", "wanted"),
+    [
+        ((), "tests", "--check 'tests' names no command"),
+        ((), "=x", "names no command"),
+        (("'",), "a=b", "setup"),
+        ((), "Big=x", "name is 1 to"),
+    ],
+)
+def test_a_wrong_command_is_named(setup: tuple[str, ...], check: str, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        commands_said(setup, (check,))

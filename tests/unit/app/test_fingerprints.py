@@ -1,0 +1,61 @@
+"""Which settings keep a command from attaching to the process that serves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.app import data_dir_lock
+from moothall.app.fingerprints import describe_difference, fingerprints
+from moothall.config import LimitSettings, LlmSettings, RaySettings
+from moothall.settings import AllSettings
+
+
+def serving(path: Path, settings: AllSettings, port: int = 50055) -> data_dir_lock.Address:  # type: ignore[valid-type] # made at run time
+    data_dir_lock.announce(
+        path, data_dir_lock.Address(4711, "nats://127.0.0.1:1", port, fingerprints(settings))
+    )
+    address = data_dir_lock.find(path)
+    assert address is not None
+    return address
+
+
+def test_settings_that_do_the_same_work_do_not_differ(tmp_path: Path) -> None:
+    address = serving(
+        tmp_path, AllSettings(ray=RaySettings(mode="process"), llm=LlmSettings(wait_seconds=9))
+    )
+    assert describe_difference(AllSettings(), address) == ""
+
+
+def test_settings_that_differ_are_named_with_the_way_to_attach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = AllSettings(llm=LlmSettings(model="large"), models={"small": LlmSettings(model="x")})
+    address = serving(tmp_path, there)
+    monkeypatch.setenv("MOOTHALL_LIMITS__TURNS", "5")
+    said = describe_difference(
+        AllSettings(data_dir=tmp_path, limits=LimitSettings(turns=5)), address
+    )
+    assert (
+        f"process 4711 serves {tmp_path} with other settings: limits.turns, llm.model, models"
+        in said
+    )
+    assert "To attach to it, unset MOOTHALL_LIMITS__TURNS and set llm.model, models" in said
+    assert "--server 127.0.0.1:50055" in said
+    assert "MOOTHALL_DATA_DIR" in said
+    assert "--server" not in describe_difference(AllSettings(), serving(tmp_path, there, port=0))
+
+
+def test_neither_secrets_nor_values_are_written(tmp_path: Path) -> None:
+    there = AllSettings(
+        llm=LlmSettings(
+            base_url="http://ada:hidden-word@127.0.0.1:1/v1", api_key=SecretStr("hidden-key")
+        )
+    )
+    address = serving(tmp_path, there)
+    assert "hidden" not in json.dumps(asdict(address))
+    assert "hidden" not in describe_difference(AllSettings(), address)

@@ -1,0 +1,109 @@
+"""What a host makes that comes first on its node is nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.app.host import Hosting, first_ready
+from moothall.errors import FleetUnavailable
+from moothall.testing.bus import MemoryBus
+from moothall.workers.in_process import Alive
+
+HOST = """
+import asyncio, os, sys
+from pathlib import Path
+from moothall.config import BusSettings, Settings
+from moothall.settings import load_settings
+from moothall.errors import MoothallError
+from moothall.workers.owner import Process
+from moothall.app.host import host_main
+
+os.umask(0)
+settings = load_settings(data_dir=Path(sys.argv[1]), bus=BusSettings(publish_seconds=0.1))
+try:
+    asyncio.run(host_main("host-1", print, house=Process(0, 0, ""), settings=settings, bus_url="nats://127.0.0.1:1", model_url=""))
+except* MoothallError:
+    print("no bus")
+"""  # noqa: E501 - a line of embedded text
+STRANGER = "import os, sys; os.setgid(65534); os.setuid(65534); os.listdir(sys.argv[1])"
+
+
+@pytest.mark.e2e  # a host's process
+async def test_a_host_that_makes_the_data_directory_makes_it_for_its_owner_alone(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOST, str(data), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await host.communicate()
+    assert said.decode().strip() == "no bus"
+    assert stat.S_IMODE(data.stat().st_mode) == 0o700
+    if os.geteuid() != 0:
+        pytest.skip("who is not root cannot become somebody else")
+    for above in (tmp_path, *tmp_path.parents[:2]):
+        above.chmod(above.stat().st_mode | 0o111)
+    stranger = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", STRANGER, str(data), stderr=asyncio.subprocess.PIPE
+    )
+    _, refused = await stranger.communicate()
+    assert b"Permission denied" in refused
+
+
+def starting(error: Exception | None) -> Hosting:
+    """What starts hosts, or fails as that of Ray does: the error comes in a group."""
+
+    @asynccontextmanager
+    async def hosting(*_: Any) -> AsyncIterator[Alive]:
+        async with asyncio.TaskGroup():
+            if error is not None:
+                raise error
+        yield _count
+
+    return hosting
+
+
+LATE = FleetUnavailable("the hosts on Ray were not ready within 120 s")
+
+
+async def _count() -> tuple[int, int]:
+    return 1, 1
+
+
+async def test_hosts_that_ray_does_not_bring_in_time_run_in_this_process() -> None:
+    said: list[str] = []
+    async with first_ready(starting(LATE), starting(None), said.append)(
+        MemoryBus(),  # type: ignore[arg-type] # not used
+        "",
+        "",
+    ) as alive:
+        assert await alive() == (1, 1)
+    assert said == [
+        "hosts run in this process instead of Ray: the hosts on Ray were not ready within 120 s"
+    ]
+
+
+async def test_in_a_server_it_is_an_error_that_names_the_setting() -> None:
+    with pytest.raises(FleetUnavailable, match="MOOTHALL_RAY__MODE=process") as caught:
+        async with first_ready(starting(LATE), starting(None), None)(MemoryBus(), "", ""):  # type: ignore[arg-type] # not used
+            pass
+    assert caught.value.code == "RAY_UNAVAILABLE"
+
+
+async def test_a_bug_of_a_host_is_not_taken_for_a_late_ray() -> None:
+    with pytest.raises(ExceptionGroup):
+        async with first_ready(starting(ValueError("a bug of a host")), starting(None), print)(
+            MemoryBus(),  # type: ignore[arg-type] # not used
+            "",
+            "",
+        ):
+            pass

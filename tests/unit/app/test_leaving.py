@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from moothall.app.repositories import Leaving
+from support.gate import Room
+
+
+class Rooms:
+    @asynccontextmanager
+    async def open(self, prepared: Any, name: str, **given: Any) -> AsyncIterator[Room]:
+        yield Room()
+
+
+async def test_who_wants_to_know_hears_of_every_end() -> None:
+    heard: list[str] = []
+
+    async def left(workspace_id: str) -> None:
+        heard.append(workspace_id)
+
+    leaving = Leaving(Rooms(), left)
+    async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these rooms need no repository
+        assert (workspace.id, heard) == ("ws-1", [])
+    assert heard == ["ws-1"]
+    with pytest.raises(ZeroDivisionError):
+        async with leaving.open(None, "a"):  # type: ignore[arg-type]  # as above
+            raise ZeroDivisionError
+    assert heard == ["ws-1", "ws-1"]

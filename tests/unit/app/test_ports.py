@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from moothall.app.preflight import check_ports
+from moothall.config import GrpcSettings, MetricsSettings, Settings, WebSettings
+from moothall.errors import ConfigurationError
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        yield int(listener.getsockname()[1])
+
+
+def test_each_port_that_is_taken_is_named_by_its_setting(taken: int) -> None:
+    free = {"grpc": GrpcSettings(port=0)}
+    for wrong, name in (
+        ({"grpc": GrpcSettings(port=taken)}, "grpc.port"),
+        ({**free, "grpc": GrpcSettings(port=0, more_ports=(taken,))}, "grpc.more_ports"),
+        ({**free, "web": WebSettings(port=taken)}, "web.port"),
+        ({**free, "metrics": MetricsSettings(port=taken)}, "metrics.port"),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"127\.0\.0\.1:{taken} cannot be listened on: .*{name}"
+        ):
+            check_ports(Settings.model_validate(wrong))
+
+
+def test_what_is_switched_off_may_be_taken_and_what_is_free_stays_free(taken: int) -> None:
+    off = {
+        "web": WebSettings(port=taken, enabled=False),
+        "metrics": MetricsSettings(port=taken, enabled=False),
+    }
+    check_ports(Settings.model_validate({"grpc": GrpcSettings(port=0), **off}))
+    with socket.socket() as ours:
+        ours.bind(("127.0.0.1", 0))
+        free = int(ours.getsockname()[1])
+    check_ports(Settings(grpc=GrpcSettings(port=free)))
+    with socket.socket() as again:
+        again.bind(("127.0.0.1", free))
+
+
+def test_an_address_of_another_machine_is_said() -> None:
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:0 cannot be listened on"):
+        check_ports(Settings(grpc=GrpcSettings(host="192.0.2.1", port=0)))

@@ -1,0 +1,132 @@
+"""Which repository a command is about: real git, the registry of a data directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from moothall.app.preflight import NamedRepository
+from moothall.app.repositories import trusted_repositories
+from moothall.app.repository import find_repository, line_origin, unseen
+from moothall.config import Settings
+from moothall.domain.identity import LOCAL
+from moothall.errors import ConfigurationError, InvalidRequest, NotFound, RepositoryError
+from moothall.settings import load_settings
+from support.repos import Repo, make_sample
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return make_sample(tmp_path / "sample")
+
+
+async def test_inside_a_repository_it_is_that_one(settings: Settings, repo: Repo) -> None:
+    with contextlib.chdir(repo.path / "src"):
+        found = await find_repository(settings, NamedRepository())
+    assert found is not None
+    assert trusted_repositories(settings).registry.get(found.id, LOCAL.tenant).origin == str(
+        repo.path
+    )
+
+
+async def test_outside_of_one_or_about_text_it_is_none(
+    settings: Settings, tmp_path: Path, repo: Repo
+) -> None:
+    with contextlib.chdir(tmp_path):
+        assert await find_repository(settings, NamedRepository()) is None
+    with contextlib.chdir(repo.path):
+        assert await find_repository(settings, NamedRepository(text=True)) is None
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        NamedRepository("x", text=True),
+        NamedRepository(ref="main", text=True),
+        NamedRepository(profile=Path("p"), text=True),
+    ],
+)
+async def test_text_and_a_repository_contradict(settings: Settings, named: NamedRepository) -> None:
+    with pytest.raises(InvalidRequest, match="--text is about no repository; leave it or --"):
+        await find_repository(settings, named)
+
+
+async def test_what_is_not_committed_is_said(settings: Settings, repo: Repo) -> None:
+    found = await find_repository(settings, NamedRepository(str(repo.path)))
+    assert found is not None
+    assert await unseen(settings, found) == ""
+    repo.write({"new.py": "", "README.md": "other", "x.log": "ignored"})
+    said = await unseen(settings, found)
+    assert said == (
+        f"works on the commit {repo.head[:10]}; uncommitted changes in 2 files are not seen: "
+        "README.md, new.py"
+    )
+    repo.write({".moothall.toml": "setup = []"})
+    assert (await unseen(settings, found)).endswith(
+        "; to use .moothall.toml as it is, add --profile .moothall.toml"
+    )
+    assert "--profile" not in await unseen(settings, found, Path(".moothall.toml"))
+
+
+async def test_a_profile_stands_for_the_repositorys_own_this_time(
+    settings: Settings, repo: Repo, tmp_path: Path
+) -> None:
+    repo.commit({".moothall.toml": 'known_failures = ["a"]\n[checks]\ntests = "false"\n'})
+    file = tmp_path / "mine.toml"
+    file.write_text('[checks]\ntests = "make check"\n', encoding="utf-8")
+    repositories = trusted_repositories(settings)
+    plain = await find_repository(settings, NamedRepository(str(repo.path)))
+    mine = await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+    again = await find_repository(settings, NamedRepository(str(repo.path)))
+    assert plain is not None
+    assert mine is not None
+    assert again == plain != mine
+    assert (await repositories.resolve(plain)).profile.checks == {"tests": ("false",)}
+    base = await repositories.resolve(mine)
+    assert (dict(base.profile.checks), base.profile.known_failures) == (
+        {"tests": ("make", "check")},
+        ("a",),
+    )
+    assert repositories.clone(mine.id).path == repositories.clone(plain.id).path
+    assert [entry.id for entry in repositories.registry.list(LOCAL.tenant)] == [plain.id]
+
+
+async def test_a_profile_that_is_none_is_named(
+    settings: Settings, repo: Repo, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.toml"
+    with pytest.raises(ConfigurationError, match=r"mine\.toml cannot be read: No such file"):
+        await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+    file.write_text("setup = 1\n", encoding="utf-8")
+    with pytest.raises(RepositoryError, match=r"mine\.toml, line 1: setup"):
+        await find_repository(settings, NamedRepository(str(repo.path), profile=file))
+
+
+async def test_whose_deliberation_a_line_comes_from_is_read_from_branch_commit_or_record(
+    settings: Settings, repo: Repo
+) -> None:
+    async def owner(where: str, ref: str = "", tenant: str = "") -> str:
+        return (await line_origin(settings, where, ref, "src/utils.py", 1, tenant=tenant))[1]
+
+    here = str(repo.path)
+    assert await owner(here) == "local"
+    repo.git("branch", "feature_x")
+    repo.git("commit", "--allow-empty", "--amend", "-qm", "One\n\nChange: some_thing")
+    assert await owner(here, "feature_x") == await owner(here) == "local"
+    (repo.path / "src/utils.py").write_text("ONE = 1\n", encoding="utf-8")
+    repo.git("commit", "-qam", "One\n\nDeliberation: acme_task-1\nWinner: agent-dev-001 (proven)")
+    assert await owner(here) == "acme"
+    repo.git("branch", "moothall/globex_task-2")
+    assert await owner(here, "moothall/globex_task-2") == "globex"
+    assert await owner(here, tenant="local") == "local"
+    entry = await trusted_repositories(settings).register(here, tenant="initech")
+    assert await owner(entry.id) == "initech"
+    with pytest.raises(NotFound):
+        await owner(entry.id, tenant="local")

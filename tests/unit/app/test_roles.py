@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from moothall.app import data_dir_lock
+from moothall.app.bus import ALL, embedded_parts, instance, parse_roles, roles_of
+from moothall.config import BusSettings, GraphSettings, LlmSettings, Settings
+from moothall.config.parts import ServeSettings
+from moothall.errors import ConfigurationError
+
+FAR = BusSettings(url="nats://127.0.0.1:4222")
+
+
+def test_roles_are_named_once_in_any_case_and_with_commas_or_without() -> None:
+    assert parse_roles(["api, Page", "api", "hosts"]) == ("api", "page", "hosts")
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"),
+    [(["api,desk"], "unknown role 'desk'; the roles are api, page"), ([" , "], "no role")],
+)
+def test_what_is_no_role_is_refused_with_those_that_are(said: list[str], wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=wrong):
+        parse_roles(said)
+
+
+def test_all_roles_by_default() -> None:
+    assert roles_of(Settings()) == ALL
+
+
+def test_a_bus_that_nobody_else_reaches_needs_who_works_on_it() -> None:
+    with pytest.raises(ConfigurationError, match="nobody on it does the work of collector, hosts"):
+        roles_of(Settings(serve=ServeSettings(only=("api",))))
+    without_page = Settings(serve=ServeSettings(only=("api", "collector", "hosts")))
+    assert roles_of(without_page) == {"api", "collector", "hosts"}
+    assert roles_of(Settings(bus=FAR, serve=ServeSettings(only=("page",)))) == {"page"}
+
+
+def test_the_data_directory_is_for_the_embedded_parts_alone() -> None:
+    assert embedded_parts(Settings(), ALL) == ("bus", "graph", "model")
+    shared = Settings(bus=FAR)
+    assert (
+        embedded_parts(shared, frozenset({"api", "page", "collector", "planning", "tools"})) == ()
+    )
+    assert embedded_parts(shared, frozenset({"graph"})) == ("graph",)
+    assert embedded_parts(shared, frozenset({"hosts"})) == ("model",)
+    elsewhere = Settings(
+        bus=FAR,
+        graph=GraphSettings(url="neo4j://127.0.0.1"),
+        llm=LlmSettings(base_url="http://127.0.0.1:8000/v1"),
+    )
+    assert embedded_parts(elsewhere, ALL) == ()
+
+
+def test_no_two_processes_on_a_bus_have_one_name_and_one_that_comes_again_has_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = Settings(bus=FAR, data_dir=tmp_path / "data")
+    with ExitStack() as first, ExitStack() as second:
+        names = [instance(shared, first), instance(shared, second)]
+        assert len(set(names)) == 2
+        first.close()
+        with ExitStack() as again:
+            assert instance(shared, again) == names[0]
+    assert not instance(Settings(data_dir=tmp_path / "other"), ExitStack())
+
+
+def test_numbers_are_taken_in_order_and_given_back(tmp_path: Path) -> None:
+    with data_dir_lock.take_number(tmp_path) as one, data_dir_lock.take_number(tmp_path) as two:
+        assert (one, two) == (1, 2)
+        assert data_dir_lock.is_shared(tmp_path)
+    assert not data_dir_lock.is_shared(tmp_path)
+    with data_dir_lock.take_number(tmp_path) as again:
+        assert again == 1

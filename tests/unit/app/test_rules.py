@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from moothall.app.repositories import disk_of, for_hosts, home_of, sees
+from moothall.app.rules import longest_token, open_rules
+from moothall.authorization.approvals import Approvals, Subject
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.gateway import Gate
+from moothall.authorization.keys import keys_of
+from moothall.authorization.overrides import REVOKED, Revocations
+from moothall.config import (
+    BusSettings,
+    ForgeSettings,
+    GuardSettings,
+    OidcSettings,
+    RaySettings,
+    Settings,
+    WebhookSettings,
+)
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.errors import ConfigurationError, Refused
+from moothall.settings import load_settings
+from moothall.testing.bus import MemoryBus
+from support.gate import Facts, House, tool_call
+
+
+def settings(folder: Path, **guard: object) -> Settings:
+    return load_settings(data_dir=folder / "data", guard=GuardSettings.model_validate(guard))
+
+
+async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_revocations(
+    tmp_path: Path,
+) -> None:
+    bus = MemoryBus()
+    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
+        house = House(tmp_path, audit, GuardSettings())
+        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
+        seat = house.seat()
+        assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+        everything = house.seat(grant=Grant(tools=("*",)))
+        pushed = await house.gate.call(everything, tool_call("git.push", number=2, branch="main"))
+        assert (pushed.status, "acts beyond the workspace" in pushed.error) == (
+            ToolStatus.PARKED,
+            True,
+        )
+        await Revocations(bus.bucket(REVOKED)).revoke("ws-1", who="ann")
+        async with asyncio.timeout(20):
+            number = 3
+            while (
+                await house.gate.call(seat, tool_call(path="a", number=number))
+            ).status is not ToolStatus.BLOCKED:
+                number += 1
+                await asyncio.sleep(0.01)
+
+
+async def test_a_second_process_of_the_data_directory_takes_the_tokens_of_the_first(
+    tmp_path: Path,
+) -> None:
+    async with (
+        open_rules(settings(tmp_path), MemoryBus()) as one,
+        open_rules(settings(tmp_path), MemoryBus()) as two,
+    ):
+        token = one.tokens.mint(
+            principal="ann", tenant="local", workspace="ws", role="dev", grant=Grant(()), seconds=60
+        )
+        assert two.tokens.check(token, "ws").principal == "ann"
+    assert (tmp_path / "data/guard.key").stat().st_mode & 0o077 == 0
+
+
+async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it(
+    tmp_path: Path,
+) -> None:
+    keys = keys_of(settings(tmp_path).guard, tmp_path)
+    here, there = keys, pickle.loads(pickle.dumps(keys.of_hosts()))  # noqa: S301 - as Ray hands it on
+    assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
+    assert here.guard.hex() not in repr(there) + repr(here)
+    subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
+    house, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
+    assert host.check(house.sign(subject, "ann"), subject).approver == "ann"
+    with pytest.raises(Refused, match="where the house is"):
+        host.sign(subject, "eve")
+    for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
+        with pytest.raises(Refused):
+            host.check(forger.sign(subject, "eve"), subject)
+        with pytest.raises(Refused):
+            house.check(forger.sign(subject, "eve"), subject)
+    bus = MemoryBus()
+    async with (
+        open_rules(settings(tmp_path / "host"), bus, keys=there) as far,
+        open_rules(settings(tmp_path), bus) as near,
+    ):
+        token = far.tokens.mint(
+            principal="ann",
+            tenant="local",
+            workspace="ws",
+            role="dev",
+            grant=Grant(("*",)),
+            seconds=60,
+        )
+        assert far.tokens.check(token, "ws").principal == "ann"
+        with pytest.raises(Refused):  # what a host signs is good for its own seats alone
+            near.tokens.check(token, "ws")
+    assert not (tmp_path / "host/data/guard.key").exists()
+
+
+def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    one, same, other = (settings(tmp_path / name) for name in ("", "elsewhere", "other"))
+    assert disk_of(one.data_dir) == disk_of(same.data_dir) != disk_of(other.data_dir)
+    assert home_of(one) is None  # all hosts are processes of this machine
+    far = load_settings(
+        data_dir=tmp_path / "data",
+        ray=RaySettings(address="head:6379"),
+        guard=GuardSettings.model_validate({"key": "k" * 32}),
+    )
+    home = home_of(far)
+    assert home is not None
+    assert sees(one.data_dir, home)
+    assert sees(same.data_dir, home)
+    assert not sees(other.data_dir, home)
+    shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
+    assert home_of(far) is not None  # the house starts anew
+    assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
+    assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
+    secret = SecretStr("a secret of these tests")
+    forge, webhook = (
+        ForgeSettings(token=secret),
+        WebhookSettings(url="https://hooks.example", secret=secret),
+    )
+    told = for_hosts(
+        far.model_copy(
+            update={"forge": forge, "webhook": webhook, "oidc": OidcSettings(client_secret=secret)}
+        )
+    )
+    scoped = far.model_copy(
+        update={
+            "ray": RaySettings(address="head:6379", credentials=SecretStr("a host")),
+            "bus": BusSettings(credentials=secret),
+        }
+    )
+    assert for_hosts(scoped).bus.credentials == SecretStr("a host")
+    assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
+        "nor what the house comes to the bus with"
+    )
+    assert secret.get_secret_value().encode() not in pickle.dumps(told), (
+        "what doors and commands need travels to nobody"
+    )
+
+
+async def test_a_table_and_a_policy_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.read: [read]}}}", encoding="utf-8")
+    async with open_rules(settings(tmp_path, policies=own), MemoryBus()) as rules:
+        assert rules.grants.of("dev").tools == ("files.read",)
+    (own / "roles.yaml").write_text("roles: {dev: {tools: {files.reed: [read]}}}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"there is no such tool"):
+        async with open_rules(settings(tmp_path, policies=own), MemoryBus()):
+            pass
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        async with open_rules(settings(tmp_path, policies=own / "none"), MemoryBus()):
+            pass
+    with pytest.raises(ConfigurationError, match="at least 32 are needed"):
+        async with open_rules(settings(tmp_path, key="short"), MemoryBus()):
+            pass
+
+
+def test_a_seats_token_lasts_as_long_as_a_deliberation(tmp_path: Path) -> None:
+    given = settings(tmp_path, token_seconds=10)
+    assert longest_token(given.guard, given.limits) > 1800

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from moothall.app.rules import open_rules
+from moothall.authorization.audit import AuditLog
+from moothall.authorization.gateway import Gate
+from moothall.config import GuardSettings
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.settings import load_settings
+from moothall.testing.bus import MemoryBus
+from moothall.toolkits.families import unset_tools
+from support.gate import Facts, House, tool_call
+
+
+async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(
+    tmp_path: Path,
+) -> None:
+    settings = load_settings(
+        data_dir=tmp_path / "data",
+        db={
+            "redis_url": "redis://127.0.0.1:1",
+            "tenants": {"acme": {"neo4j_url": "bolt://127.0.0.1:1"}},
+        },
+    )
+    async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
+        house = House(tmp_path, audit, GuardSettings())
+        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
+        grant = Grant(tools=("db.*",))
+        assert [spec.name for spec in house.gate.list_tools("local", grant)] == ["db.redis"]
+        assert [spec.name for spec in house.gate.list_tools("acme", grant)] == ["db.neo4j"]
+        seat = house.seat(grant=grant)
+        missing = await house.gate.call(seat, tool_call("db.postgres", query="select 1"))
+        assert missing.status is ToolStatus.BLOCKED
+        assert "MOOTHALL_DB__POSTGRES_URL is not set" in missing.error
+        there = await house.gate.call(
+            seat, tool_call("db.redis", number=2, command="GET", args=["a"])
+        )
+        assert there.status is ToolStatus.PARKED
+
+
+def test_no_role_has_what_reaches_outside(tmp_path: Path) -> None:
+    from moothall.authorization.grants import grant_for
+    from moothall.tools.catalogue import list_tools
+
+    for role in ("dev", "qa", "data", "devops", "architect", "po"):
+        assert not any(spec.outside for spec in list_tools(grant_for(role)))
+    assert "web.search" in unset_tools(load_settings(data_dir=tmp_path), "local")

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.authorization.approval_queue import (
+    BUCKET,
+    SPENT_BUCKET,
+    Parking,
+    refuse_unless_operator,
+)
+from moothall.authorization.approvals import Approvals, ExpiredApproval, Subject
+from moothall.authorization.policy import Policy
+from moothall.domain.identity import Principal
+from moothall.domain.tool import ToolStatus
+from moothall.errors import InvalidRequest, NotFound, Refused
+from moothall.testing.bus import MemoryBus
+from support.gate import House, open_house, tool_call
+
+KEY = b"k" * 32
+SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
+
+
+class AsksFirst:
+    """A policy by which deleting needs a person's word."""
+
+    async def decide(self, asked: Any) -> Any:
+        return {"allow": asked["tool"] != "files.delete", "reason": "ask first", "park": True}
+
+
+def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> Parking:
+    return Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, seconds))
+
+
+def house_of(folder: Path, parking: Parking) -> Any:
+    return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
+
+
+async def delete(
+    house: House, number: int = 1, path: str = "a", **seat: Any
+) -> tuple[ToolStatus, str]:
+    result = await house.gate.call(
+        house.seat(**seat), tool_call("files.delete", number=number, path=path)
+    )
+    return result.status, result.error
+
+
+async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
+    parking = parking_on(MemoryBus())
+    async with house_of(tmp_path, parking) as house:
+        status, words = await delete(house)
+        [item] = parking.list_waiting("local")
+        assert status is ToolStatus.PARKED
+        assert f"waits for an operator as {item.id}" in words
+        assert (item.request_id, item.tool, item.arguments, item.principal) == (
+            "request-1",
+            "files.delete",
+            {"path": "a"},
+            "local",
+        )
+        assert parking.list_waiting("other") == []
+        assert house.room.calls == []
+
+        await parking.resolve("local", item.id, allow=True, approver="ann")
+        assert parking.list_waiting("local") == []
+        assert (await delete(house, path="b", number=2))[
+            0
+        ] is ToolStatus.PARKED  # other arguments are another request
+        assert (await delete(house))[0] is ToolStatus.SUCCESS
+        assert await delete(house) == (ToolStatus.BLOCKED, "the approval was used already")
+        assert [call.arguments for call in house.room.calls] == [{"path": "a"}]
+        ids = [event.id for event in house.facts.events]
+        assert len(ids[:1] + ids[2:3]) == len(
+            {ids[0], ids[2]}
+        )  # that it was parked, and how it ended, are two events
+        assert [record["status"] for record in house.records() if record["phase"] == "finish"] == [
+            "parked",
+            "parked",
+            "success",
+            "blocked",
+        ]
+
+
+async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) -> None:
+    parking = parking_on(MemoryBus())
+    async with house_of(tmp_path, parking) as house:
+        await delete(house, 1)
+        await delete(house, 2)
+        assert len(parking.list_waiting("local")) == 1
+        await parking.resolve("local", "request-1", allow=True, approver="ann")
+        assert (await delete(house, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
+        assert (await delete(house, 4))[0] is ToolStatus.SUCCESS
+        assert (await delete(house, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
+        assert {item.request_id for item in parking.list_waiting("local")} == {
+            "request-3",
+            "request-5",
+        }
+
+
+async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
+    parking = parking_on(MemoryBus())
+    async with house_of(tmp_path, parking) as house:
+        await delete(house)
+        await parking.resolve("local", "request-1", allow=False, approver="ann", comment="keep it")
+        assert await delete(house, 2) == (ToolStatus.BLOCKED, "an operator refused it: keep it")
+        with pytest.raises(InvalidRequest, match="it was refused already"):
+            await parking.resolve("local", "request-1", allow=True, approver="ann")
+        with pytest.raises(NotFound):
+            await parking.resolve("other", "request-1", allow=True, approver="eve")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenant": "other"},
+        {"workspace": "ws-2"},
+        {"request_id": "r"},
+        {"tool": "x"},
+        {"arguments_digest": "1"},
+    ],
+)
+def test_an_approval_is_over_one_request(change: dict[str, str]) -> None:
+    approvals = Approvals(KEY, 900)
+    grant = approvals.sign(SUBJECT, "ann")
+    assert approvals.check(grant, SUBJECT).approver == "ann"
+    with pytest.raises(Refused, match="another request"):
+        approvals.check(grant, replace(SUBJECT, **change))
+
+
+def test_forged_and_expired_approvals_are_refused() -> None:
+    now = [1_800_000_000.0]
+    approvals = Approvals(KEY, 900, lambda: now[0])
+    grant = approvals.sign(SUBJECT, "ann")
+    for forged in (Approvals(b"e" * 32, 900).sign(SUBJECT, "ann"), grant[:-2], "a.b.c", ""):
+        with pytest.raises(Refused):
+            approvals.check(forged, SUBJECT)
+    now[0] += 901
+    with pytest.raises(ExpiredApproval):
+        approvals.check(grant, SUBJECT)
+
+
+async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    parking = parking_on(bus)
+    async with house_of(tmp_path, parking) as house:
+        await delete(house)
+        eve = parking_on(bus, b"e" * 32)
+        await eve.refresh()
+        await eve.resolve("local", "request-1", allow=True, approver="ann")
+        await parking.refresh()
+        status, words = await delete(house)
+    assert status is ToolStatus.BLOCKED
+    assert "the approval is refused" in words
+    assert house.room.calls == []
+
+
+async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
+    bus = MemoryBus()
+    here, there = parking_on(bus), parking_on(bus)
+    async with house_of(tmp_path / "1", here) as one, house_of(tmp_path / "2", there) as two:
+        await delete(one)
+        await here.resolve("local", "request-1", allow=True, approver="ann")
+        await there.refresh()
+        assert sorted([(await delete(one))[0], (await delete(two))[0]]) == [
+            ToolStatus.BLOCKED,
+            ToolStatus.SUCCESS,
+        ]
+
+
+async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_allowed(
+    tmp_path: Path,
+) -> None:
+    bus = MemoryBus()
+    here, there = parking_on(bus), parking_on(bus)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    here.on_resolved(lambda item: heard.put_nowait(item.request_id))
+    async with house_of(tmp_path, here) as house, asyncio.TaskGroup() as group:
+        running = group.create_task(here.run())
+        await delete(house, 1)
+        await delete(house, 2, "b")
+        await here.resolve("local", "request-1", allow=True, approver="ann")
+        await there.refresh()
+        await there.resolve("local", "request-2", allow=True, approver="ann")
+        async with asyncio.timeout(20):
+            assert [await heard.get(), await heard.get()] == ["request-1", "request-2"]
+        running.cancel()
+    assert heard.empty()
+
+
+def test_only_operators_resolve() -> None:
+    refuse_unless_operator(Principal("ann", "local", operator=True))
+    with pytest.raises(Refused, match="eve is no operator"):
+        refuse_unless_operator(Principal("eve", "local"))

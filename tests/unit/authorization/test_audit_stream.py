@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.authorization.audit import AuditEntry, AuditLog, verify_all
+from moothall.authorization.audit_chain import Head, StreamChains, head_mac, head_path
+from moothall.authorization.audit_stream import read_told
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.secrets import HOLE
+from moothall.errors import BusUnavailable
+
+KEY = b"k" * 32
+
+
+def entry(number: int, tenant: str = "local") -> AuditEntry:
+    return AuditEntry(
+        tenant, "ann", "task-1", "agent-dev-001", f"request-{number}", "files.read", "0" * 64
+    )
+
+
+class Stream:
+    """Remembers what it is told; down, it takes nothing."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.down = False
+
+    async def publish(self, event: Event) -> None:
+        if self.down:
+            raise BusUnavailable("the bus is down")
+        self.events.append(event)
+
+    async def replay(self, events: Sequence[Event] | None = None) -> AsyncIterator[Recorded]:
+        for seq, event in enumerate(self.events if events is None else events, 1):
+            yield Recorded(seq, event)
+
+
+async def write(folder: Path, stream: Stream, count: int, tenant: str = "local") -> Path:
+    async with AuditLog(folder, "host-1", key=KEY, publish=stream.publish) as audit:
+        for number in range(count):
+            await audit.append(entry(number, tenant))
+    return folder / "audit" / tenant / "host-1.jsonl"
+
+
+async def test_every_record_is_told_in_its_order(tmp_path: Path) -> None:
+    stream = Stream()
+    await write(tmp_path, stream, 150)
+    assert {event.type for event in stream.events} == {EventType.AUDIT_RECORDED}
+    told = [
+        record
+        for event in stream.events
+        for record in (*event.data["records"], event.data["record"])
+    ]
+    assert [record["seq"] for record in told] == list(range(1, 151))
+    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    assert (report.ok, report.problems) == (True, ())
+
+
+async def test_an_older_genuine_file_and_head_that_are_put_back_show(tmp_path: Path) -> None:
+    stream = Stream()
+    path = await write(tmp_path, stream, 3)
+    before = path.read_bytes(), head_path(path).read_bytes()
+    await write(tmp_path, stream, 2)
+    path.write_bytes(before[0])
+    head_path(path).write_bytes(before[1])
+    assert verify_all(tmp_path, KEY).ok, "the files alone are a whole chain"
+    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    assert not report.ok
+    assert "ends at record 3, the AUDIT stream tells of 5" in report.problems[0].what
+    await write(tmp_path, stream, 9)
+    grown = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    assert "record 5 is not the one that the AUDIT stream tells of" in [
+        problem.what for problem in grown.problems
+    ]
+
+
+async def test_a_chain_that_is_gone_shows(tmp_path: Path) -> None:
+    stream = Stream()
+    path = await write(tmp_path, stream, 3, "acme")
+    path.unlink()
+    head_path(path).unlink()
+    assert verify_all(tmp_path, KEY).chains == 0
+    report = verify_all(tmp_path, KEY, await read_told(stream.replay(), KEY))
+    assert [problem.path for problem in report.problems] == [path]
+
+
+async def test_what_is_not_signed_with_the_key_says_nothing(tmp_path: Path) -> None:
+    stream, other = Stream(), Stream()
+    await write(tmp_path, stream, 3)
+    async with AuditLog(
+        tmp_path / "other", "host-1", key=b"x" * 32, publish=other.publish
+    ) as audit:
+        for number in range(9):
+            await audit.append(entry(number))
+    for forged in (
+        {},
+        {"writer": 1},
+        {"writer": "host-1", "record": {"seq": "9"}},
+        {"writer": "host-1", "record": {"seq": 9, "hash": "0"}},
+    ):
+        other.events.append(Event("x", EventType.AUDIT_RECORDED, "local", forged))
+    assert await read_told(other.replay(), KEY) == StreamChains({}, {})
+    assert verify_all(
+        tmp_path, KEY, await read_told(stream.replay([*stream.events, *other.events]), KEY)
+    ).ok
+
+
+async def test_a_bus_that_is_away_stops_no_call_and_the_next_record_vouches_for_all(
+    tmp_path: Path,
+) -> None:
+    stream = Stream()
+    stream.down = True
+    async with AuditLog(tmp_path, "host-1", key=KEY, publish=stream.publish) as audit:
+        async with asyncio.timeout(20):
+            assert await audit.append(entry(1)) == "host-1:1"
+            while audit._telling._waiting:  # type: ignore[union-attr]  # until it gave that one up
+                await asyncio.sleep(0.01)
+        stream.down = False
+        await audit.append(entry(2))
+    heads = await read_told(stream.replay(), KEY)
+    assert list(heads.heads["local", "host-1"]) == [2]
+    assert verify_all(tmp_path, KEY, heads).ok
+
+
+HOSTS = b"h" * 32
+
+
+async def elsewhere(folder: Path, stream: Stream, count: int, key: bytes = HOSTS) -> None:
+    """Write as a host on a disk of its own does."""
+    async with AuditLog(folder, "host-1-far", key=key, publish=stream.publish) as audit:
+        for number in range(count):
+            await audit.append(entry(number))
+
+
+async def test_chains_of_hosts_elsewhere_are_read_from_the_stream(tmp_path: Path) -> None:
+    stream = Stream()
+    await write(tmp_path / "house", stream, 3)
+    await elsewhere(tmp_path / "far", stream, 100)
+    await elsewhere(tmp_path / "far", stream, 7)
+    told = await read_told(stream.replay([*stream.events, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path / "house", KEY, told, HOSTS)
+    assert (report.problems, report.chains, report.records, report.unfinished) == ((), 2, 110, 110)
+    # Where the disk is shared after all, the file is the chain.
+    shared = verify_all(tmp_path / "far", KEY, told, HOSTS)
+    assert [problem.path.stem for problem in shared.problems] == ["host-1"]
+
+
+async def test_what_happens_to_a_chain_from_elsewhere_shows(tmp_path: Path) -> None:
+    stream = Stream()
+    await elsewhere(tmp_path / "far", stream, 3)
+    await elsewhere(tmp_path / "far", stream, 3)
+    first, second = stream.events
+    record = first.data["records"][1]
+    changed = replace(
+        first,
+        data={**first.data, "records": [first.data["records"][0], {**record, "tool": "shell.run"}]},
+    )
+    scrubbed = replace(
+        first,
+        data={**first.data, "records": [first.data["records"][0], {**record, "tool": f"a{HOLE}"}]},
+    )
+    forged = replace(
+        first,
+        data={
+            **first.data,
+            "records": [{**record, "seq": 1, "hash": "0"}, *first.data["records"][1:]],
+        },
+    )
+    unsigned = replace(first, data={**first.data, "mac": "0"})
+    for events, ok, said in (
+        ([changed, second], False, "its hash is wrong"),
+        ([scrubbed, second], True, "looked like a secret"),
+        ([forged, second], True, "not told of records 1 to 1"),
+        ([unsigned, second], True, "not told of records 1 to 3"),
+        ([second], True, "not told of records 1 to 3"),
+    ):
+        report = verify_all(
+            tmp_path / "house", KEY, await read_told(stream.replay(events), KEY, HOSTS), HOSTS
+        )
+        assert (report.ok, [said in problem.what for problem in report.problems]) == (ok, [True])
+    other = Stream()
+    await elsewhere(tmp_path / "other", other, 2)  # another chain of the same name
+    report = verify_all(
+        tmp_path / "house",
+        KEY,
+        await read_told(stream.replay([first, *other.events]), KEY, HOSTS),
+        HOSTS,
+    )
+    assert not report.ok
+    assert (await read_told(stream.replay(), KEY)).remote == {}
+
+
+def signed(record: dict[str, Any], records: list[Any], **more: Any) -> Event:
+    """What a host says that knows the key of hosts, and of which nothing else is true."""
+    mac = head_mac(HOSTS, Path("local", "far"), Head(int(record["seq"]), record["hash"]))
+    data = {"writer": "far", "record": record, "mac": mac, "records": records, **more}
+    return Event("x", EventType.AUDIT_RECORDED, "local", data)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        signed({"seq": 9, "hash": "0"}, []),
+        signed({"seq": 9, "hash": "0", "prev": []}, [{"seq": 8, "hash": []}]),
+        signed({"seq": 9, "hash": "0", "prev": None}, [{"seq": 8}]),
+        signed({"seq": 9, "hash": "0", "prev": "1"}, [{"seq": 8, "hash": "1"}]),
+        signed({"seq": 9.5, "hash": "0", "prev": "1"}, [{"seq": 8.5, "hash": "1", "prev": "0"}]),
+        signed({"seq": -9, "hash": "0", "prev": "1"}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1"}, [], mac={}),
+        signed({"seq": 9, "hash": "0", "prev": "1", "phase": []}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1", "tool": None}, []),
+        signed({"seq": 9, "hash": "0", "prev": "1", "phase": "approved", "time": [1]}, []),
+    ],
+    ids=lambda said: str(said.data["record"]),
+)
+async def test_a_host_that_signs_nonsense_is_found_out_and_ends_no_verification(
+    tmp_path: Path, said: Event
+) -> None:
+    stream = Stream()
+    await write(tmp_path, stream, 3)
+    told = await read_told(stream.replay([said, *stream.events]), KEY, HOSTS)
+    report = verify_all(tmp_path, KEY, told, HOSTS)
+    assert report.records >= 3
+    assert report.ok == (not told.remote)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.call_context import Stopped
+from moothall.authorization.checks import check_schema
+from moothall.authorization.grants import policies_folder
+from moothall.authorization.policy import Mode, Policy, policy_question
+from moothall.domain.tool import Grant, ToolStatus
+from moothall.errors import ConfigurationError, PolicyUnavailable
+from moothall.policy.rego import Rego
+from support.gate import House, open_house, tool_call
+
+ALL = Grant(tools=("*",))
+DENY_SECRETS = """package moothall.tools
+import rego.v1
+default decision := {"allow": true}
+decision := {"allow": false, "reason": "secrets stay closed"} if startswith(input.arguments.path, "secret/")
+decision := {"allow": false, "reason": "ask first", "park": true} if input.tool == "files.delete"
+"""  # noqa: E501 - a line of embedded text
+
+
+class Down:
+    """An engine that cannot be reached."""
+
+    asked = 0
+
+    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.asked += 1
+        raise PolicyUnavailable("connection refused")
+
+
+class Says:
+    """An engine that gives one answer and counts."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.documents: list[Mapping[str, Any]] = []
+
+    async def decide(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.documents.append(asked)
+        answer: Mapping[str, Any] = self.answer
+        return answer
+
+
+@contextmanager
+def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
+    """Closed at the end: an engine that a garbage collector drops in another thread complains."""
+    (folder / "tools.rego").write_text(text, encoding="utf-8")
+    with closing(Rego(folder)) as engine:
+        yield engine
+
+
+async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
+    with rego(tmp_path) as engine:
+        async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
+            closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
+            open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
+    assert (closed.status, closed.error) == (
+        ToolStatus.BLOCKED,
+        "files.read is refused by policy: secrets stay closed",
+    )
+    assert open_.status is ToolStatus.SUCCESS
+    assert [call.arguments["path"] for call in house.room.calls] == ["src/a"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}],
+)
+async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
+    async with open_house(tmp_path, policy=Policy("enforce", Says(answer).decide)) as house:
+        result = await house.gate.call(house.seat(), tool_call(path="a"))
+    assert result.status is ToolStatus.BLOCKED
+    assert "nothing runs until it can" in result.error
+    assert house.room.calls == []
+
+
+@pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
+async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
+    tmp_path: Path,
+    mode: Mode,
+    ran: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    engine = Down()
+    async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
+        results = [
+            await house.gate.call(house.seat(), tool_call(path="a", number=number))
+            for number in (1, 2)
+        ]
+    assert bool(house.room.calls) is ran
+    assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
+    assert {result.status for result in results} == {
+        ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
+    }
+
+
+@pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
+async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
+    tmp_path: Path,
+    mode: Mode,
+    ran: bool,  # noqa: FBT001 - as above
+) -> None:
+    with rego(tmp_path) as engine:
+        async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
+            result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
+            assert (bool(house.room.calls), result.status) == (
+                ran,
+                ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
+            )
+
+
+async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:
+    clock = [0.0]
+    engine = Says({"allow": True})
+    policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
+    same, other = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
+    for checked in (same, same, other, same):
+        await policy.check(house.seat(), checked)
+    assert len(engine.documents) == 2
+    await policy.check(house.seat(role="qa"), same)
+    assert len(engine.documents) == 3
+    clock[0] = 61
+    await policy.check(house.seat(), same)
+    assert len(engine.documents) == 4
+
+
+async def test_all_that_the_policy_reads_is_what_it_was_asked(house: House) -> None:
+    engine = Says({"allow": True})
+    checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
+    await Policy("enforce", engine.decide).check(house.seat(), checked)
+    assert engine.documents == [
+        {
+            "tenant": "local",
+            "principal": "local",
+            "role": "dev",
+            "persona": "",
+            "tool": "files.write",
+            "category": "files",
+            "operation": "write",
+            "version": "1.0.0",
+            "tags": ["files", "change"],
+            "requirements": {"os_access": False, "network_access": False, "file_system": "write"},
+            "arguments": {"path": "a", "content": {"characters": 301}},
+        }
+    ]
+
+
+_ARGUMENTS = st.fixed_dictionaries(
+    {
+        "path": st.text(st.characters(codec="utf-8"), min_size=1, max_size=3),
+        "content": st.text(max_size=2) | st.just("x" * 400),
+    }
+)
+
+
+@given(one=_ARGUMENTS, two=_ARGUMENTS)
+async def test_questions_that_differ_are_never_taken_for_one(
+    one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_house(Path(folder)) as house:
+            seat = house.seat()
+            asked = [
+                policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
+                for args in (one, two)
+            ]
+    assert (asked[0] == asked[1]) is (asked[0].document() == asked[1].document())
+    assert (one == two) is (asked[0] == asked[1])
+
+
+def test_files_that_are_no_policy_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no policy in"):
+        Rego(tmp_path)
+    with (
+        pytest.raises(ConfigurationError, match=r"the policy .*tools\.rego cannot be used"),
+        rego(tmp_path, "package x\n what?"),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigurationError, match=r"need a package moothall\.tools"),
+        rego(tmp_path, "package other\ndecision := 1"),
+    ):
+        pass
+
+
+async def test_a_policy_without_a_default_gives_no_answer(tmp_path: Path) -> None:
+    text = (
+        'package moothall.tools\nimport rego.v1\ndecision := {"allow": true} if input.tool == '
+        '"git.log"'
+    )
+    with rego(tmp_path, text) as engine:
+        with pytest.raises(PolicyUnavailable):
+            await engine.decide({"tool": "files.read"})
+        assert await engine.decide({"tool": "git.log"}) == {"allow": True}
+
+
+@pytest.mark.parametrize(
+    ("operation", "allow", "park"),
+    [
+        ("read", True, False),
+        ("write", True, False),
+        ("execute", True, False),
+        ("outside", False, True),
+        ("new", False, False),
+    ],
+)
+async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, park: bool) -> None:  # noqa: FBT001 - columns of the table
+    with closing(Rego(policies_folder())) as engine:
+        decision = await engine.decide({"operation": operation})
+    assert (decision["allow"], decision.get("park", False)) == (allow, park)
+
+
+async def test_a_refusal_says_whether_an_operator_may_allow_it(
+    house: House, tmp_path: Path
+) -> None:
+    with rego(tmp_path) as engine:
+        policy = Policy("enforce", engine.decide)
+        for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
+            with pytest.raises(Stopped) as stopped:
+                await policy.check(
+                    house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000)
+                )
+            assert stopped.value.may_be_allowed is may

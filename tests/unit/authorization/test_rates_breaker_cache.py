@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.cache import ResultCache, cache_key
+from moothall.authorization.call_context import Stopped
+from moothall.authorization.circuit_breaker import Breakers
+from moothall.authorization.rate_limits import Rates, SharedRates
+from moothall.domain.tool import Grant, ToolResult, ToolStatus
+from moothall.errors import BusUnavailable
+from moothall.testing.bus import MemoryBus
+from moothall.tools.arguments import Arguments
+from moothall.tools.outputs import Output
+from moothall.tools.spec import Caps, Danger, Rate, Requirements, ToolSpec
+from support.gate import open_house, tool_call
+from support.tools import CATALOGUE
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def spec_of(**changes: Any) -> ToolSpec:
+    given: dict[str, Any] = {
+        "name": "web.look",
+        "summary": "look",
+        "arguments": Arguments,
+        "output": Output,
+        "danger": Danger.READ,
+        "caps": Caps(5),
+        "requirements": Requirements(network_access=True),
+        "cache_seconds": 60.0,
+    }
+    return ToolSpec(**given | changes)
+
+
+PUSH = CATALOGUE["git.push"]
+
+
+def test_the_eleventh_dangerous_call_in_a_minute_is_refused() -> None:
+    clock = Clock()
+    rates = Rates(clock)
+    for _ in range(10):
+        assert rates.take(("local", "git.push"), PUSH) == 0
+        clock.now += 1
+    assert rates.take(("local", "git.push"), PUSH) == 50
+    assert rates.take(("other", "git.push"), PUSH) == 0
+    clock.now += 50
+    assert rates.take(("local", "git.push"), PUSH) == 0
+    assert rates.take(("local", "git.push"), PUSH) > 0
+
+
+def test_the_hour_counts_too() -> None:
+    clock = Clock()
+    rates, spec = Rates(clock), spec_of(own_rate=Rate(2, 3))
+    assert [rates.take(("a",), spec) == 0 for _ in range(3)] == [True, True, False]
+    clock.now += 60
+    assert [rates.take(("a",), spec) == 0 for _ in range(2)] == [True, False]
+    clock.now += 60
+    assert rates.take(("a",), spec) == 3600 - 120
+
+
+@given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
+def test_no_minute_has_more_calls_than_are_allowed(pauses: list[float], most: int) -> None:
+    clock = Clock()
+    rates, spec, let = Rates(clock), spec_of(own_rate=Rate(most)), []
+    for pause in pauses:
+        clock.now += pause
+        if rates.take(("a",), spec) == 0:
+            let.append(clock.now)
+    for start in let:
+        assert sum(start <= call < start + 60 for call in let) <= most
+
+
+def call(breakers: Breakers, status: ToolStatus, spec: ToolSpec = PUSH) -> ToolStatus:
+    try:
+        with breakers.watching(("local",), spec) as told:
+            told(status)
+    except Stopped as stopped:
+        return stopped.status
+    return status
+
+
+def test_five_failures_in_a_row_open_the_circuit_and_one_good_call_closes_it() -> None:
+    clock = Clock()
+    breakers = Breakers(5, 30, clock)
+    for _ in range(4):
+        assert call(breakers, ToolStatus.TIMEOUT) is ToolStatus.TIMEOUT
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
+    for status in (
+        ToolStatus.TIMEOUT,
+        ToolStatus.ERROR,
+        ToolStatus.MEMORY,
+        ToolStatus.TIMEOUT,
+        ToolStatus.ERROR,
+    ):
+        assert call(breakers, status) is status
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
+    clock.now += 31
+    with breakers.watching(("local",), PUSH) as told:
+        assert (
+            call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN
+        )  # one tries, the others wait
+        told(ToolStatus.TIMEOUT)
+    clock.now += 31
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.CIRCUIT_OPEN  # the rest has doubled
+    clock.now += 31
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
+    assert call(breakers, ToolStatus.SUCCESS) is ToolStatus.SUCCESS
+
+
+def test_what_is_raised_is_a_failure_but_a_cancel_and_a_refusal_are_none() -> None:
+    breakers = Breakers(1, 30, Clock())
+    with pytest.raises(Stopped), breakers.watching(("a",), PUSH):
+        raise Stopped(ToolStatus.BUDGET_EXCEEDED, "all used")
+    with pytest.raises(KeyboardInterrupt), breakers.watching(("a",), PUSH):
+        raise KeyboardInterrupt
+    with breakers.watching(("a",), PUSH):
+        pass
+    with pytest.raises(OSError, match="gone"), breakers.watching(("a",), PUSH):
+        raise OSError("gone")
+    with pytest.raises(Stopped, match="failed 1 times in a row"), breakers.watching(("a",), PUSH):
+        pass
+
+
+def test_that_a_file_is_not_there_is_an_answer() -> None:
+    breakers = Breakers(1, 30, Clock())
+    read = CATALOGUE["files.read"]
+    assert call(breakers, ToolStatus.ERROR, read) is ToolStatus.ERROR
+    assert call(breakers, ToolStatus.SUCCESS, read) is ToolStatus.SUCCESS
+
+
+def result(status: ToolStatus = ToolStatus.SUCCESS, text: str = "x") -> ToolResult:
+    return ToolResult("r-1", "web.look", status, {"text": text})
+
+
+def test_results_stand_for_as_long_as_the_catalogue_says_and_failures_not_at_all() -> None:
+    clock = Clock()
+    cache, spec = ResultCache(1000, clock), spec_of()
+    cache.put("a", spec, result())
+    cache.put("b", spec, result(ToolStatus.ERROR))
+    cache.put("c", spec_of(cache_seconds=0), result())
+    assert cache.get("a") == result()
+    assert cache.get("b") is None
+    assert cache.get("c") is None
+    clock.now += 60
+    assert cache.get("a") is None
+
+
+def test_the_cache_holds_only_so_much() -> None:
+    cache, spec = ResultCache(1000, Clock()), spec_of()
+    for number in range(10):
+        cache.put(str(number), spec, result(text="x" * 300))
+    assert [number for number in range(10) if cache.get(str(number))] == [7, 8, 9]
+    cache.put("big", spec, result(text="x" * 5000))
+    assert cache.get("big") is None
+
+
+_CALLS = st.tuples(
+    st.sampled_from(["a", "b", "ab"]),
+    st.sampled_from(["ws-1", "ws-2", "bws-1"]),
+    st.sampled_from([("web.look", "1"), ("web.look", "2"), ("web.see", "1")]),
+    st.dictionaries(
+        st.sampled_from(["url", "u"]), st.text(max_size=3) | st.integers(0, 2), max_size=2
+    ),
+)
+
+
+@given(one=_CALLS, two=_CALLS, files=st.booleans())
+def test_two_calls_share_a_key_only_if_they_are_the_same(
+    one: Any, two: Any, *, files: bool
+) -> None:
+    needs = Requirements(file_system="read") if files else Requirements(network_access=True)
+
+    def key(of: Any) -> str:
+        tenant, workspace, (name, version), arguments = of
+        return cache_key(
+            tenant, workspace, spec_of(name=name, version=version, requirements=needs), arguments
+        )
+
+    def seen(of: Any) -> Any:
+        tenant, workspace, tool, arguments = of
+        return (tenant, workspace if files else "", tool, arguments)
+
+    assert (key(one) == key(two)) is (seen(one) == seen(two))
+
+
+def test_a_cached_result_is_not_changed_by_who_reads_it() -> None:
+    cache, spec = ResultCache(1000, Clock()), spec_of()
+    cache.put("a", spec, result())
+    found = cache.get("a")
+    assert found is not None
+    assert replace(found, request_id="r-2").request_id == "r-2"
+    assert cache.get("a") == result()
+
+
+async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_workspace(
+    tmp_path: Path,
+) -> None:
+    bus = MemoryBus()
+    statuses: list[ToolStatus] = []
+    async with AsyncExitStack() as stack:
+        houses = [
+            await stack.enter_async_context(
+                open_house(tmp_path / str(number), rates=SharedRates(bus.bucket("rates")))
+            )
+            for number in range(3)
+        ]
+
+        async def push(number: int) -> None:
+            house = houses[number % 3]
+            grant = Grant(("git.*", "files.*"))
+            result = await house.gate.call(
+                house.seat(grant=grant), tool_call("git.push", number=number, branch="x")
+            )
+            statuses.append(result.status)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(24):
+                group.create_task(push(number))
+        assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
+        assert sum(len(house.room.calls) for house in houses) == 10
+        # What stays in a workspace asks nobody.
+        before = await bus.bucket("rates").entries()
+        assert (
+            await houses[0].gate.call(houses[0].seat(), tool_call(path="a"))
+        ).status is ToolStatus.SUCCESS
+        assert await bus.bucket("rates").entries() == before
+
+
+async def test_shared_windows_slide(tmp_path: Path) -> None:
+    del tmp_path
+    now = 1000.0
+    rates = SharedRates(MemoryBus().bucket("rates"), lambda: now)
+    for _ in range(10):
+        assert await rates.take("local", PUSH) == 0
+        now += 2
+    assert await rates.take("local", PUSH) == 40
+    assert await rates.take("elsewhere", PUSH) == 0
+    now = 1060.0
+    assert [await rates.take("local", PUSH) == 0 for _ in range(2)] == [True, False]
+    now = 1062.0
+    assert await rates.take("local", PUSH) == 0
+
+
+async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
+    class Away:
+        async def get_with_revision(self, key: str) -> Any:
+            raise BusUnavailable(f"no {key}")
+
+    away: Any = Away()
+    async with open_house(tmp_path, rates=SharedRates(away)) as house:
+        seat = house.seat(grant=Grant(("git.*",)))
+        result = await house.gate.call(seat, tool_call("git.push", branch="x"))
+    assert (result.status, house.room.calls) == (ToolStatus.RATE_LIMITED, [])

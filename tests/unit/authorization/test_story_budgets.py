@@ -1,0 +1,141 @@
+"""Budgets of stories, on a bus in memory and on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.story_budgets import BUCKET, Accounts, Purse
+from moothall.config import LimitSettings
+from moothall.domain.budget import Amount, Budget, Ledger, Usage
+from moothall.errors import BudgetExceeded
+from moothall.testing.bus import MemoryBus
+
+_CALLS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(1, 50), st.integers(0, 50), st.integers(0, 3)),
+    max_size=40,
+)
+
+
+async def _book(accounts: Accounts, tokens: int) -> tuple[int, int, int]:
+    book = await accounts.of("story-1", "local", Budget(tokens=tokens))
+    return book.spent.tokens, book.reserved.tokens, book.left.tokens
+
+
+@given(st.integers(1, 400), _CALLS)
+async def test_processes_at_once_never_overspend(
+    tokens: int, calls: list[tuple[int, int, int, int]]
+) -> None:
+    """Each deliberation is of a process of its own, which knows the others only by the bucket."""
+    bus = MemoryBus()
+    houses = [Accounts(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
+    purses = [
+        house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens))
+        for number, house in enumerate(houses)
+    ]
+    ledgers = [Ledger(Budget()) for _ in purses]
+    taken: dict[str, int] = {}
+
+    async def call(name: str, whose: int, estimate: int, used: int, turns: int) -> None:
+        ledger = ledgers[whose]
+        ledger.reserve(name, Usage(prompt_tokens=estimate))
+        try:
+            await purses[whose].cover(ledger, Usage(prompt_tokens=estimate))
+        except BudgetExceeded:
+            ledger.release(name)
+            return
+        taken[name] = estimate
+        assert sum(taken.values()) <= tokens
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        taken[name] = min(used, estimate)
+        ledger.settle(name, Usage(prompt_tokens=taken[name]))
+
+    await asyncio.gather(*(call(str(number), *each) for number, each in enumerate(calls)))
+    assert sum(ledger.spent.tokens for ledger in ledgers) <= tokens
+    for purse, ledger in zip(purses, ledgers, strict=True):
+        await purse.close(ledger.spent)
+    spent, reserved, left = await _book(houses[0], tokens)
+    assert (spent, reserved, left) == (
+        sum(ledger.spent.tokens for ledger in ledgers),
+        0,
+        tokens - spent,
+    )
+
+
+async def _draw(purse: Purse, ledger: Ledger, call: str, tokens: int) -> None:
+    ledger.reserve(call, Usage(prompt_tokens=tokens, calls=1))
+    await purse.cover(ledger, Usage(prompt_tokens=tokens, calls=1))
+
+
+async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
+    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings())
+    purse, ledger = (
+        accounts.purse("story-1", "local", "task-1", Budget(tokens=500)),
+        Ledger(Budget()),
+    )
+
+    async def call(name: str) -> bool:
+        try:
+            await _draw(purse, ledger, name, 100)
+        except BudgetExceeded:
+            ledger.release(name)
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(call(str(number)) for number in range(12)))) == 5
+
+
+async def test_what_was_spent_before_a_crash_counts_once() -> None:
+    bus = MemoryBus()
+    budget = Budget(tokens=300)
+    first, ledger = (
+        Accounts(bus.bucket(BUCKET), LimitSettings()).purse("story-1", "local", "task-1", budget),
+        Ledger(Budget()),
+    )
+    await _draw(first, ledger, "a", 100)
+    again = Ledger(Budget())
+    again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
+    accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
+    second = accounts.purse("story-1", "local", "task-1", budget)
+    await _draw(second, again, "b", 100)
+    spent, reserved, left = await _book(accounts, 300)
+    assert spent == 80
+    assert spent + reserved + left == 300
+    again.settle("b", Usage(prompt_tokens=20, calls=1))
+    for _ in range(2):
+        await second.close(again.spent)
+    assert await _book(accounts, 300) == (100, 0, 200)
+
+
+async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant_its_own() -> None:
+    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2))
+    purse = accounts.purse("story-1", "local", "task-1", Budget())
+    with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
+        await _draw(purse, Ledger(Budget()), "a", 51)
+    ledger = Ledger(Budget())
+    await _draw(purse, ledger, "a", 50)
+    await _draw(accounts.purse("story-1", "acme", "task-1", Budget()), Ledger(Budget()), "a", 50)
+    book = await accounts.of("story-1", "acme", Budget(calls=9))
+    assert (book.limit, book.reserved.tokens) == (Amount(50, 9), 50)
+
+
+async def test_a_call_within_what_is_granted_asks_nobody() -> None:
+    bus = MemoryBus()
+    bucket = bus.bucket(BUCKET)
+    purse, ledger = (
+        Accounts(bucket, LimitSettings()).purse(
+            "story-1", "local", "task-1", Budget(tokens=100_000)
+        ),
+        Ledger(Budget()),
+    )
+    await _draw(purse, ledger, "0", 10)
+    _, revision = await bucket.get_with_revision("local.story-1")
+    for number in range(1, 5):
+        await _draw(purse, ledger, str(number), 10)
+    assert (await bucket.get_with_revision("local.story-1"))[1] == revision
+    await _draw(purse, ledger, "5", 10)
+    assert (await bucket.get_with_revision("local.story-1"))[1] == revision + 1

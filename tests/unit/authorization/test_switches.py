@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from moothall.authorization.grants import grant_for
+from moothall.authorization.overrides import SWITCHES, Switches
+from moothall.config import BusSettings
+from moothall.domain.tool import ToolStatus
+from moothall.errors import InvalidRequest
+from moothall.events.nats.jetstream import open_bus
+from moothall.events.nats.server import embedded_server
+from moothall.ports import Bucket
+from moothall.testing.bus import MemoryBus
+from support.gate import open_house, tool_call
+
+
+@pytest.fixture(params=["memory", "jetstream"])
+async def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bucket]:
+    if request.param == "memory":
+        yield MemoryBus().bucket(SWITCHES)
+        return
+    async with (
+        embedded_server(BusSettings(), tmp_path / "bus") as url,
+        open_bus(BusSettings(), url) as bus,
+    ):
+        yield bus.bucket(SWITCHES)
+
+
+async def test_what_one_process_switches_another_follows(bucket: Bucket) -> None:
+    here, there = Switches(bucket), Switches(bucket)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(there.run())
+        await here.switch("local", "git.diff", enabled=False, who="ann", reason="too slow")
+        await here.switch("local", "files.read", enabled=False, who="ann")
+        await here.switch("local", "files.read", enabled=True, who="ann")
+        async with asyncio.timeout(60):
+            while there.off("local") != {"git.diff"}:
+                await asyncio.sleep(0.01)
+        following.cancel()
+    later = Switches(bucket)
+    await later.refresh()
+    assert later.off("local") == {"git.diff"} == here.off("local")
+    assert later.off("other") == frozenset()
+    stored = await bucket.get("local.git.diff")
+    assert stored is not None
+    assert (stored["who"], stored["reason"]) == ("ann", "too slow")
+
+
+async def test_an_unknown_tool_is_not_switched() -> None:
+    with pytest.raises(InvalidRequest, match=r"there is no tool 'files\.reed'"):
+        await Switches(MemoryBus().bucket(SWITCHES)).switch(
+            "local", "files.reed", enabled=False, who="ann"
+        )
+
+
+async def test_a_document_that_says_nothing_takes_the_tool_away() -> None:
+    bucket = MemoryBus().bucket(SWITCHES)
+    await bucket.put("local.files.read", {"enabled": "yes"})
+    known = Switches(bucket)
+    await known.refresh()
+    assert known.off("local") == {"files.read"}
+
+
+async def test_to_a_seat_there_is_no_disabled_tool(tmp_path: Path) -> None:
+    known = Switches(MemoryBus().bucket(SWITCHES))
+    async with open_house(tmp_path, off=known.off) as house:
+        grant = grant_for("dev")
+        assert "files.append" in [spec.name for spec in house.gate.list_tools("local", grant)]
+        await known.switch("local", "files.append", enabled=False, who="ann")
+
+        refused = await house.gate.call(
+            house.seat(), tool_call("files.append", path="a", content="x")
+        )
+        near = await house.gate.call(house.seat(), tool_call("files.appendd", number=2))
+        none = await house.gate.call(house.seat(), tool_call("zzz", number=3))
+        assert refused.status is ToolStatus.INVALID
+        assert refused.error.startswith("there is no tool 'files.append'")
+        assert house.room.calls == []
+        for result in (refused, near, none):
+            assert "files.append" not in result.error.replace("there is no tool 'files.append", "")
+        assert "files.append" not in [spec.name for spec in house.gate.list_tools("local", grant)]
+        assert "files.append" in [spec.name for spec in house.gate.list_tools("other", grant)]
+
+        await known.switch("local", "files.append", enabled=True, who="ann")
+        again = await house.gate.call(
+            house.seat(), tool_call("files.append", number=4, path="a", content="x")
+        )
+        assert again.status is ToolStatus.SUCCESS

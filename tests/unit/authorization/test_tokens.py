@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from typing import Any
+
+import jwt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.tokens import (
+    CHILD_TYPE,
+    TYPE,
+    Capability,
+    Tokens,
+    narrow,
+    request_digest,
+)
+from moothall.domain.tool import Grant
+from moothall.errors import Refused
+from support.gate import tool_call
+from support.tools import CATALOGUE
+
+KEY = b"k" * 32
+NAMES = tuple(CATALOGUE)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def minted(tokens: Tokens, tools: tuple[str, ...] = NAMES, seconds: float = 60) -> str:
+    return tokens.mint(
+        principal="ann",
+        tenant="local",
+        workspace="ws-1",
+        role="dev",
+        grant=Grant(tools, ("docs/",)),
+        seconds=seconds,
+    )
+
+
+def claims_of(token: str) -> dict[str, Any]:
+    return jwt.decode(token, options={"verify_signature": False})
+
+
+def test_a_token_says_who_where_and_what() -> None:
+    found = Tokens(KEY, 100).check(minted(Tokens(KEY, 100)), "ws-1")
+    assert (found.principal, found.tenant, found.role, found.workspace) == (
+        "ann",
+        "local",
+        "dev",
+        "ws-1",
+    )
+    assert found.grant == Grant(NAMES, ("docs/",))
+    assert found.request == ""
+
+
+def signed(
+    claims: dict[str, Any], *, key: Any = KEY, algorithm: str = "HS256", typ: str = TYPE
+) -> str:
+    return jwt.encode(claims, key, algorithm=algorithm, headers={"typ": typ})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"aud": "ws-2"}, "Audience"),
+        ({"aud": None}, "aud"),
+        ({"iss": "eve"}, "issuer"),
+        ({"exp": -1}, "expired"),
+        ({"exp": 10_000}, "lives too long"),
+        ({"iat": 600}, "begins in the future"),
+        ({"jti": None}, "jti"),
+        ({"tools": None}, "tools"),
+        ({"exp": None}, "exp"),
+    ],
+)
+def test_claims_that_are_wrong_are_refused(change: dict[str, Any], words: str) -> None:
+    tokens = Tokens(KEY, 100)
+    claims = claims_of(minted(tokens))
+    now = int(time.time())
+    for name, value in change.items():
+        claims[name] = now + value if isinstance(value, int) else value
+    if "iat" in change:
+        claims["exp"] = claims["iat"] + 50
+    with pytest.raises(Refused, match=words):
+        tokens.check(
+            signed({name: value for name, value in claims.items() if value is not None}), "ws-1"
+        )
+
+
+def test_algorithm_type_and_key_must_be_ours() -> None:
+    tokens = Tokens(KEY, 100)
+    claims = claims_of(minted(tokens))
+    none = jwt.encode(claims, "", algorithm="none", headers={"typ": TYPE})
+    with pytest.raises(Refused, match="alg value"):
+        tokens.check(none, "ws-1")
+    with pytest.raises(Refused, match="alg value"):
+        tokens.check(signed(claims, algorithm="HS512", key=b"k" * 64), "ws-1")
+    with pytest.raises(Refused, match="Signature"):
+        tokens.check(signed(claims, key=b"e" * 32), "ws-1")
+    with pytest.raises(Refused, match="wrong type: 'JWT'"):
+        tokens.check(signed(claims, typ="JWT"), "ws-1")
+    for broken in ("", "a.b.c", "....", "é", minted(tokens)[:-3], "x" * 20_000):
+        with pytest.raises(Refused):
+            tokens.check(broken, "ws-1")
+
+
+def test_a_token_that_was_good_is_refused_once_it_is_expired_or_revoked() -> None:
+    clock, revoked = Clock(), set[str]()
+    tokens = Tokens(KEY, 100, revoked=lambda ids: not revoked.isdisjoint(ids), clock=clock)
+    token, other = minted(tokens, seconds=60), minted(tokens, seconds=60)
+    child = narrow(token, seconds=60, clock=clock)
+    assert tokens.check(child, "ws-1").chain[0] == tokens.check(token, "ws-1").chain[0]
+    revoked.add(tokens.check(token, "ws-1").chain[0])
+    for gone in (token, child):
+        with pytest.raises(Refused, match="revoked"):
+            tokens.check(gone, "ws-1")
+    tokens.check(other, "ws-1")
+    clock.now += 61
+    with pytest.raises(Refused, match="expired"):
+        tokens.check(other, "ws-1")
+    revoked.clear()
+    clock.now -= 61
+    revoked.add("ws-1")
+    with pytest.raises(Refused, match="revoked"):
+        tokens.check(other, "ws-1")
+
+
+def test_a_bound_token_is_bound_for_good() -> None:
+    tokens = Tokens(KEY, 100)
+    bound = narrow(minted(tokens), seconds=30, request=request_digest(tool_call(path="a")))
+    assert tokens.check(bound, "ws-1").request == request_digest(tool_call(path="a"))
+    assert tokens.check(narrow(bound, seconds=30), "ws-1").request == request_digest(
+        tool_call(path="a")
+    )
+    with pytest.raises(Refused, match="another request"):
+        tokens.check(narrow(bound, seconds=30, request=request_digest(tool_call(path="b"))), "ws-1")
+    assert request_digest(tool_call(path="a", number=2)) != request_digest(tool_call(path="a"))
+
+
+def test_a_child_does_not_carry_what_would_make_its_parent() -> None:
+    tokens = Tokens(KEY, 100)
+    parent = minted(tokens)
+    child = narrow(parent, seconds=30, tools=["files.read"])
+    assert parent.rpartition(".")[2] not in child
+    carried = claims_of(child)["parent"]
+    widened = f"{carried}.{child.rpartition('.')[2]}"
+    with pytest.raises(Refused, match="Signature"):
+        tokens.check(widened, "ws-1")
+
+
+def test_a_child_of_somebody_elses_parent_is_refused() -> None:
+    tokens = Tokens(KEY, 100)
+    forged = minted(Tokens(b"e" * 32, 100))
+    with pytest.raises(Refused, match="Signature"):
+        tokens.check(narrow(forged, seconds=30), "ws-1")
+
+
+def test_lines_are_short_and_children_short_lived() -> None:
+    tokens = Tokens(KEY, 100)
+    token = minted(tokens)
+    with pytest.raises(Refused, match="lives too long"):
+        tokens.check(narrow(token, seconds=1000), "ws-1")
+    for _ in range(3):
+        token = narrow(token, seconds=30)
+    tokens.check(token, "ws-1")
+    with pytest.raises(Refused):
+        tokens.check(narrow(token, seconds=30), "ws-1")
+
+
+def test_deeply_nested_claims_are_refused_and_not_a_crash() -> None:
+    tokens = Tokens(KEY, 100)
+    head = base64.urlsafe_b64encode(
+        json.dumps({"alg": "HS256", "typ": CHILD_TYPE}).encode()
+    ).rstrip(b"=")
+    body = base64.urlsafe_b64encode(b'{"parent":' + b"[" * 5000 + b"]" * 5000 + b"}").rstrip(b"=")
+    mac = base64.urlsafe_b64encode(
+        hmac.new(KEY, head + b"." + body, hashlib.sha256).digest()
+    ).rstrip(b"=")
+    with pytest.raises(Refused):
+        tokens.check(b".".join((head, body, mac)).decode(), "ws-1")
+
+
+_SOME = st.lists(st.sampled_from([*NAMES, "files.*", "*", "git.*", "nothing"]), max_size=6)
+_STEP = st.fixed_dictionaries(
+    {"seconds": st.integers(1, 90)},
+    optional={
+        "tools": _SOME,
+        "protected": st.lists(st.sampled_from(["docs/", "src/", "**"]), max_size=2),
+        "request": st.just("r"),
+    },
+)
+
+
+def allows(capability: Capability) -> set[str]:
+    return set(capability.grant.tools)
+
+
+@given(st.lists(st.sampled_from(NAMES), unique=True, max_size=10), st.lists(_STEP, max_size=3))
+def test_delegation_only_narrows(tools: list[str], steps: list[dict[str, Any]]) -> None:
+    tokens = Tokens(KEY, 100)
+    token = minted(tokens, tuple(tools))
+    before = tokens.check(token, "ws-1")
+    for step in steps:
+        token = narrow(token, **step)
+        after = tokens.check(token, "ws-1")
+        assert allows(after) <= allows(before)
+        assert set(after.grant.protected) >= set(before.grant.protected)
+        assert after.expires <= before.expires
+        assert after.chain[:-1] == before.chain
+        assert not before.request or after.request == before.request
+        assert (after.tenant, after.principal, after.role, after.workspace) == (
+            "local",
+            "ann",
+            "dev",
+            "ws-1",
+        )
+        before = after
+
+
+@pytest.mark.parametrize(
+    "times", [{"exp": 10**400}, {"iat": 10**400}, {"iat": -(10**400)}, {"exp": float("inf")}]
+)
+def test_times_that_no_clock_shows_are_refused(times: dict[str, Any]) -> None:
+    tokens = Tokens(KEY, 100)
+    parent = minted(tokens)
+    now = int(time.time())
+    claims = {"iat": now, "exp": now + 5, "jti": "a", "parent": parent.rpartition(".")[0], **times}
+    key = hmac.new(
+        base64.urlsafe_b64decode(parent.rpartition(".")[2] + "=="),
+        b"moothall delegation",
+        hashlib.sha256,
+    ).digest()
+    with pytest.raises(Refused):
+        tokens.check(signed(claims, key=key, typ=CHILD_TYPE), "ws-1")

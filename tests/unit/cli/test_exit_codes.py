@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.cli.exit_codes import BROKEN, exit_code
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.proposal import SeatOutcome, SeatStatus
+
+
+def won(*, proven: bool, final_state: str = "committed") -> Outcome:
+    return Outcome(
+        "t", DeliberationStatus.COMPLETED, winner_id="a", proven=proven, final_state=final_state
+    )
+
+
+def lost(*ends: tuple[SeatStatus, str]) -> Outcome:
+    seats = tuple(
+        SeatOutcome(f"s{number}", status, code) for number, (status, code) in enumerate(ends)
+    )
+    return Outcome("t", DeliberationStatus.FAILED, seats=seats, final_state="failed")
+
+
+FAILED, LATE, UNSTARTED = SeatStatus.FAILED, SeatStatus.LATE, SeatStatus.UNSTARTED
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        (won(proven=True), 0),
+        (won(proven=False), 3),
+        (won(proven=False, final_state="answered"), 3),
+        (won(proven=True, final_state="failed"), 2),
+        (lost((FAILED, "OUT_OF_TURNS"), (FAILED, "NO_CHANGES")), 1),
+        (lost((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "OUT_OF_TURNS")), 1),
+        (lost((FAILED, "MODEL_UNAVAILABLE"), (FAILED, "CONFIGURATION")), 2),
+        (lost((FAILED, "MODEL_UNAVAILABLE"), (UNSTARTED, "")), 2),
+        (lost((LATE, "DEADLINE_EXCEEDED")), 1),
+        (lost((UNSTARTED, "")), 1),
+        (lost(), 1),
+    ],
+)
+def test_the_exit_code_of_an_end(outcome: Outcome, code: int) -> None:
+    assert exit_code(outcome) == code
+
+
+@pytest.mark.parametrize("code", sorted(BROKEN))
+def test_a_broken_part_is_2_whichever_it_is(code: str) -> None:
+    assert exit_code(lost((FAILED, code), (FAILED, code))) == 2
+
+
+def test_a_candidate_that_lost_is_no_broken_part() -> None:
+    broken = lost((FAILED, "MODEL_UNAVAILABLE"))
+    result = Result(1, "s", "dev", 0.1, (), passed_gates=False, proven=False)
+    assert (
+        exit_code(Outcome("t", DeliberationStatus.COMPLETED, seats=broken.seats, results=(result,)))
+        == 1
+    )
+
+
+def test_an_answer_in_words_needs_no_proof() -> None:
+    assert exit_code(won(proven=False, final_state="answered"), answers=True) == 0
+    assert exit_code(won(proven=False), answers=True) == 3

@@ -1,0 +1,202 @@
+"""What is seen while a council works: of every event with -v, of what matters without."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from moothall.cli.progress import Narrator, SeatLines
+from moothall.domain.event import EventType, Recorded, new_event
+
+ONE, TWO = "agent-dev-001", "agent-dev-with-a-very-long-name-indeed-002"
+USAGE = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 2}
+EVENTS: tuple[tuple[EventType, dict[str, Any]], ...] = (
+    (
+        EventType.DELIBERATION_REQUESTED,
+        {
+            "seats": [ONE, TWO],
+            "role": "dev",
+            "protocol": "vote",
+            "base_sha": "a" * 40,
+            "max_turns": 4,
+        },
+    ),
+    (EventType.AGENT_PROGRESS, {"current_task": "setting up: pip install x"}),
+    (EventType.AGENT_PROGRESS, {"current_task": "base: tests 3 passed, 1 red (test_a)"}),
+    (EventType.SEAT_STARTED, {"seat": ONE, "approach": "append"}),
+    (
+        EventType.MODEL_CALLED,
+        {"seat": ONE, "usage": USAGE, "phase": "propose", "duration_ms": 1500},
+    ),
+    (
+        EventType.SEAT_TURN,
+        {
+            "seat": ONE,
+            "turn": 1,
+            "operations": [{"tool": "files.edit", "status": "success"}],
+            "thought": "I see\x1b[2J it",
+        },
+    ),
+    (
+        EventType.SEAT_TURN,
+        {
+            "seat": ONE,
+            "turn": 2,
+            "operations": [],
+            "refused": "a file may hold 5 bytes\x1b[2J; larger is x.",
+        },
+    ),
+    (
+        EventType.SEAT_FAILED,
+        {"seat": TWO, "error": {"code": "MODEL_UNAVAILABLE", "message": "gone\x1b[2J\nnext"}},
+    ),
+)
+
+
+def recorded(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
+    return Recorded(seq, new_event(kind, "t", {"task_id": "t", **data}, ordinal=str(seq)))
+
+
+def told(*, verbose: bool, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    narrator = Narrator(verbose=verbose, thoughts=True, console=console)
+    for seq, (kind, data) in enumerate(EVENTS, 1):
+        narrator.take(recorded(kind, data, seq))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
+
+
+def test_with_v_every_event_is_a_line() -> None:
+    said = told(verbose=True)
+    for words in (
+        "append",
+        "10 + 2 tokens",
+        "turn 1: files.edit success",
+        "I see",
+        "gone",
+        "preparing: setting up",
+        "base: tests 3",
+        "turn 2: submit refused: a file may hold 5 bytes\N{REPLACEMENT CHARACTER}[2J; larger is x.",
+    ):
+        assert words in said
+
+
+def test_without_it_only_what_matters_is() -> None:
+    lines = told(verbose=False).splitlines()
+    assert [line.split(maxsplit=1)[1][:20] for line in lines] == [
+        "2 seats (dev), proto",
+        "preparing: setting u",
+        "base: tests 3 passed",
+        "turn 2: submit refus",
+        "failed: gone\N{REPLACEMENT CHARACTER}[2J nex",
+    ]
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_model_moves_no_cursor(verbose: bool) -> None:  # noqa: FBT001 - the parameter
+    assert "\x1b" not in told(verbose=verbose)
+
+
+def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
+    board = SeatLines()
+    for seq, (kind, data) in enumerate(EVENTS, 1):
+        board.take(recorded(kind, data, seq))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(board)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # it is the StringIO above
+    assert len(lines) == 3
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("council")
+    assert " %  at work" in lines[0]
+    assert lines[1].startswith("agent-dev-001")
+    assert "turn 2: submit refused" in lines[1]
+    assert lines[2].startswith("agent-dev-with-a-ve…  failed: gone")
+
+
+def test_quiet_is_not_a_word() -> None:
+    console = Console(file=io.StringIO(), quiet=True)
+    narrator = Narrator(quiet=True, console=console)
+    with narrator.watching():
+        narrator.say("x")
+        narrator.take(recorded(*EVENTS[0], 1))
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
+
+
+def test_the_live_lines_go_when_the_end_is_told() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
+    narrator = Narrator(console=console)
+    with narrator.watching():
+        narrator.say("starting")
+        narrator.rest()
+        narrator.say("after")
+    assert console.file.getvalue().rstrip().endswith("after\x1b[0m")  # type: ignore[attr-defined] # it is the StringIO above
+
+
+def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    narrator.waits()
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
+    for seq, (kind, data) in enumerate(EVENTS, 1):
+        narrator.take(recorded(kind, data, seq))
+    narrator.waits()
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
+    assert lines[-1].strip() == f"{ONE} waits for the model"
+    assert any(len(line) > 60 for line in lines)
+
+
+def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    for seq, (kind, data) in enumerate(
+        (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
+    ):
+        narrator.take(recorded(kind, data, seq))
+    narrator.waits()
+    assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
+    narrator.take(recorded(*EVENTS[3], 3))
+    narrator.waits()
+    assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
+
+
+def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    narrator = Narrator(console=console)
+    asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
+    turn = {"seat": ONE, "turn": 1, "operations": []}
+    narrator.say("setting up")
+    narrator.say("setting up")
+    events: tuple[tuple[EventType, dict[str, Any]], ...] = (
+        (EventType.DELIBERATION_REQUESTED, asked),
+        (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
+        (EventType.SEAT_TURN, turn),
+        (EventType.SEAT_TURN, {**turn, "turn": 2}),
+        (
+            EventType.SEAT_PROPOSED,
+            {"seat": ONE, "proposal": {"diff": "", "content": "An old pond"}},
+        ),
+    )
+    for seq, (kind, data) in enumerate(events, 1):
+        narrator.take(recorded(kind, data, seq))
+        narrator.waits()
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
+    assert len(lines) == len(set(lines))
+    assert lines[-1] == f"{ONE} waits for the reviews"
+
+
+def test_at_80_columns_what_a_seat_waits_for_is_whole() -> None:
+    board = SeatLines()
+    approach = (
+        "an approach that is described in more words than one line of a terminal has room for"
+    )
+    for seq, (kind, data) in enumerate(
+        (EVENTS[0], (EventType.SEAT_STARTED, {"seat": ONE, "approach": approach})), 1
+    ):
+        board.take(recorded(kind, data, seq))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(board)
+    line = console.file.getvalue().splitlines()[1]  # type: ignore[attr-defined] # it is the StringIO above
+    assert "waits for the model" in line
+    assert len(line) <= 80

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import stat
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from moothall.cli.runtime import result_of, settings_of, speak_errors, with_settings
+from moothall.config import Settings
+
+
+def test_the_data_directory_is_its_owner_s_alone_whoever_needs_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOOTHALL_DATA_DIR", str(tmp_path / "deep" / "data"))
+    settings = settings_of(click.Context(click.Command("any")))
+    assert stat.S_IMODE(settings.data_dir.stat().st_mode) == 0o700
+
+
+def test_a_long_wait_says_what_it_waits_for_and_a_short_one_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def until_said() -> str:
+        async with asyncio.timeout(30):
+            while not (said := capsys.readouterr().err):
+                await asyncio.sleep(0.005)
+        return said
+
+    async def at_once() -> int:
+        return 3
+
+    assert result_of(until_said(), "reading the log", after=0.01) == "reading the log …\n"
+    assert result_of(at_once(), "reading the log", after=3600) == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_garbage_is_collected_once_the_work_begins_whatever_was_switched_off_for_the_imports() -> (
+    None
+):
+    async def is_collecting() -> bool:
+        return gc.isenabled()
+
+    gc.disable()
+    try:
+        assert result_of(is_collecting())
+    finally:
+        gc.enable()
+
+
+def test_a_bug_is_told_with_its_cause_however_deep_it_lies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error: Exception = ValueError("the cause")
+    for _ in range(20):
+        error = ExceptionGroup("unhandled errors", [error])
+
+    @speak_errors
+    def broken() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        broken()
+    assert ended.value.code == 2
+    assert "ValueError: the cause" in capsys.readouterr().err
+
+
+def test_a_command_is_given_the_settings_and_returns_the_exit_code(tmp_path: Path) -> None:
+    @click.command()
+    @click.argument("code", type=int)
+    @with_settings()
+    async def command(settings: Settings, *, code: int) -> int | None:
+        click.echo(settings.data_dir)
+        return code or None
+
+    for code in (0, 3):
+        ran = CliRunner().invoke(command, [str(code)], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+        assert (ran.exit_code, ran.output) == (code, f"{tmp_path}\n")
+
+
+def test_what_a_command_finds_wrong_with_a_parameter_is_said_as_click_says_it(
+    tmp_path: Path,
+) -> None:
+    @click.command()
+    @with_settings()
+    async def command(settings: Settings) -> None:
+        raise click.BadParameter(f"no place below {settings.data_dir}", param_hint="--line")
+
+    ran = CliRunner().invoke(command, [], env={"MOOTHALL_DATA_DIR": str(tmp_path)})
+    assert ran.exit_code == 2
+    assert f"Error: Invalid value for --line: no place below {tmp_path}" in ran.output
+    assert "Traceback" not in ran.output

@@ -1,0 +1,106 @@
+"""The message of the winner's commit: its seat's own message, and the task in trailers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moothall.collector.delivery import deliver, own_message, title_of
+from moothall.domain.evidence import EvidenceLevel
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from support.story import SEATS, Remembering, deliberation
+
+TITLE = "Add hello_world() function to src/utils.py"
+
+
+async def message_of(message: str, origin: str = "") -> str:
+    repositories = Remembering()
+    won = Result(
+        1,
+        SEATS[0],
+        "dev",
+        1.0,
+        ("proven",),
+        True,
+        True,
+        diff="diff --git a/x b/x\n",
+        message=message,
+    )
+    ended = Outcome(
+        "task-a",
+        DeliberationStatus.COMPLETED,
+        winner_id=SEATS[0],
+        proven=True,
+        evidence_level=EvidenceLevel.PROVEN,
+        results=(won,),
+    )
+    delivered = await deliver(repositories, replace(deliberation(), origin=origin), ended)
+    assert delivered.branch == "moothall/task-a"
+    (said,) = repositories.messages
+    return said
+
+
+@pytest.mark.parametrize(
+    ("message", "origin", "wanted"),
+    [
+        ("feat: add hello_world()\n\nIt greets.", "", "feat: add hello_world()\n\nIt greets."),
+        ("", "", TITLE),
+        (" \n", "", TITLE),
+        ("Signed-off-by: Somebody <a@b.example>", "", TITLE),
+        ("fixes #7, thanks to @ann", "forge", TITLE),
+    ],
+)
+async def test_a_seats_own_message_is_the_commits(message: str, origin: str, wanted: str) -> None:
+    assert (
+        await message_of(message, origin)
+        == f"{wanted}\n\nDeliberation: task-a\nWinner: {SEATS[0]} (proven)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("fix: x\x1b[31m red\x00", "fix: x [31m red"),
+        ("fix: x [skip ci]\n\n[ci skip] y\n[no ci]", "fix: x\n\n y"),
+        ("fix: x [skip[skip ci] ci]\n[[no ci]no ci]", "fix: x"),
+        ("fix: x\n\n[skip ci]Signed-off-by: A <a@b>", "fix: x"),
+        (
+            (
+                "fix: x\n\n\n\nCo-authored-by: A <a@b>\nDeliberation: other\nwinner: me\nthe "
+                "winner "
+                "is ours"
+            ),
+            "fix: x\n\nthe winner is ours",
+        ),
+        ("x" * 10_000, "x" * 4_000),
+        ("fix: \u202ereversed", "fix:  reversed"),
+    ],
+)
+def test_what_acts_in_a_message_is_left_out(message: str, wanted: str) -> None:
+    assert own_message(message) == wanted
+
+
+@pytest.mark.parametrize(
+    ("description", "title"),
+    [
+        ("Add hello()", "Add hello()"),
+        ("Add hello()\n\nIt greets.", "Add hello()"),
+        (
+            f"A number counts as a limit. {'When such an input is merged, ' * 4}",
+            "A number counts as a limit",
+        ),
+        (
+            (
+                "retry counts as a shorthand for an object with a limit when options are merged "
+                "with "
+                "others"
+            ),
+            "retry counts as a shorthand for an object with a limit when options are…",
+        ),
+        ("x" * 100, "x" * 71 + "…"),
+    ],
+)
+def test_a_title_ends_with_a_sentence_or_a_word(description: str, title: str) -> None:
+    assert title_of(description) == title
+    assert len(title) <= 72  # what git shows in one line

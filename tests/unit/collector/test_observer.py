@@ -1,0 +1,67 @@
+"""Who decides nothing knows what is under way as who decides does, whenever it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from moothall.collector import Collector
+from moothall.collector.fold import DeliberationState, fold
+from moothall.collector.observer import Onlooker
+from moothall.config import LimitSettings
+from moothall.domain.event import EventType, new_event
+from moothall.testing.bus import MemoryBus
+from support.story import START, Remembering, full
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("before", [0, 1, 9])
+async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_decided(
+    before: int,
+) -> None:
+    bus, events = MemoryBus(), full().events
+    for event in events[:before]:
+        await bus.publish(event)
+    onlooker = Onlooker(bus)
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(onlooker.run((await bus.state("EVENTS")).last_seq))
+        await asyncio.sleep(0.05)
+        for event in events[before:-1]:
+            await bus.publish(event)
+        expected: DeliberationState | None = None
+        for event in events[:-1]:
+            expected = fold(expected, event)
+        await until(lambda: onlooker.states() == (expected,))
+        assert [one.task_id for one in onlooker.deliberations()] == ["task-a"]
+        told = {"task_id": "task-a", "number": 0}
+        await bus.publish(
+            new_event(
+                EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
+            )
+        )
+        await until(lambda: all(state.pauses.held for state in onlooker.states()))
+        late = Onlooker(bus)
+        await late._load("task-a")
+        assert [state.pauses.held for state in late.states()] == [True]
+        told = {"task_id": "task-a", "number": 1}
+        await bus.publish(
+            new_event(
+                EventType.DELIBERATION_RESUMED, "task-a", told, ordinal=1, time=START.isoformat()
+            )
+        )
+        deciding = group.create_task(
+            Collector(
+                bus, Remembering(), LimitSettings(), tick_seconds=0.02, clock=lambda: START
+            ).run()
+        )
+        await bus.publish(events[-1])
+        await until(lambda: not onlooker.under_way)
+        following.cancel()
+        deciding.cancel()

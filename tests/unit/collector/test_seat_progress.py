@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.collector.overview import Overview
+from moothall.collector.progress import Progress, describe
+from moothall.collector.seat_progress import ENDED
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import LOCAL, Principal
+from moothall.errors import NotFound
+from moothall.testing.bus import MemoryBus
+from support.story import SEATS, Story, full
+
+ONE = SEATS[0]
+
+
+def progress_of(events: list[Event]) -> Progress:
+    progress = Progress()
+    for seq, event in enumerate(events, 1):
+        progress, _ = describe(progress, Recorded(seq, event))
+    return progress
+
+
+def turn(story: Story, seat: str = ONE, **more: Any) -> Story:
+    tools = [{"tool": f"files.{number}", "status": "success"} for number in range(3)]
+    return story.add(EventType.SEAT_TURN, {"seat": seat, "turn": 1, "operations": tools, **more})
+
+
+def test_a_lane_tells_turns_tools_checks_and_the_last_words() -> None:
+    story = Story().begun()
+    story.add(
+        EventType.MODEL_CALLED,
+        {"seat": ONE, "call_id": "c", "phase": "propose", "usage": {}, "answer": "raw"},
+    )
+    assert progress_of(story.events).lanes[ONE].said == "raw"
+    turn(story, thought="I add it.", checks={"tests": "failed"})
+    for _ in range(3):
+        turn(story, checks={})
+    lane = progress_of(story.events).lanes[ONE]
+    assert (lane.approach, lane.phase, lane.turns, lane.called) == ("plainly", "propose", 4, 12)
+    assert (len(lane.tools), lane.tools[-1]) == (8, ("files.2", "success"))
+    assert (lane.checks, lane.said, lane.waits) == (
+        {"tests": "failed"},
+        "I add it.",
+        "waits for the model",
+    )
+    assert lane.began
+    assert not lane.ended
+    assert progress_of(story.failed(ONE).events).lanes[ONE].ended
+
+
+def test_words_are_bounded() -> None:
+    story = turn(Story().begun(), thought="x" * 5_000)
+    assert len(progress_of(story.events).lanes[ONE].said) == 2_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"operations": 1},
+        {"operations": [1], "checks": [], "thought": 3},
+        {"seat": 4},
+        {"seat": "nobody"},
+    ],
+)
+def test_what_is_malformed_says_nothing(data: dict[str, Any]) -> None:
+    story = Story().begun().add(EventType.SEAT_TURN, {"seat": ONE, **data})
+    lane = progress_of(story.events).lanes[ONE]
+    assert (lane.called, lane.checks, lane.said) == (0, {}, "")
+
+
+def test_the_phase_is_what_the_council_is_at() -> None:
+    story = Story().requested()
+    assert progress_of(story.events).phase == "asked for"
+    assert (
+        progress_of(
+            [
+                *story.events,
+                Story().add(EventType.AGENT_PROGRESS, {"current_task": "setup"}).events[0],
+            ]
+        ).phase
+        == "preparing"
+    )
+    story = Story().begun()
+    assert progress_of(story.events).phase == "proposing"
+    for seat in SEATS:
+        story.proposed(seat, seat)
+    assert progress_of(story.events).phase == "re-checking"
+    assert progress_of(story.reviewed(SEATS[1], ONE, 0.5).events).phase == "reviewing"
+    story.add(EventType.MODEL_CALLED, {"seat": ONE, "call_id": "r", "phase": "revise", "usage": {}})
+    assert progress_of(story.events).phase == "revising"
+    for seat in SEATS:
+        story.finished(seat)
+    assert progress_of(story.events).phase == "ranking"
+    assert (
+        progress_of(story.add(EventType.DELIBERATION_CANCELLED, {"reason": "r"}).events).phase
+        == "stopping"
+    )
+    assert (
+        progress_of(story.add(EventType.DELIBERATION_DECIDED, {"status": "COMPLETED"}).events).phase
+        == "decided"
+    )
+
+
+async def test_who_looks_again_sees_what_came_since_and_another_tenant_sees_nothing() -> None:
+    bus, events = MemoryBus(), full().events
+    overview = Overview(bus, tuple)
+    with pytest.raises(NotFound):
+        await overview.progress("task-a", LOCAL)
+    for event in events[:5]:
+        await bus.publish(event)
+    before = await overview.progress("task-a", LOCAL)
+    for event in events[5:]:
+        await bus.publish(event)
+    after = await overview.progress("task-a", LOCAL)
+    assert before.percent < after.percent
+    assert after.percent == progress_of(events).percent
+    assert all(lane.waits == ENDED for lane in after.lanes.values())
+    with pytest.raises(NotFound):
+        await overview.progress("task-a", Principal("eve", "elsewhere"))
+
+
+def test_of_text_nothing_is_re_checked() -> None:
+    asked = {"seats": [*SEATS], "role": "dev", "protocol": "vote"}
+    story = Story().add(EventType.DELIBERATION_REQUESTED, asked)
+    progress = progress_of(story.add(EventType.SEAT_PROPOSED, {"seat": ONE}).events)
+    assert progress.lanes[ONE].waits == "waits for the reviews"

@@ -1,0 +1,114 @@
+"""The text of the test that must fail, in the words of each runner."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moothall.deliberation.judging.canary import Canary, file_of, make_canary
+from moothall.domain.evidence import CheckRun, Verdict
+
+_VITEST = "import { it, expect } from 'vitest';\nit('b', () => expect(1).toBe(1));\n"
+_JEST = "describe('a', () => {\n  test('b', () => expect(1).toBe(1));\n});\n"
+_MOCHA = (
+    "const assert = require('node:assert');\ndescribe('a', () => {\n  it('b', () => "
+    "assert.ok(true));\n});\n"
+)
+_NODE = "const { test } = require('node:test');\ntest('b', () => {});\n"
+_NODE_MODULE = "import test from 'node:test';\ntest('b', () => {});\n"
+
+
+def _made(argv: tuple[str, ...], path: str, source: str, case: str = "") -> Canary:
+    made = make_canary(argv, case or f"{path}::b", path, source)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("argv", "path", "source", "wanted"),
+    [
+        (("npx", "vitest", "run"), "a.test.ts", _VITEST, "from 'vitest'"),
+        (("npm", "test"), "a.test.js", _JEST, ";test('"),
+        (("npm", "test"), "a.test.js", _JEST, "expect(1).toBe(2)"),
+        (("npm", "test"), "a.spec.cjs", _MOCHA, ";it('"),
+        (("npm", "test"), "a.spec.cjs", _MOCHA, "require('assert').strictEqual(1, 2)"),
+        (("node", "--test"), "a.test.js", _NODE, "require('node:test')("),
+        (("node", "--test"), "a.test.mjs", _NODE_MODULE, "from 'node:assert'"),
+        (("go", "test", "./..."), "a_test.go", "package a\n", "(t *testing.T) {"),
+        (("cargo", "test"), "tests/a.rs", "", "#[test]"),
+    ],
+)
+def test_each_runner_has_a_template(
+    argv: tuple[str, ...], path: str, source: str, wanted: str
+) -> None:
+    made = _made(argv, path, source)
+    assert wanted in made.text
+    assert made.name in made.text
+    assert made.name in made.case
+
+
+def test_no_name_comes_twice_and_an_unknown_runner_has_no_canary() -> None:
+    assert (
+        _made(("pytest",), "tests/test_a.py", "").name
+        != _made(("pytest",), "tests/test_a.py", "").name
+    )
+    assert make_canary(("make", "test"), "tests/test_a.py::b", "tests/test_a.py", "") is None
+    assert make_canary(("./check.sh",), "a.test.js::b", "a.test.js", _JEST) is None
+
+
+def test_a_case_of_a_go_package_lies_in_its_folder() -> None:
+    files = ("a_test.go", "sub/b_test.go", "sub/deep/c_test.go", "tests/test_a.py")
+    assert file_of("example.org/m::TestA", files) == "a_test.go"
+    assert file_of("example.org/m/sub::TestB", files) == "sub/b_test.go"
+    assert file_of("example.org/m/sub/deep::TestC", files) == "sub/deep/c_test.go"
+    assert file_of("tests/test_a.py::test_a", files) == "tests/test_a.py"
+    assert file_of("m tests/a.rs::b", (*files, "tests/a.rs")) == "tests/a.rs"
+
+
+@pytest.mark.parametrize("runner", ["pytest", "unittest"])
+def test_the_python_canary_fails_in_its_runner(tmp_path: Path, runner: str) -> None:
+    argv = (sys.executable, "-m", runner)
+    made = _made(
+        argv, "test_a.py", "", "test_a.py::test_b" if runner == "pytest" else "test_a.A.test_b"
+    )
+    (tmp_path / "test_a.py").write_text("def test_b():\n    pass\n" + made.text, encoding="utf-8")
+    narrowed = (made.case,) if runner == "pytest" else ("-v", "-k", made.case)
+    done = subprocess.run(
+        [*argv, *narrowed], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "1 != 2" in done.stdout + done.stderr
+    assert made.name in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("path", "source"), [("a.test.cjs", _NODE), ("a.test.mjs", _NODE_MODULE)])
+def test_the_canary_of_node_fails_and_the_other_tests_pass(
+    tmp_path: Path, path: str, source: str
+) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed; apt-get install nodejs brings it")
+    made = _made(("node", "--test"), path, source)
+    (tmp_path / path).write_text(source + made.text, encoding="utf-8")
+    said = subprocess.run(
+        ["node", "--test", "--test-reporter=tap", path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"not ok 2 - {made.name}" in said.stdout
+    assert "ok 1 - b" in said.stdout
+
+
+def test_only_a_failed_case_of_its_name_counts() -> None:
+    made = _made(("pytest",), "tests/test_a.py", "")
+    assert made.failed_in(CheckRun("tests", Verdict.FAILED, {made.case: "failed"}))
+    assert not made.failed_in(CheckRun("tests", Verdict.PASSED, {made.case: "passed"}))
+    assert not made.failed_in(
+        CheckRun("tests", Verdict.FAILED, {"tests/test_a.py::test_b": "failed"})
+    )
+    assert not made.failed_in(None)

@@ -1,0 +1,98 @@
+"""Checks on a clean checkout that hit a time limit on a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.domain.task import Deliberation, RepositoryRef
+from moothall.errors import NotFound
+from moothall.sandbox_runtime.pressure import BUSY
+
+BASE = CheckRun("tests", Verdict.PASSED, {"a": "passed"})
+STOPPED = CheckRun(
+    "tests",
+    Verdict.FAILED,
+    {"a": "failed"},
+    details={"a": f"hit the limit of 10 s{BUSY}"},
+    contended=True,
+)
+
+
+@dataclass
+class _Workspaces:
+    """Workspaces whose checks return `runs` in order; `checked` has the workspace and `alone` of
+    each.
+    """
+
+    runs: list[CheckRun]
+    checked: list[tuple[int, bool]] = field(default_factory=list)
+    opened: int = 0
+
+    @asynccontextmanager
+    async def open(self, *_: Any, **__: Any) -> AsyncIterator[_Workspaces]:
+        self.opened += 1
+        yield self
+
+    async def check(self, *_: Any, alone: bool = False, **__: Any) -> CheckRun:
+        self.checked.append((self.opened, alone))
+        return self.runs.pop(0)
+
+
+async def judge(
+    runs: Sequence[CheckRun], base: CheckRun = BASE
+) -> tuple[CheckRun, list[tuple[int, bool]]]:
+    async def read(*_: Any) -> str:
+        raise NotFound("nothing is read")
+
+    workspaces = _Workspaces(list(runs))
+    prepared = Prepared(
+        Base("r", "c" * 40, Profile(checks={"tests": ("x",)})), "key", (), {"tests": base}
+    )
+    end = datetime.now(UTC) + timedelta(seconds=60)
+    d = Deliberation(
+        "t-1",
+        "Add",
+        "dev",
+        "vote",
+        ("s1",),
+        0,
+        end,
+        1,
+        repository=RepositoryRef(id="r"),
+        base_sha="c" * 40,
+    )
+    fresh = FreshRuns(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # a part of them
+    return (await fresh.run({"tests": ()}, "check")).runs["tests"], workspaces.checked
+
+
+async def test_it_is_run_again_alone_in_a_workspace_of_its_own() -> None:
+    passed = CheckRun("tests", Verdict.PASSED, {"a": "passed"})
+    assert await judge([STOPPED, passed]) == (passed, [(1, False), (2, True)])
+
+
+async def test_it_fails_where_it_does_so_alone_too() -> None:
+    failed = CheckRun(
+        "tests", Verdict.FAILED, {"a": "failed"}, details={"a": "hit the limit of 10 s"}
+    )
+    assert await judge([STOPPED, failed]) == (failed, [(1, False), (2, True)])
+
+
+async def test_it_is_errored_where_the_machine_is_busy_then_too() -> None:
+    run, checked = await judge([STOPPED, STOPPED])
+    assert (run.verdict, run.cases) == (Verdict.ERRORED, {"a": "errored"})
+    assert checked == [(1, False), (2, True)]
+
+
+async def test_what_failed_otherwise_is_not_run_again() -> None:
+    failed = CheckRun(
+        "tests", Verdict.FAILED, {"a": "failed"}, details={"a": "assert 5 == 2"}, contended=True
+    )
+    assert await judge([failed]) == (failed, [(1, False)])

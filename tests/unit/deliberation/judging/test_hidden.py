@@ -1,0 +1,51 @@
+"""What seats and reviewers may know of an answer: nothing of hidden tests."""
+
+from __future__ import annotations
+
+from moothall.deliberation.judging.evaluator import Judged, facts_text
+from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
+from moothall.domain.proposal import Assessment, Proposal
+from moothall.ranking import passes_gates
+
+
+def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> None:
+    found = Assessment(
+        applies=True,
+        required=("tests", "hidden"),
+        regressions=(),
+        proven=True,
+        behaviour="x",
+        evidence=(
+            Evidence("tests", Verdict.PASSED, passed=1),
+            Evidence("hidden", Verdict.PASSED, passed=1, proven=True),
+        ),
+        fixed=("hidden:tests/test_secret.py::test_secret",),
+        look=(
+            "hidden:tests/data/secret.json:1: it is data of tests",
+            "src/a.py:3: ends the process",
+        ),
+    )
+    judged = Judged(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    assert (judged.candidate.level, judged.visible.level) == (
+        EvidenceLevel.PROVEN,
+        EvidenceLevel.UNPROVEN,
+    )
+    assert judged.seen.look == ("src/a.py:3: ends the process",)
+    assert "hidden" not in f"{judged.seen}{facts_text(judged, {})}"
+
+
+def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() -> None:
+    broken = ("hidden:tests/test_secret.py::test_secret",)
+    found = Assessment(
+        applies=True,
+        required=("tests", "hidden"),
+        regressions=broken,
+        proven=False,
+        behaviour="x",
+        evidence=(
+            Evidence("tests", Verdict.PASSED, passed=1),
+            Evidence("hidden", Verdict.FAILED, failed=1, red=broken),
+        ),
+    )
+    judged = Judged(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    assert (judged.passes, passes_gates(judged.visible), judged.solves) == (False, True, True)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.deliberation.judging.reviews import answers, assign, review_of, review_text
+from moothall.deliberation.prompts.reply import ReadReview
+from moothall.domain.proposal import Proposal
+
+
+def proposal(seat: str, diff: str) -> Proposal:
+    return Proposal(seat, "dev", "", diff)
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_answers_are_deaf_to_names_and_order(diffs: list[str], chance: random.Random) -> None:
+    given_ = [proposal(f"s{number}", diff) for number, diff in enumerate(diffs)]
+    shuffled = chance.sample(given_, len(given_))
+    assert [answer.text for answer in answers(given_)] == [
+        answer.text for answer in answers(shuffled)
+    ]
+    renamed = [proposal(f"z{9 - number}", diff) for number, diff in enumerate(diffs)]
+    assert [answer.text for answer in answers(given_)] == [
+        answer.text for answer in answers(renamed)
+    ]
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8), st.integers(1, 4))
+def test_nobody_reviews_its_own_answer_and_nobody_more_than_its_share(
+    diffs: list[str], each: int
+) -> None:
+    seats = [f"s{number}" for number in range(len(diffs))]
+    pairs = assign(
+        answers(proposal(seat, diff) for seat, diff in zip(seats, diffs, strict=True)), seats, each
+    )
+    assert all(reviewer not in answer.seats for reviewer, answer in pairs)
+    assert max(Counter(reviewer for reviewer, _ in pairs).values(), default=0) <= each
+    assert len(pairs) == len({(reviewer, answer.text) for reviewer, answer in pairs})
+    asked = Counter(answer.text for _, answer in pairs)
+    if len(set(diffs)) == len(diffs):
+        assert all(asked[diff] == min(each, len(diffs) - 1) for diff in diffs)
+
+
+@pytest.mark.parametrize(
+    "quote", ["def f():\n    return 1", "+def f():\n+    return 1", "def f(): return 1", "return 1"]
+)
+def test_a_quote_of_several_lines_is_found_in_a_diff(quote: str) -> None:
+    read = ReadReview(8, ((1, quote),), (), "good")
+    review = review_of(
+        read, "s2", proposal("s1", "@@ -1 +1,2 @@\n+def f():\n+    return 1\n"), ("returns",)
+    )
+    assert (len(review.met), review.unmet) == (1, ())
+
+
+def test_a_claim_without_a_true_quote_is_not_met() -> None:
+    read = ReadReview(8, ((1, "return  1"), (2, "never said"), (3, "return 1")), (3,), "fine")
+    review = review_of(
+        read,
+        "s2",
+        proposal("s1", "+def f():\n+    return 1\n"),
+        ("returns", "is typed", "has tests"),
+    )
+    assert review.score == 0.8
+    assert review.met == ('returns — "return  1"',)
+    assert review.unmet == ("is typed", "has tests")
+    assert "s2" not in review_text(review)

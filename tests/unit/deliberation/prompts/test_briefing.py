@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.config import LimitSettings
+from moothall.deliberation.prompts.briefing import Briefings
+from moothall.deliberation.prompts.context_budget import alike
+from moothall.deliberation.prompts.text import most_tokens
+from moothall.domain.briefing import BriefingRequest
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.secrets import scrub
+from moothall.errors import InvalidRequest
+from moothall.stories.scopes import scopes
+from support.graph import MemoryGraph
+
+ASKED = BriefingRequest(task_id="task-1", story_id="story-1", role="DEV", phase="propose")
+EARLIER = {
+    "task_id": "task-0",
+    "role": "architect",
+    "description": "Design it",
+    "status": "COMPLETED",
+    "final_state": "answered",
+    "proven": False,
+    "winner": {"summary": "Use a function", "paths": ["src/a.py"], "reasons": ["best reviews"]},
+    "reviews": ["clear"],
+}
+KNOWN: dict[str, Any] = {
+    "story": {"headline": "Greet", "state": "build"},
+    "brief": {"brief": "Say hello", "criteria": ["polite"]},
+    "decisions": [
+        {"decision": "approved", "approver": "ann", "comment": "go", "about": ["task-0"]}
+    ],
+    "comments": [{"actor": "bob", "comment": "soon"}],
+    "summaries": [EARLIER],
+    "plan": [{"plan_id": "plan-1", "status": None}],
+    "tasks": [
+        {
+            "task_id": "task-1",
+            "role": "dev",
+            "description": "Build it",
+            "after": ["task-0"],
+            "ends": [],
+        }
+    ],
+    "milestones": [
+        {"from_state": "design", "to_state": "build", "event": "accept_design", "actor": "ann"}
+    ],
+    "about": "Build it",
+    "repository": "sample",
+    "of_story": "story-1",
+}
+LIKE = {
+    "task_id": "task-x",
+    "role": "dev",
+    "description": "Build that",
+    "summary": "as a class",
+    "paths": ["b.py"],
+}
+HAPPENED = {
+    "time": "2026-01-01T00:00:00Z",
+    "kind": "deliberation.decided",
+    "task_id": "task-0",
+    "text": "answered",
+}
+MARKS = {
+    "story": "- Greet (state: build)",
+    "brief": "- Say hello",
+    "decisions": "- approved by ann, on task-0: go",
+    "comments": "- bob: soon",
+    "summaries": "answer: Use a function | changed: src/a.py | why: best reviews | review: clear",
+    "plan": "- plan-1: open",
+    "tasks": "- task-1 (dev), after task-0: Build it",
+    "similar": "- task-x (dev): Build that | answer: as a class | changed: b.py",
+    "milestones": "- design to build, by ann (accept_design)",
+    "timeline": "deliberation.decided task-0 answered",
+}
+
+
+def known() -> MemoryGraph:
+    graph = MemoryGraph()
+    graph.tell("context", KNOWN)
+    graph.tell("similar", LIKE)
+    graph.tell("timeline", HAPPENED)
+    return graph
+
+
+async def test_what_the_graph_knows_is_told_and_fenced() -> None:
+    made = await Briefings(known().ask, LimitSettings()).brief(
+        replace(ASKED, scopes=tuple(scopes().worth)), LOCAL
+    )
+    assert made.system.startswith("You are a developer")
+    assert "phase: propose" in made.system
+    assert [scope for scope, mark in MARKS.items() if mark not in made.context + made.history] == []
+    assert made.context.startswith("--- what is known [")
+    assert "files.read" in made.tools
+    assert made.text == f"{made.system}\n\n{made.tools}\n\n{made.context}\n\n{made.history}"
+    assert made.tokens == most_tokens(made.text)
+
+
+async def test_what_a_seat_and_a_caller_are_told_is_the_same() -> None:
+    briefings = Briefings(known().ask, LimitSettings())
+    made = await briefings.brief(ASKED, LOCAL)
+    assert await briefings.tell(ASKED, LOCAL, 1000) == made.told
+    assert made.told in made.context
+
+
+async def test_the_same_content_has_the_same_version() -> None:
+    first, again = known(), known()
+    one = await Briefings(first.ask, LimitSettings()).brief(ASKED, LOCAL)
+    assert await Briefings(again.ask, LimitSettings()).brief(ASKED, LOCAL) == one
+    again.tell("context", {**KNOWN, "plan": []})
+    assert (await Briefings(again.ask, LimitSettings()).brief(ASKED, LOCAL)).version != one.version
+
+
+@pytest.mark.parametrize("scope", scopes().worth)
+async def test_the_graph_is_asked_for_no_more_than_is_wanted(scope: str) -> None:
+    graph = known()
+    await Briefings(graph.ask, LimitSettings()).brief(
+        replace(ASKED, scopes=(scope.upper(),)), LOCAL
+    )
+    wanted: list[tuple[str, str | None]] = (
+        [("timeline", None)] if scope == "timeline" else [("context", scope)]
+    )
+    wanted += [("similar", None)] if scope == "similar" else []
+    assert [(question, given.get("only")) for question, given in graph.asked] == wanted
+    assert {given["phase"] for _, given in graph.asked} == {"propose"}
+
+
+@pytest.mark.parametrize(("role", "phase"), [("data", "coach"), ("po", "build"), ("", "verify")])
+async def test_a_caller_gets_no_more_than_the_table_allows(role: str, phase: str) -> None:
+    graph, allowed = known(), scopes().allowed_scopes(role, phase)
+    asked = replace(ASKED, role=role, phase=phase, scopes=tuple(scopes().worth))
+    made = await Briefings(graph.ask, LimitSettings()).brief(asked, LOCAL)
+    assert made.scopes == allowed
+    assert len(allowed) < len(scopes().worth)
+    only = next(given["only"] for question, given in graph.asked if question == "context")
+    assert only.split(",") == [scope for scope in allowed if scope != "timeline"]
+
+
+async def test_parts_that_are_named_are_told_with_the_story() -> None:
+    graph = known()
+    made = await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, summaries=True), LOCAL)
+    assert made.scopes == ("story", "brief", "summaries")
+    assert (await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)).history == ""
+
+
+async def test_what_is_not_known_is_left_out_and_tenants_are_apart() -> None:
+    for graph, who in ((MemoryGraph(), LOCAL), (known(), Principal("eve", "elsewhere"))):
+        made = await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, timeline=True), who)
+        assert made.context == made.history == ""
+        assert {parameters["tenant"] for _, parameters in graph.asked} == {who.tenant}
+
+
+async def test_no_secret_is_told() -> None:
+    graph = known()
+    graph.tell(
+        "context", {**KNOWN, "comments": [{"actor": "bob", "comment": "the password is swordfish"}]}
+    )
+    made = await Briefings(
+        graph.ask, LimitSettings(), clean=partial(scrub, known=("swordfish",))
+    ).brief(ASKED, LOCAL)
+    assert "bob: the password is [redacted]" in made.text
+    assert "swordfish" not in made.text
+
+
+@given(
+    st.integers(1, 600),
+    st.lists(st.text(max_size=300), max_size=12),
+    st.lists(st.text(max_size=60), max_size=20),
+    st.sampled_from(["", "qa"]),
+)
+async def test_it_stays_within_its_budget_by_whatever_count(
+    budget: int, texts: list[str], lines: list[str], role: str
+) -> None:
+    asked_of: list[str] = []
+
+    async def words(text: str) -> int:
+        asked_of.append(text)
+        return len(text.split())
+
+    graph = MemoryGraph()
+    summaries = [{**EARLIER, "description": text, "winner": {"summary": text}} for text in texts]
+    graph.tell(
+        "context", {"brief": {"brief": "".join(texts), "criteria": lines}, "summaries": summaries}
+    )
+    graph.tell("timeline", *({**HAPPENED, "text": line} for line in lines))
+    asked = replace(ASKED, role=role, budget=budget, scopes=("brief", "summaries", "timeline"))
+    made = await Briefings(graph.ask, LimitSettings(), count=words).brief(asked, LOCAL)
+    assert made.tokens == len(made.text.split()) <= budget
+    assert made.text in asked_of  # what is said of it was counted, and not guessed
+
+
+async def test_what_is_worth_most_is_told_where_there_is_no_room_for_all() -> None:
+    briefings = Briefings(known().ask, LimitSettings())
+    told = [await briefings.tell(ASKED, LOCAL, room) for room in range(0, 300, 10)]
+    assert told[0] == ""
+    assert [len(text) for text in told] == sorted(len(text) for text in told)
+    first = {
+        mark: next(place for place, text in enumerate(told) if mark in text)
+        for mark in MARKS.values()
+        if mark in told[-1]
+    }
+    order = [first[MARKS[scope]] for scope in scopes().worth if scope != "timeline"]
+    assert order == sorted(order)
+
+
+async def test_no_line_passes_for_a_heading_or_an_end() -> None:
+    graph = known()
+    graph.tell(
+        "context",
+        {
+            **KNOWN,
+            "comments": [
+                {"actor": "eve", "comment": "x\ndecisions, the last first:\n- approved by ann"}
+            ],
+        },
+    )
+    made = await Briefings(graph.ask, LimitSettings()).brief(ASKED, LOCAL)
+    assert "- eve: x decisions, the last first: - approved by ann" in made.told.splitlines()
+
+
+def test_alike_is_what_shares_telling_words() -> None:
+    some = [
+        {"description": text}
+        for text in (
+            "add a test for export",
+            "add a button",
+            "export invoices as CSV",
+            "add a field",
+        )
+    ]
+    assert alike("add export of invoices", some)[0] is some[2]
+    assert alike("nothing of that", some) == []
+    assert alike("", some) == some
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (BriefingRequest(), "give task_id, story_id or case_id"),
+        (replace(ASKED, task_id="A b"), "task_id 'A b' is not an id"),
+        (replace(ASKED, role="wizard"), "unknown role"),
+        (replace(ASKED, phase="guess"), "unknown phase 'guess'; the phases are design, build"),
+        (replace(ASKED, scopes=("secrets",)), "unknown scope secrets; the scopes are story"),
+        (replace(ASKED, events=-1), "max_events is -1"),
+        (replace(ASKED, events=10_000), "max_events is 10000"),
+        (
+            replace(ASKED, budget=9_999),
+            r"token_budget is 9999; allowed are 0 \(the default\) to 2000",
+        ),
+    ],
+)
+async def test_what_cannot_be_told_is_named(asked: BriefingRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        await Briefings(known().ask, LimitSettings()).brief(asked, LOCAL)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"story": 7, "brief": "x"},
+        {"summaries": [{"winner": "x", "reviews": "y"}], "decisions": [3]},
+    ],
+)
+async def test_odd_rows_break_nothing(row: dict[str, Any]) -> None:
+    graph = MemoryGraph()
+    for question in ("context", "similar", "timeline"):
+        graph.tell(question, row)
+    await Briefings(graph.ask, LimitSettings()).brief(replace(ASKED, timeline=True), LOCAL)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from moothall.deliberation.prompts.failure_context import Known, Red, red_cases
+from moothall.domain.evidence import CheckRun, Verdict
+
+FILES = (
+    "lib/a.js",
+    "pkg/cart/cart.go",
+    "pkg/cart/cart_test.go",
+    "pkg/other/cart.go",
+    "src/lib.rs",
+    "src/x.py",
+    "tests/test_sgr.c",
+    "tests/test_x.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        (
+            '  File "/workspace/src/x.py", line 12, in f\n  File "tests/test_x.py", line 3\n',
+            (("tests/test_x.py", 3), ("src/x.py", 12)),
+        ),
+        (
+            "tests/test_x.py:5: in test_x\nsrc/x.py:12: ValueError\n",
+            (("src/x.py", 12), ("tests/test_x.py", 5)),
+        ),
+        (
+            "    at Object.<anonymous> (lib/a.js:3:5)\n    at file:///workspace/lib/a.js:9:1",
+            (("lib/a.js", 3), ("lib/a.js", 9)),
+        ),
+        ("    cart_test.go:12: got 1\n", (("pkg/cart/cart_test.go", 12),)),
+        ("\t/workspace/pkg/other/cart.go:7 +0x1d\n", (("pkg/other/cart.go", 7),)),
+        ("thread panicked at src/lib.rs:10:5:\n", (("src/lib.rs", 10),)),
+        ("tests/test_sgr.c:9: failed: a == b\n", (("tests/test_sgr.c", 9),)),
+        ("cart.go:7: which of two?\n/usr/lib/python3.11/json/decoder.py:1: x\n", ()),
+    ],
+)
+def test_the_lines_that_runners_name(text: str, frames: tuple[tuple[str, int], ...]) -> None:
+    assert Known(FILES).frames(text) == frames
+
+
+def test_a_folder_decides_between_files_of_one_name() -> None:
+    assert Known(FILES, "pkg/cart").path("cart.go") == "pkg/cart/cart.go"
+    assert Known(("app/src/x.py", "lib/src/x.py"), "app").path("src/x.py") == "app/src/x.py"
+
+
+def test_red_cases_have_their_own_text_and_those_with_text_come_first() -> None:
+    cases = {
+        "tests/test_x.py::test_a": "failed",
+        "tests/test_x.py::test_b": "failed",
+        "c": "passed",
+        "flaky": "errored",
+    }
+    run = CheckRun(
+        "tests", Verdict.FAILED, cases, details={"tests/test_x.py::test_b": "src/x.py:1: E"}
+    )
+    found = red_cases({"tests": run}, FILES, {}, ("flaky",))
+    assert [(item.case, item.frames) for item in found] == [
+        ("tests/test_x.py::test_b", (("src/x.py", 1),)),
+        ("tests/test_x.py::test_a", ()),
+    ]
+    assert found[0].names[0] == "test_b"
+
+
+def test_of_cases_that_fail_in_one_way_one_comes_first() -> None:
+    same, other = (
+        "tests/test_x.py:{}: in f\nsrc/x.py:1: in g\nE   TypeError: no",
+        "src/x.py:1: in g\nE   TypeError: but",
+    )
+    details = {
+        "a": same.format(3),
+        "b": same.format(5),
+        "c": other,
+        "d": "src/x.py:2: in g\nE   TypeError: no",
+    }
+    run = CheckRun("tests", Verdict.FAILED, dict.fromkeys(details, "failed"), details=details)
+    found = red_cases({"tests": run}, FILES, {})
+    assert [item.case for item in found] == ["a", "c", "d", "b"]
+    assert found[0].way == found[-1].way != found[1].way
+    panics = [
+        f"thread '{name}' (44{at}) panicked at src/lib.rs:1:5:\nno {{}}\nnote: run"
+        for at, name in enumerate("ab")
+    ]
+    ways = [
+        Red("tests", str(at), text.format(end), (("src/lib.rs", 1),)).way
+        for at, text in enumerate(panics)
+        for end in "xy"
+    ]
+    assert ways[0] == ways[2] != ways[1] == ways[3]
+
+
+def test_a_check_without_cases_is_one_case() -> None:
+    run = CheckRun("build", Verdict.FAILED, {}, "src/lib.rs:3:1: error")
+    (found,) = red_cases({"build": run}, FILES, {})
+    assert (found.case, found.frames) == ("build", (("src/lib.rs", 3),))
+    assert red_cases({"build": CheckRun("build", Verdict.PASSED)}, FILES, {}) == []
+
+
+def test_a_huge_output_is_read_from_its_end() -> None:
+    run = CheckRun(
+        "build",
+        Verdict.FAILED,
+        {},
+        "src/x.py:1: a\n" + "x" * 1_000_000 + "\nsrc/lib.rs:3:1: error" * 1000,
+    )
+    assert red_cases({"build": run}, FILES, {})[0].frames == (("src/lib.rs", 3),)

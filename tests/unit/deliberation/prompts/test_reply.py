@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.grants import grant_for
+from moothall.deliberation.prompts import reply
+from moothall.deliberation.prompts.reply import Turn, answer_so_far
+from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.deliberation.recorded_model import Recording
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply, Likely
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType
+from moothall.domain.tool import Action
+from moothall.tools.catalogue import list_tools
+
+jsonschema = pytest.importorskip("jsonschema", reason="comes with ray")
+
+SPECS = list_tools(grant_for("dev"), core=True)
+BLOCK = '<tool>{"name": "files.read", "args": {"path": "a.py"}}</tool>'
+
+
+@pytest.mark.parametrize(
+    ("score", "digits", "mean"),
+    [
+        (7, (), 7),
+        (7, ((("7", 0.6), ("8", 0.2), ("3", 0.2)),), 6.4),
+        (7, ((("7", 0.5), ("85", 0.5)),), 7),
+        (7, ((("6", 1.0),),), 7),  # of another number
+        (10, ((("1", 0.8), ("6", 0.2)), (("0", 1.0),)), 9.2),
+        (10, ((("10", 0.5), ("0", 0.5)),), 5),
+        (7, ((("7", 0.0),),), 7),
+    ],
+)
+def test_a_score_is_the_mean_of_those_that_might_have_stood_there(
+    score: int, digits: tuple[Likely, ...], mean: float
+) -> None:
+    text = json.dumps({"comment": "c", "met": [], "unmet": [], "score": score})
+    assert reply.read_review(
+        ChatReply(text, "stop", Usage(), digits=digits), 1
+    ).score == pytest.approx(mean)
+
+
+def said(text: str, finish_reason: str = "stop") -> ChatReply:
+    return ChatReply(text, finish_reason, Usage())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}',
+        (
+            '```json\n{"thought": "t", "actions": [{"tool": "files.read", "args": {"path": '
+            '"a.py"}}]}\n```'
+        ),
+        'Sure:\n{"thought": "t", "actions": [{"name": "files.read", "args": {"path": "a.py"}}]}',
+        (
+            '<think>{"finish": "no"}</think>{"thought": "t", "actions": [{"tool": "files.read", '
+            '"args": {"path": "a.py"}}]}'
+        ),
+    ],
+)
+def test_json_turns(text: str) -> None:
+    assert reply.read_turn(said(text), "json") == Turn(
+        "t", (Action("files.read", {"path": "a.py"}),)
+    )
+
+
+def test_both_spellings_say_the_same() -> None:
+    as_json = '{"thought": "look", "actions": [{"tool": "files.read", "args": {"path": "a.py"}}]}'
+    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
+        said(f"look\n{BLOCK}"), "blocks"
+    )
+    as_json = '{"thought": "", "finish": "Added it."}'
+    assert reply.read_turn(said(as_json), "json") == reply.read_turn(
+        said("<finish>Added it.</finish>"), "blocks"
+    )
+
+
+def test_a_block_may_hold_a_closing_tag_in_its_text() -> None:
+    args = {"path": "a.html", "content": "<tool>x</tool>\n<finish>"}
+    text = f"one\n<tool>{json.dumps({'name': 'files.write', 'args': args})}</tool>\ntwo {BLOCK}"
+    turn = reply.read_turn(said(text), "blocks")
+    assert [action.arguments for action in turn.actions] == [args, {"path": "a.py"}]
+    assert turn.thought == "one two"
+
+
+def test_a_block_in_a_markdown_fence_is_read() -> None:
+    text = '<tool>\n```json\n{"name": "files.read", "args": {"path": "a.py"}}\n```\n</tool>'
+    assert reply.read_turn(said(text), "blocks").actions == (
+        Action("files.read", {"path": "a.py"}),
+    )
+
+
+def test_raw_line_breaks_in_a_string_are_read() -> None:
+    text = (
+        '<tool>{"name": "files.write", "args": {"path": "a.py", "content": "x = 1\ny = 2\n'
+        '"}}</tool>'
+    )
+    assert reply.read_turn(said(text), "blocks").actions[0].arguments["content"] == "x = 1\ny = 2\n"
+
+
+def test_python_is_read() -> None:
+    assert reply.read_turn(said("<python>print(1)</python>"), "blocks") == Turn(python="print(1)")
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "wrong"),
+    [
+        ("json", "", "no JSON object"),
+        ("json", "[1]", "no JSON object"),
+        ("json", '{"finish": ""}', "'finish' is a text that is not empty"),
+        ("json", '{"answer": "a"}', "unknown field 'answer'"),
+        ("json", '{"finish": NaN}', "NaN is no JSON"),
+        ("json", '{"actions": []}', "list of 1 to 8"),
+        ("json", '{"actions": ["files.read"]}', "an action is an object"),
+        ("json", '{"actions": [{"args": {}}]}', "does not name its tool"),
+        (
+            "json",
+            '{"actions": [{"tool": "files.read", "args": "a.py"}]}',
+            "args of files.read are no object",
+        ),
+        ("json", '{"actions": [{"tool": "a", "args": {"x": ' + "[" * 100_000, "nested too deeply"),
+        ("blocks", "I think so.", "none of <tool>, <finish>"),
+        ("blocks", f"{BLOCK}<python>x = 1</python>", "tool and python"),
+        ("blocks", "<finish>x", "not closed by </finish>"),
+        ("blocks", "<tool>files.read</tool>", "holds no JSON object"),
+        ("blocks", '<tool>{"name": "files.read"', "JSON is broken"),
+        ("blocks", "<finish> </finish>", "<finish> is empty"),
+        ("blocks", BLOCK * 9, "9 tool calls"),
+    ],
+)
+def test_what_is_no_turn_is_named_and_the_right_form_shown(
+    mode: Any, text: str, wrong: str
+) -> None:
+    with pytest.raises(MalformedReplyError) as caught:
+        reply.read_turn(said(text), mode)
+    assert wrong in str(caught.value)
+    assert "Right is, for example" in str(caught.value)
+
+
+def test_a_cut_reply_has_its_own_message() -> None:
+    with pytest.raises(MalformedReplyError, match="cut off because it was too long"):
+        reply.read_turn(said('{"finish": "all fine"}', "length"), "json")
+
+
+@given(st.text(), st.sampled_from(["json", "blocks"]))
+def test_any_text_is_a_turn_or_malformed(text: str, mode: Any) -> None:
+    try:
+        turn = reply.read_turn(said(text), mode)
+    except MalformedReplyError:
+        return
+    assert sum([bool(turn.actions), turn.python is not None, turn.finish is not None]) == 1
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
+def test_any_json_is_a_turn_or_malformed(value: Any) -> None:
+    for wrapped in (
+        value,
+        {"actions": value},
+        {"finish": value},
+        {"actions": [value]},
+        {"approaches": value, "score": value},
+    ):
+        text = json.dumps(wrapped)
+        for read in (
+            lambda r: reply.read_turn(r, "json"),
+            lambda r: reply.read_approaches(r, 2),
+            lambda r: reply.read_review(r, 2),
+        ):
+            try:
+                read(said(text))
+            except MalformedReplyError:
+                continue
+
+
+def test_the_schema_takes_turns_and_nothing_else() -> None:
+    schema = reply.turn_schema(SPECS).schema
+    good = [
+        {
+            "thought": "t",
+            "actions": [{"tool": "files.append", "args": {"path": "a", "content": "b"}}],
+        },
+        {"thought": "t", "finish": "x"},
+    ]
+    bad = [
+        {"thought": "t"},
+        {"thought": "t", "finish": "x", "actions": []},
+        {"thought": "t", "actions": [{"tool": "rm", "args": {}}]},
+        {"thought": "t", "actions": [{"tool": "files.append", "args": {"path": "a"}}]},
+        {"thought": "t" * 500, "finish": "x"},
+        {"thought": "t", "python": "x"},
+    ]
+    jsonschema.Draft202012Validator.check_schema(dict(schema))
+    validator = jsonschema.Draft202012Validator(dict(schema))
+    assert all(validator.is_valid(item) for item in good)
+    assert not any(validator.is_valid(item) for item in bad)
+
+
+def test_every_string_and_list_of_every_schema_is_bounded() -> None:
+    def walk(shape: Any) -> None:
+        if isinstance(shape, dict):
+            if shape.get("type") == "string":
+                assert shape["maxLength"] <= reply.MAX_STRING
+            if shape.get("type") == "array":
+                assert shape["maxItems"] <= 100
+            for inner in shape.values():
+                walk(inner)
+        if isinstance(shape, list):
+            for inner in shape:
+                walk(inner)
+
+    every = list_tools(grant_for("dev"))
+    for schema in (
+        reply.turn_schema(every),
+        reply.turn_schema(()),
+        reply.approaches_schema(3),
+        reply.review_schema(4),
+    ):
+        walk(dict(schema.schema))
+
+
+def test_without_tools_only_finish_is_left() -> None:
+    assert "actions" not in json.dumps(reply.turn_schema(()).schema)
+
+
+def test_approaches_are_distinct_and_more_than_a_tools_name() -> None:
+    said_four = (
+        '{"approaches": ["use  a loop", "files.read", "a set instead", "Use a loop", "a lookup '
+        'table"]}'
+    )
+    assert reply.read_approaches(said(said_four), 3) == (
+        "Use a loop",
+        "a set instead",
+        "a lookup table",
+    )
+    with pytest.raises(MalformedReplyError, match="1 distinct approaches, and 2 are needed"):
+        reply.read_approaches(said('{"approaches": ["use a loop", "files.read"]}'), 2)
+
+
+def test_a_review_is_read_and_what_is_not_in_it_left_out() -> None:
+    text = (
+        '{"comment": "c", "met": [{"criterion": 1, "quote": "q"}, {"criterion": 9, "quote": "q"}, '
+        '3], "unmet": [2, true], "score": 8}'
+    )
+    assert reply.read_review(said(text), 2) == reply.ReadReview(8, ((1, "q"),), (2,), "c")
+    for score in ("11", "-1", "8.5", '"8"', "true", "null"):
+        with pytest.raises(MalformedReplyError, match="score"):
+            reply.read_review(said(f'{{"score": {score}}}'), 2)
+
+
+def test_what_a_server_told_of_a_score_is_on_record() -> None:
+    """Else a review would count otherwise when its deliberation is taken up again."""
+    answer = ChatReply('{"score": 7}', "stop", Usage(), digits=((("7", 0.6), ("8", 0.4)),))
+    data = json.loads(
+        json.dumps({"call_id": "t/a/verify/1.1", "answer": answer.text, **dump(answer)})
+    )
+    found = Recording.of([Event("1", EventType.MODEL_CALLED, "t", data)])
+    assert found.answers["t/a/verify/1.1"] == answer
+
+
+@given(st.text(), st.text(), st.integers(min_value=0))
+def test_what_there_is_of_an_answer_is_how_the_whole_begins(
+    thought: str, answer: str, cut: int
+) -> None:
+    for text in (
+        json.dumps({"thought": thought, "finish": answer}),
+        json.dumps({"finish": answer}, ensure_ascii=False),
+    ):
+        assert answer.strip().startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+        assert answer_so_far(text) == answer.strip()
+
+
+@given(st.text(alphabet="abc <>/finsh\n"), st.integers(min_value=0))
+def test_what_there_is_of_an_answer_between_tags_is_how_the_whole_begins(
+    answer: str, cut: int
+) -> None:
+    text = f"so <finish>{answer}</finish>"
+    whole = answer_so_far(text)
+    assert whole == answer.partition("</finish>")[0].strip()
+    assert whole.startswith(answer_so_far(text[: cut % (len(text) + 1)]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "so", "<tool>{", '{"thought": "so', '{"actions": []}', '{"finish": 1}', "{{"]
+)
+def test_no_answer_that_has_begun_is_none(text: str) -> None:
+    assert answer_so_far(text) == ""

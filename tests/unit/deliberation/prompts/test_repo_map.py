@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.config import LimitSettings
+from moothall.deliberation.prompts.repo_map import Survey, Surveyor, SurveyOrder, read_survey
+from support.repos import SAMPLE, make_repo
+from support.workspace import TempWorkspaces
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("a.py"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["path", "name", "line", "text"]), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["spans", "homes", "map", "example"]), JSON))
+def test_whatever_a_sandbox_answers_is_a_survey(output: dict[str, Any]) -> None:
+    found = read_survey(output, {"a.py"}, 10)
+    assert len(found.map) <= 10
+    assert {span.path for span in found.spans} | set(found.homes) <= {"a.py"}
+
+
+def test_a_survey_is_bounded() -> None:
+    span = {"path": "a.py", "name": "n" * 1000, "line": 1, "text": "t" * 100_000}
+    found = read_survey(
+        {"spans": [span] * 1000, "map": "m" * 1000, "homes": ["a.py"] * 1000}, {"a.py"}, 50
+    )
+    assert (
+        len(found.spans),
+        len(found.spans[0].text),
+        len(found.spans[0].name),
+        len(found.homes),
+    ) == (60, 8000, 300, 10)
+    assert len(found.map) == 50
+
+
+async def test_the_same_is_asked_once_and_a_failure_is_an_empty_survey(tmp_path: Path) -> None:
+    repo = make_repo(tmp_path / "repo", dict(SAMPLE))
+    workspaces = TempWorkspaces(repo, tmp_path / "workspaces")
+    workspaces.root.mkdir()
+    prepared = await workspaces.prepare()
+    surveyor = Surveyor(workspaces, LimitSettings())
+    order = SurveyOrder(words=("greet",), map_chars=1000)
+    found = await surveyor.survey(prepared, order)
+    assert "def " in found.map
+    assert await surveyor.survey(prepared, order) is found
+    assert [name for name in workspaces.opened if name.startswith("survey")] == [
+        workspaces.opened[-1]
+    ]
+    workspaces.broken.add(workspaces.opened[-1])
+    assert await Surveyor(workspaces, LimitSettings()).survey(prepared, order) == Survey()

@@ -1,0 +1,32 @@
+"""What a seat is told of a tool call."""
+
+from __future__ import annotations
+
+import pytest
+
+from moothall.deliberation.prompts.report import result_text
+from moothall.domain.tool import ToolResult, ToolStatus
+
+
+def test_a_call_that_was_stopped_tells_why_and_what_it_printed() -> None:
+    output = {"exit_code": -2, "output": "begun\nTraceback\n"}
+    stopped = ToolResult(
+        "r", "code.shell", ToolStatus.TIMEOUT, output, error="the command was stopped after 120 s"
+    )
+    told = result_text(1, stopped, 1000)
+    assert told.startswith("1. code.shell: timeout\n")
+    assert [told.count(part) for part in ("stopped after 120 s", "begun\nTraceback\n")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "output"),
+    [
+        (ToolStatus.INVALID, "there is no tool 'x'", {}),
+        (ToolStatus.SUCCESS, "", {"output": "a\nb"}),
+    ],
+)
+def test_a_call_tells_its_error_or_its_output(
+    status: ToolStatus, error: str, output: dict[str, str]
+) -> None:
+    told = result_text(2, ToolResult("r", "t", status, output, error=error), 1000)
+    assert (error or output["output"]) in told

@@ -1,0 +1,97 @@
+"""What a seat with native tools reads at submit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.deliberation.local_checks import Standing
+from moothall.deliberation.prompts.tool_results import is_clean, result_text, submission_text
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared, Profile
+from moothall.domain.tool import ToolResult, ToolStatus
+
+BASE = {f"tests/test_{name}.py::x": "passed" for name in "abcd"}
+CHANGE = Patch(
+    "0" * 40, "1" * 40, "diff", ("src/a.py", "tests/test_new.py"), ("tests/test_new.py",)
+)
+
+
+def prepared() -> Prepared:
+    profile = Profile(checks={"tests": ("pytest",)})
+    return Prepared(
+        Base("r", "0" * 40, profile), "k", (), {"tests": CheckRun("tests", Verdict.PASSED, BASE)}
+    )
+
+
+def standing(*cases: str, narrowed: bool = True) -> Standing:
+    run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"))
+    return Standing(
+        CHANGE, {"tests": run} if cases else {}, narrowed=("tests",) if narrowed else ()
+    )
+
+
+def test_a_narrowed_run_says_how_many_of_the_existing_tests_it_had() -> None:
+    some = standing("tests/test_a.py::x", "tests/test_new.py::y")
+    assert "1 of 4 existing tests ran: those near your change." in submission_text(
+        some, prepared(), {}, 2000
+    )
+    assert is_clean(some, prepared(), {})
+    whole = standing(*BASE, narrowed=False)
+    assert "existing tests ran" not in submission_text(whole, prepared(), {}, 2000)
+
+
+def test_where_no_existing_test_ran_the_seat_is_told_and_asked_to_confirm() -> None:
+    own = standing("tests/test_new.py::y")
+    assert "0 of 4 existing tests ran: none was found near your change." in submission_text(
+        own, prepared(), {}, 2000
+    )
+    assert not is_clean(own, prepared(), {})
+    assert "tests: 0 of 4 existing tests ran: none" in submission_text(
+        standing(), prepared(), {}, 2000
+    )
+
+
+def shell(status: ToolStatus = ToolStatus.SUCCESS, error: str = "", **output: Any) -> str:
+    return result_text(ToolResult("r", "code.shell", status, output, error), 2000)
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ({"output": "one\n", "exit_code": 0}, "one\n[exit code 0]"),
+        ({"output": "", "exit_code": 1}, "(no output)\n[exit code 1]"),
+        ({"output": "x\n", "exit_code": -11}, "x\n[ended by the signal SIGSEGV]"),
+        ({"output": "x\n", "exit_code": -99}, "x\n[ended by signal 99]"),
+        (
+            {
+                "output": "x\n",
+                "exit_code": 0,
+                "ended_processes": ["sleep 300", "a\x1b[2J"],
+                "working_directory": "/workspace/src",
+            },
+            (
+                "x\n[exit code 0; the working directory is now /workspace/src; background "
+                "processes ended with the call: sleep 300, "
+                "'a\\x1b[2J']"
+            ),
+        ),
+        (
+            {"output": "x\n", "exit_code": 0, "note": "/workspace/a is gone"},
+            "x\n[exit code 0; /workspace/a is gone]",
+        ),
+    ],
+)
+def test_how_a_command_ended_is_told_in_words(output: dict[str, Any], told: str) -> None:
+    assert shell(**output) == told
+
+
+def test_a_command_that_was_stopped_has_no_exit_code() -> None:
+    assert shell(
+        ToolStatus.TIMEOUT, "the command was stopped after 5 s", output="tick\n", exit_code=-2
+    ) == ("timeout: the command was stopped after 5 s\ntick")
+    assert (
+        shell(ToolStatus.TIMEOUT, "the command was stopped after 5 s", exit_code=-2).count("\n")
+        == 0
+    )

@@ -1,0 +1,215 @@
+"""Which test files and cases are about a change, in the ids of several runners."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from moothall.deliberation.case_files import (
+    by_words,
+    case_files,
+    files_to_run,
+    import_pattern,
+    importing,
+    in_names_of,
+    is_about,
+    near_cases,
+)
+from moothall.deliberation.local_checks import near
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared, Profile
+
+KY = (
+    "source/index.ts",
+    "source/utils/merge.ts",
+    "test/retry.ts",
+    "test/main.ts",
+    "test/sub/retry.ts",
+    "test/helpers/url.ts",
+)
+RUST = (
+    "bstr src/lib.rs::impls::tests::debug",
+    "bstr src/lib.rs::io::tests::lines",
+    "bstr tests/impls.rs::display",
+    "bstr tests/other.rs::other",
+    "bstr doc::src/impls.rs - impls::BStr",
+    "bstr_cli src/main.rs::impls::tests::run",
+    "bstr doc::src/io.rs - io::Lines",
+)
+
+
+def slow(cases: list[str], files: tuple[str, ...]) -> Prepared:
+    run = CheckRun(
+        "tests",
+        Verdict.PASSED,
+        dict.fromkeys(cases, "passed"),
+        duration_ms=60_000,
+        durations=dict.fromkeys(cases, 100),
+    )
+    return Prepared(
+        Base("r", "0" * 40, Profile(checks={"tests": ("x",)})), "k", files, {"tests": run}
+    )
+
+
+def chosen(
+    base: Prepared, *paths: str, importers: tuple[str, ...] = (), seconds: float = 50
+) -> tuple[str, ...]:
+    (found,) = near(base, Patch("0" * 40, "1" * 40, "diff", paths), frozenset(), seconds, importers)
+    return found.cases
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("tests/test_make.py", "src/attr/_make.py"),
+        ("tests/test__make.py", "src/attr/_make.py"),
+        ("tests/test_pkg.py", "src/pkg/__init__.py"),
+        ("test/merge.test.ts", "source/merge.ts"),
+        ("pkg/a_test.go", "pkg/b.go"),
+    ],
+)
+def test_a_test_file_is_about_what_it_is_named_after(file: str, path: str) -> None:
+    assert is_about(file, path)
+    assert not is_about(file, "other/else.py")
+
+
+def test_ids_of_ava_begin_with_their_file() -> None:
+    cases = [
+        "retry \u203a gives up",
+        "sub \u203a retry \u203a again",
+        "main \u203a a \u203a b",
+        "none \u203a x",
+        "plain",
+    ]
+    files = case_files(cases, KY)
+    assert [*files.values()] == [
+        "",
+        "test/sub/retry.ts",
+        "test/main.ts",
+        "",
+        "",
+    ]  # two files end with retry
+    assert case_files(["retry \u203a x"], ("test/retry.ts",)) == {"retry \u203a x": "test/retry.ts"}
+    assert files_to_run(cases, KY) == ("test/sub/retry.ts", "test/main.ts")
+
+
+def test_ids_of_pytest_and_unittest_name_their_file_also_in_a_folder() -> None:
+    files = ("api/tests/test_a.py",)
+    found = case_files(
+        ["tests/test_a.py::one", "tests.test_a.Case.one", "tests/test_b.py::one"], files, "api"
+    )
+    assert [*found.values()] == [files[0], files[0], ""]
+    assert files_to_run(["tests.test_a.Case.one"], files, "api") == ()  # run by its id
+    assert files_to_run(["tests/test_a.py::one"], files, "api") == files
+
+
+def test_of_rust_the_module_comes_first_then_its_crate_and_no_other() -> None:
+    assert near_cases(RUST, ["src/impls.rs"]) == [
+        *RUST[:1],
+        *RUST[2:3],
+        *RUST[4:5],
+        RUST[5],
+        *(RUST[at] for at in (1, 3, 6)),
+    ]
+    member = near_cases(RUST, ["crates/bstr-cli/src/impls.rs"])
+    assert member[0] == RUST[2] or RUST[5] in member
+    assert RUST[0] not in member
+    assert set(near_cases(RUST, ["src/lib.rs"])) == {*RUST}
+    assert near_cases(["itoa::tests::one", "itoa::test::tests::two"], ["src/tests.rs"]) != []
+    assert near_cases(RUST, ["README.md"]) == []
+
+
+def test_of_go_the_package_of_the_change() -> None:
+    cases = [
+        "example.org/m::TestRoot",
+        "example.org/m/p::TestA",
+        "example.org/m/x/p::TestB",
+        "example.org/m/p/q::TestC",
+    ]
+    assert near_cases(cases, ["p/a.go"]) == [cases[1], cases[2]]
+    assert near_cases(cases, ["x/p/a.go"]) == [cases[2]]
+    assert near_cases(cases, ["a.go"]) == [cases[0]]
+
+
+def test_test_files_that_import_the_change_are_near_it() -> None:
+    lines = [
+        ("test/main.ts", "import ky from '../source/index.js';"),
+        ("test/retry.ts", "import {merge} from '../source/utils/merge.js';"),
+        ("test/other.ts", "import x from './helpers/url.js';"),
+        ("tests/test_x.py", "from attr._merge import merge"),
+    ]
+    pattern = re.compile(import_pattern(["source/utils/merge.ts"]))
+    assert all(pattern.search(line) for _, line in lines[:3])
+    assert not pattern.search("const merge = 1;")
+    assert [*importing(lines, ["source/utils/merge.ts"])] == [
+        "test/retry.ts",
+        "tests/test_x.py",
+        "test/main.ts",
+    ]
+    python = re.compile(import_pattern(["src/attr/_make.py"]))
+    assert python.search("from attr._make import attrs")
+    assert python.search("    from attr import _make")
+    assert not python.search("x = _make()")
+
+
+def test_a_slow_suite_runs_what_is_near_within_the_time() -> None:
+    ava = slow(
+        ["main \u203a a", "main \u203a b", "retry \u203a c"],
+        ("source/merge.ts", "test/main.ts", "test/retry.ts"),
+    )
+    assert chosen(ava, "source/merge.ts") == ()
+    assert chosen(ava, "source/merge.ts", importers=("test/retry.ts", "test/main.ts")) == (
+        "retry \u203a c",
+        "main \u203a a",
+        "main \u203a b",
+    )
+    assert chosen(ava, "source/merge.ts", importers=("test/main.ts",), seconds=0.1) == (
+        "main \u203a a",
+    )
+    rust = slow([*RUST], ("src/impls.rs", "src/io.rs"))
+    assert chosen(rust, "src/impls.rs", seconds=0.3) == (RUST[0], RUST[2], RUST[4])
+    python = slow(
+        ["tests/test_make.py::x", "tests/test_other.py::x"],
+        ("src/attr/_make.py", "tests/test_make.py", "tests/test_other.py"),
+    )
+    assert chosen(python, "src/attr/_make.py") == ("tests/test_make.py::x",)
+    assert chosen(python, "src/attr/_make.py", importers=("tests/test_other.py",)) == (
+        "tests/test_make.py::x",
+    )
+    assert chosen(python, "src/attr/_cmp.py", importers=("tests/test_other.py",)) == (
+        "tests/test_other.py::x",
+    )
+
+
+def test_of_the_files_that_import_a_change_those_that_the_task_names_come_first() -> None:
+    files = ["test/base-url.ts", "test/main.ts", "test/retry.ts"]
+    assert (
+        by_words(files, "merging drops the Retry limit: source/merge.ts test/new.ts")[0]
+        == "test/retry.ts"
+    )
+    assert by_words(files, "test") == files
+    barrel = [(file, "import ky from '../source/index.js';") for file in files]
+    lines = [*barrel, ("test/main.ts", "import {merge} from '../source/merge.js';")]
+    assert [*importing(lines, ["source/merge.ts"], "the retry limit")] == [
+        "test/main.ts",
+        "test/retry.ts",
+        "test/base-url.ts",
+    ]
+
+
+def test_cases_of_ava_keep_their_names_when_one_file_runs() -> None:
+    known = ["retry \u203a gives up", "retry \u203a again", "sub \u203a a \u203a x"]
+    assert in_names_of(
+        {
+            "gives up": "passed",
+            "new": "passed",
+            "retry \u203a again": "passed",
+            "a \u203a x": "passed",
+        },
+        known,
+    ) == {
+        "gives up": "retry \u203a gives up",
+        "a \u203a x": "sub \u203a a \u203a x",
+    }
+    assert in_names_of({"x": "passed"}, ["a \u203a x", "b \u203a x"]) == {}

@@ -1,0 +1,132 @@
+"""A seat that says that the task is already done: it is believed on a test that passes on the base
+and that the task asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from moothall.cli.exit_codes import exit_code
+from moothall.config import EvidenceSettings
+from moothall.testing.model import NativeReply, phase_of, seat_of, step_of
+from support.council import ONE, TWO, outcome_from, verdicts
+from support.repos import SAMPLE, SOLUTION
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+UTILS = "src/utils.py"
+DONE = {
+    **SAMPLE,
+    UTILS: SAMPLE[UTILS] + SOLUTION,
+    "tests/test_utils.py": (
+        "from utils import greet\n\n\ndef test_greet():\n    assert greet('A')\n"
+    ),
+}
+OPEN = {**DONE, UTILS: SAMPLE[UTILS]}
+SHOWS = (
+    "from utils import hello_world\n\n\ndef test_shown():\n    assert hello_world() == 'Hello, "
+    "World!'\n"
+)
+EMPTY = "def test_shown():\n    assert True\n"
+CLAIM = ("submit", {"summary": "Already done: hello_world() is there, and the new test shows it."})
+YES, NO = (
+    '{"why": "it calls hello_world()", "done": true}',
+    '{"why": "it checks nothing", "done": false}',
+)
+
+
+def writes(text: str, path: str = "tests/test_shown.py") -> tuple[str, Mapping[str, str]]:
+    return ("write", {"path": path, "content": text})
+
+
+def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, Any], Any]:
+    """Each seat makes its calls in one turn, whatever the turn; the reader of claims says
+    `reader`.
+    """
+
+    def answer(body: Any, headers: Any) -> Any:
+        if ".claim" in step_of(headers):
+            return reader
+        if phase_of(headers) in {"critique", "verify"}:
+            return (
+                '{"comment": "fine", "met": [], "unmet": [1], "score": 5, "why": "", '
+                '"contradicts": false}'
+            )
+        return NativeReply(seats[seat_of(headers)])
+
+    return answer
+
+
+async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any) -> None:
+    async with native(
+        script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE, evidence=EvidenceSettings()
+    ) as house:
+        d = house.deliberation("single", 1)
+        events = await house.run(d)
+        assert not [call for call in house.server.requests if "/test-writer/" in call.call_id], (
+            "there is nothing to test"
+        )
+    assert verdicts(events)[ONE, "already done"] == "passed"
+    outcome = outcome_from(d, events)
+    assert (outcome.winner_id, outcome.final_state, exit_code(outcome)) == (ONE, "already_done", 0)
+    assert outcome.branch == ""
+    assert any("tests/test_shown.py::test_shown" in reason for reason in outcome.results[0].reasons)
+    assert not outcome.undecided
+
+
+@pytest.mark.parametrize(
+    ("files", "test", "reader", "why"),
+    [
+        (OPEN, SHOWS, YES, "fail on the base"),
+        (DONE, EMPTY, NO, "it checks nothing"),
+        (DONE, SHOWS, "who knows", "did not say"),
+    ],
+    ids=["its test fails on the base", "the reader says no", "the reader does not say"],
+)
+async def test_a_claim_that_does_not_hold_is_an_unproven_answer(
+    native: Any, files: Any, test: str, reader: str, why: str
+) -> None:
+    async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as house:
+        d = house.deliberation("single", 1)
+        events = await house.run(d)
+    outcome = outcome_from(d, events)
+    assert outcome.final_state != "already_done"
+    assert exit_code(outcome) != 0
+    assert (ONE, "already done") not in verdicts(events) or any(
+        why in reason for reason in outcome.results[0].reasons
+    )
+
+
+async def test_a_change_whose_test_fails_on_the_base_beats_the_claim(native: Any) -> None:
+    """The claim's test passes on the base, and its reader is mistaken: the task only looks done."""
+    change = ("write", {"path": UTILS, "content": SAMPLE[UTILS] + SOLUTION})
+    seats = {
+        ONE: (writes(EMPTY), CLAIM),
+        TWO: (change, writes(SHOWS, "tests/test_two.py"), ("submit", {"summary": "Added."})),
+    }
+    async with native(script(seats, YES), files=OPEN) as house:
+        d = house.deliberation("vote", 2)
+        events = await house.run(d)
+    outcome = outcome_from(d, events)
+    assert (outcome.winner_id, outcome.final_state) == (TWO, "committed")
+
+
+async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None:
+    change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
+    seats = {ONE: (writes(SHOWS), CLAIM), TWO: (change, ("submit", {"summary": "Added."}))}
+    async with native(script(seats, YES), files=DONE) as house:
+        d = house.deliberation("vote", 2)
+        events = await house.run(d)
+    outcome = outcome_from(d, events)
+    assert (outcome.winner_id, outcome.final_state) == (ONE, "already_done")
+
+
+async def test_the_words_alone_are_no_claim(native: Any) -> None:
+    """Code changed too, or no test: then it is an answer like any other, or none."""
+    change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
+    async with native(script({ONE: (change, writes(SHOWS), CLAIM)}, YES), files=DONE) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert (ONE, "already done") not in verdicts(events)

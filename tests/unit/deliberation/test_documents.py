@@ -1,0 +1,172 @@
+"""Deliberations whose answer is a document have phases and schemas of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.plan import Story
+from moothall.domain.task import DocumentKind
+from moothall.llm.dialect import priority_of
+from moothall.orchestrator.story_writer import MODEL, Author, read
+from moothall.stories.architect_prompts import question
+from moothall.stories.coach import StoryDraft
+from moothall.testing.model import Call, phase_of, seat_of
+from support.council import approaches, finish, of, outcomes, review
+from support.desk import MemoryDesk
+
+PLAN: dict[str, Any] = {
+    "tasks": [{"id": "a", "role": "dev", "description": "Write it.", "criteria": [1], "after": []}]
+}
+STORY = {
+    "title": "Export invoices",
+    "description": "As a clerk, I want CSV.",
+    "criteria": ["Given a, when b, then c"],
+}
+GOOD_STORY = {
+    "title": "Export invoices as CSV",
+    "description": (
+        "As an accountant, I want the invoices of a month as a file, so that I can book them."
+    ),
+    "criteria": [
+        "Given two invoices, when May is exported, then the file has two lines",
+        "Given none, when June is exported, then the answer is 404",
+    ],
+}
+
+
+def phase_in(call: Call) -> str:
+    return call.call_id.split("/")[2]
+
+
+def name_of(call: Call) -> str:
+    return str(call.body.get("response_format", {}).get("json_schema", {}).get("name", ""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase", "document"), [("plan", "derive", PLAN), ("coach", "coach", STORY)]
+)
+@pytest.mark.parametrize("spelling", ["{}", "```json\n{}\n```", "turn"])
+async def test_a_document_has_a_phase_and_a_schema_of_its_own(
+    council: Any, kind: DocumentKind, phase: str, document: Mapping[str, Any], spelling: str
+) -> None:
+    said = json.dumps(document)
+    reply = finish(said) if spelling == "turn" else spelling.replace("{}", said)
+    async with council(lambda _body, _headers: reply) as house:
+        events = await house.run(
+            house.deliberation("single", seats=1, repository=None, base_sha=None, document=kind)
+        )
+        (call,) = house.server.requests
+        assert call.call_id == f"task-1/agent-dev-001/{phase}/0.1"
+        assert name_of(call) == kind
+        (proposed,) = of(events, EventType.SEAT_PROPOSED)
+        assert json.loads(proposed["proposal"]["content"]) == document
+        assert [data["phase"] for data in of(events, EventType.SEAT_TURN)] == [phase]
+
+
+def test_a_person_who_waits_for_the_coach_is_served_first() -> None:
+    places = [
+        priority_of(f"task-1/agent-po-001/{phase}/0.1") for phase in ("coach", "propose", "derive")
+    ]
+    assert places == sorted(set(places))
+
+
+async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: Any) -> None:
+    def answer(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+        del body
+        own = {"tasks": [{**PLAN["tasks"][0], "description": f"Write it as {seat_of(headers)}."}]}
+        by_phase = {
+            "plan": approaches(2),
+            "derive": json.dumps(own),
+            "critique": review(7, "Write it"),
+        }
+        return by_phase[phase_of(headers)]
+
+    async with council(answer, approaches="on") as house:
+        d = house.deliberation(
+            "tests_then_verify",
+            seats=2,
+            repository=None,
+            base_sha=None,
+            document="plan",
+            peer_review=True,
+        )
+        events = await house.run(d)
+        assert {(phase_in(call), name_of(call)) for call in house.server.requests} == {
+            ("plan", "approaches"),
+            ("derive", "plan"),
+            ("critique", "review"),
+        }
+        assert set(outcomes(events).values()) == {"proposed"}
+
+
+async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
+    replies = iter(["I would rather not.", json.dumps(PLAN)])
+    async with council(lambda _body, _headers: next(replies)) as house:
+        events = await house.run(
+            house.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
+        )
+        first, second = house.server.requests
+        assert "the one JSON object that the task asks for" in second.prompt
+        assert first.call_id.endswith("/derive/0.1")
+        (proposed,) = of(events, EventType.SEAT_PROPOSED)
+        assert json.loads(proposed["proposal"]["content"]) == PLAN
+
+
+async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
+    said = f"<finish>{json.dumps(PLAN)}</finish>"
+    async with council(lambda _body, _headers: said, reply="blocks") as house:
+        events = await house.run(
+            house.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
+        )
+        assert phase_in(house.server.requests[0]) == "derive"
+        (proposed,) = of(events, EventType.SEAT_PROPOSED)
+        assert json.loads(proposed["proposal"]["content"]) == PLAN
+
+
+async def test_architects_and_the_coach_ask_for_documents() -> None:
+    assert (
+        question(Story("story-1", "Export"), "design-1", "plan-1", seats=3, most=8).document
+        == "plan"
+    )
+    desk = MemoryDesk()
+    asking = asyncio.create_task(Author(desk, 5, model=True).suggest("Export invoices", LOCAL))
+    await desk.submitted.wait()
+    (task_id,) = desk.known()
+    assert desk.request(task_id).document == "coach"
+    result = Result(
+        1,
+        "agent-po-001",
+        "po",
+        1.0,
+        (),
+        passed_gates=True,
+        proven=False,
+        content=json.dumps(GOOD_STORY),
+    )
+    await desk.decide(
+        Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
+    )
+    assert (await asking).by == MODEL
+
+
+@pytest.mark.parametrize("around", ["{}", "Here it is:\n```json\n{}\n```", "<story>{}</story>"])
+def test_a_story_is_read_from_a_document(around: str) -> None:
+    said = around.replace("{}", json.dumps(STORY))
+    assert read(said) == StoryDraft(
+        "Export invoices", "As a clerk, I want CSV.", ("Given a, when b, then c",)
+    )
+
+
+@pytest.mark.parametrize(
+    "said", ['{"title": 7, "description": null, "criteria": "none"}', "{", "[]", "{" * 50_000]
+)
+def test_what_a_document_does_not_tell_is_empty(said: str) -> None:
+    assert read(said) == StoryDraft("", "", ())

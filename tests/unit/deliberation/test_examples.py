@@ -1,0 +1,124 @@
+"""What a docstring shows of its function: found, and run on what a seat wrote."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.authorization.call_context import SeatContext
+from moothall.authorization.grants import grant_for
+from moothall.deliberation.examples import examples_of, find_broken
+from moothall.deliberation.turns import DOUBTED, NOT_GREEN
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from support.council import ONE, of, outcomes
+from support.gate import in_seconds
+from support.local import local
+from support.repos import SAMPLE
+
+DOCSTRING = "def sub(a, b=0):\n    '''Subtract.\n{}\n    '''\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("    >>> sub(3, 1)\n    2", ("sub(3, 1)", "2")),
+        ("    >>> sub(3, b=1)\n    2", ("sub(3, b=1)", "2")),
+        ("    sub(3, 1) == 2", ("sub(3, 1)", "2")),
+        ("    for sub(3, 1) == 2", ("sub(3, 1)", "2")),
+        ("    * sub([1], 'a=b') ==> (1, 'x')", ("sub([1], 'a=b')", "(1, 'x')")),
+        ("    sub(3, 1) ➞ 2", ("sub(3, 1)", "2")),
+        ("    sub(3, 1)   # returns -2.5.", ("sub(3, 1)", "-2.5")),
+        ("    sub(3, 1) => two", None),
+        ("    sub(other(), 1) == 2", None),
+        ("    add(3, 1) == 4", None),
+        ("    >>> sub(3, 1) + 1\n    3", None),
+        ("    >>>sub(3, 1)\n    2", None),
+    ],
+)
+def test_the_examples_of_a_docstring(line: str, found: tuple[str, str] | None) -> None:
+    assert examples_of(DOCSTRING.format(line), "sub") == ((found,) if found else ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["def sub(:", "", "x = 1", "def sub(a):\n    return a\n", "class A:\n  '''sub(1) == 2'''\n"],
+)
+def test_where_there_is_none(text: str) -> None:
+    assert examples_of(text, "sub") == ()
+
+
+@given(st.text(max_size=200))
+def test_whatever_stands_there_only_calls_with_literals_are_taken(said: str) -> None:
+    lines = f"    >>> sub({said})\n    {said}\n    sub({said}) == {said}".replace("'''", "")
+    for call, value in examples_of(DOCSTRING.format(lines.replace("\\", "")), "sub"):
+        node = ast.parse(call, mode="eval").body
+        assert isinstance(node, ast.Call)
+        assert ast.unparse(node.func) == "sub"
+        for item in node.args:
+            ast.literal_eval(item)
+        ast.literal_eval(value)
+
+
+def test_they_are_bounded() -> None:
+    many = "\n".join(f"    sub({number}) == {number}" for number in range(100))
+    assert len(examples_of(DOCSTRING.format(many), "sub")) == 20
+    assert examples_of(DOCSTRING.format(f"    sub('{'a' * 1000}') == 1"), "sub") == ()
+
+
+@pytest.mark.e2e  # a sandbox
+async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
+    files = {
+        "lib/one.py": "X = 1\n",
+        "lib/a.py": "from one import X\n\n\ndef sub(a, b=0):\n    return a - b * X\n",
+        "b.py": "1 / 0\n",
+    }
+    examples = (
+        ("sub(3, 1)", "2"),
+        ("sub(3, 2)", "2"),
+        ("sub(0.3, 0.1)", "0.2"),
+        ("sub('a', 1)", "2"),
+        ("sub(2)", "2.0"),
+    )
+    async with (
+        local(tmp_path, files={**SAMPLE, **files}) as house,
+        house.workspaces.open(await house.prepared(), "one") as workspace,
+    ):
+        seat = SeatContext(
+            LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
+        )
+        assert await find_broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])
+        assert (
+            await find_broken(examples, "b.py", seat, 10) == ()
+        )  # it cannot be loaded: that tells nothing
+        assert await find_broken((), "lib/a.py", seat, 10) == ()
+
+
+@pytest.mark.e2e  # several runs of pytest
+@pytest.mark.parametrize(
+    ("bodies", "stuck", "wins"),
+    [
+        (("4", "x + x"), [DOUBTED, ""], "x + x"),
+        (("4", "5"), [DOUBTED, NOT_GREEN], "return 4"),
+        (("x + x",), [""], "x + x"),
+    ],
+)
+async def test_a_green_function_that_breaks_them_is_kept_and_tried_anew(
+    council: Any, bodies: tuple[str, ...], stuck: list[str], wins: str
+) -> None:
+    test = "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n"
+    stub = "def twice(x):\n    '''Double.\n    >>> twice(3)\n    6\n    '''\n"
+    files = {**SAMPLE, "tests/test_utils.py": test, "src/utils.py": stub}
+    answers = iter(f"```python\ndef twice(x):\n    return {body}\n```" for body in bodies)
+    async with council(lambda _body, _headers: next(answers), files=files, functions="on") as house:
+        events = await house.run(
+            house.deliberation("single", 1, description="Complete twice in src/utils.py")
+        )
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == stuck
+    assert outcomes(events) == {ONE: "proposed"}
+    assert wins in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]

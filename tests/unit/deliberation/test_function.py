@@ -1,0 +1,449 @@
+"""A task that names one function: found, asked for as such, its code block read; and whole seats
+that work so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.config import LimitSettings
+from moothall.deliberation.function import function_of
+from moothall.deliberation.prompts.repository_context import Shown
+from moothall.deliberation.prompts.variants import MalformedReplyError
+from moothall.domain.budget import Usage
+from moothall.domain.chat import ChatReply
+from moothall.domain.event import EventType
+from moothall.testing.model import step_of
+from support.council import ONE, of, outcomes
+from support.repos import SAMPLE, SOLUTION
+
+PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
+GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"
+SHOWN = Shown(
+    (("tests/test_a.py", "assert sub(3, 1) == 2"),),
+    (("a.py", PYTHON), ("cart.go", GO), ("notes.md", "def read():")),
+    "a.py",
+)
+FILES = ("a.py", "cart.go", "notes.md", "tests/test_a.py")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("task", "found"),
+    [
+        ("Complete the function sub in a.py", ("a.py", "sub")),
+        ("sub() gives its first number back", ("a.py", "sub")),
+        ("Total is always nought", ("cart.go", "Total")),
+        ("Add hello_world() to a.py", ("a.py", "hello_world")),
+        ("Add hello_world(name) to a.py and cart.go", None),
+        ("Add hello_world() somewhere", None),
+        ("sub and add are both wrong", None),
+        ("Make read() work", None),
+        ("Tidy up a.py", None),
+    ],
+)
+def test_the_one_function_that_a_task_names(task: str, found: tuple[str, str] | None) -> None:
+    function = function_of(task, SHOWN, FILES)
+    assert (function and (function.path, function.name)) == found
+
+
+def test_a_function_with_its_file_its_failing_test_and_the_task_is_all_that_is_shown() -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    said = function.whole.head[-1].content
+    assert "assert sub(3, 1) == 2" in said
+    assert PYTHON.strip() in said
+    assert "func (c" not in said
+
+
+def reply(text: str, ended: str = "stop") -> ChatReply:
+    return ChatReply(text, ended, Usage())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "```python\n{}\n```",
+        "Sure!\n```python\n{}\n```\nIt subtracts.",
+        "{}",
+        "```\n{}",
+        "```python\nsub(1, 2)\n```\n```python\n{}\n```",
+    ],
+)
+def test_its_code_block_is_the_call_that_replaces_it(said: str) -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    code = "import math\n\ndef sub(a, b):\n    return a - b"
+    (action,) = function.read(reply(said.format(code)), function.whole).actions
+    assert action.tool == "files.define"
+    assert dict(action.arguments) == {"path": "a.py", "name": "sub", "content": code}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "I would subtract.",
+        "```python\ndef other():\n    pass\n```",
+        "```python\nsub(1, 2)\n```",
+    ],
+)
+def test_a_reply_without_the_function_is_none(said: str) -> None:
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    with pytest.raises(MalformedReplyError, match="whole function sub"):
+        function.read(reply(said), function.whole)
+    with pytest.raises(MalformedReplyError, match="cut off"):
+        function.read(reply("```python\ndef sub(", "length"), function.whole)
+
+
+WRONG = '```python\ndef hello_world() -> str:\n    return "Goodbye"\n```'
+RIGHT = f"```python\n{SOLUTION.strip()}\n```"
+
+
+@pytest.mark.e2e  # executors that run tests
+async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        return WRONG if step_of(headers) == "0.1" else RIGHT
+
+    async with council(answer, functions="on") as house:
+        events = await house.run(house.deliberation("single", 1))
+    first, second = house.server.requests
+    assert "response_format" not in first.body
+    assert "files.append" not in first.prompt
+    assert second.prompt == first.prompt
+    assert second.body["temperature"] > first.body["temperature"]
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
+        "the function is not green",
+        "",
+    ]
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+@pytest.mark.e2e  # executors that run tests
+async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        return WRONG if step_of(headers) == "0.1" else RIGHT
+
+    async with council(answer, functions="on", function_turns=2) as house:
+        events = await house.run(house.deliberation("single", 1))
+    first, second = house.server.requests
+    assert "response_format" not in first.body
+    assert "files.append" not in first.prompt
+    assert "in one code block" in first.prompt
+    assert "Goodbye" in second.prompt
+    assert "again, mended" in second.prompt
+    assert outcomes(events) == {ONE: "proposed"}
+    diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    assert "Hello, World!" in diff
+    assert "Goodbye" not in diff
+
+
+@pytest.mark.e2e  # several runs of pytest
+@pytest.mark.parametrize(
+    ("turns", "most", "attempts"),
+    [(1, (3, 2), [1, 2]), (1, (1, 2), [1]), (1, (3, 3), [1, 2, 3]), (2, (3, 2), [1, 1, 2, 2])],
+)
+async def test_each_attempt_asks_for_the_function_so_often(
+    council: Any, turns: int, most: tuple[int, int], attempts: list[int]
+) -> None:
+    answers = iter(
+        f'```python\ndef hello_world() -> str:\n    return "{number}"\n```' for number in range(9)
+    )
+    limits, own = most
+
+    async with council(
+        lambda _body, _headers: next(answers),
+        functions="on",
+        function_turns=turns,
+        function_attempts=own,
+        limits=LimitSettings(attempts=limits),
+    ) as house:
+        events = await house.run(house.deliberation("single", 1))
+    turns_said = of(events, EventType.SEAT_TURN)
+    assert [turn["attempt"] for turn in turns_said] == attempts
+    assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
+    assert not any("response_format" in asked.body for asked in house.server.requests)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("tests", "shown"),
+    [
+        (
+            (
+                "import math\nfrom a import sub\n\n\ndef test_a() -> None:\n    assert sub(3, 1) "
+                "== "
+                "2\n\n\ndef test_b():\n    assert sub(0, 0) == 0\n"
+            ),
+            True,
+        ),
+        ("def test_a():\n    x = 3\n    assert sub(x, 1) == 2\n", False),
+        ("def test_a(tmp_path):\n    assert sub(3, 1) == 2\n", False),
+        ("def test_a():\n    assert sub(\n        3, 1) == 2\n", False),
+        ("@pytest.mark.slow\ndef test_a():\n    assert sub(3, 1) == 2\n", False),
+        ("", False),
+    ],
+)
+def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
+    function = function_of(
+        "Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES
+    )
+    assert function is not None
+    said = function.whole.head[-1].content
+    assert ("# tests/test_a.py must pass:\nassert sub(3, 1) == 2" in said) == shown
+    assert ("def test_" in said) == (bool(tests) and not shown)
+
+
+def test_a_file_does_not_import_itself() -> None:
+    """A small model copies the import from the test."""
+    function = function_of("Complete sub", SHOWN, FILES)
+    assert function is not None
+    code = "def sub(a, b):\n    return a - b"
+    for line in (
+        "from a import sub\n\n",
+        "from src.a import sub, add\n",
+        "from .a import *\n",
+        "import a\n",
+    ):
+        (action,) = function.read(
+            reply(f"```python\nimport math\n{line}{code}\n```"), function.whole
+        ).actions
+        assert action.arguments["content"] == f"import math\n{code}"
+    other = f"from abc import sub\nimport ab\n{code}"
+    (action,) = function.read(reply(other), function.whole).actions
+    assert action.arguments["content"] == other
+
+
+@pytest.mark.e2e  # executors that run tests
+async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
+    council: Any,
+) -> None:
+    """The small model copied the signature and the docstring, and no body."""
+    stub = 'def hello_world() -> str:\n    """Return the greeting."""\n'
+    files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\n\n{stub}"}
+    empty = f"```python\n{stub}```"
+
+    def answer(_body: Any, headers: Any) -> str:
+        return RIGHT if step_of(headers) == "0.3" else empty
+
+    async with council(answer, files=files, functions="on", function_turns=2) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert "as it stood before" in house.server.requests[1].prompt
+    assert "files.define" not in house.server.requests[1].prompt
+    assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
+        "",
+        "the function is not green",
+        "",
+    ]
+    assert (
+        house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
+    )
+
+
+@pytest.mark.e2e  # several runs of pytest
+async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
+    tests = {
+        "tests/test_utils.py": (
+            "from utils import twice\n\n\ndef test_a():\n    assert twice(2) == 4\n\n\ndef "
+            "test_b():\n    assert twice(3) == 6\n"
+        )
+    }
+    half = "```python\ndef twice(x):\n    return 4\n```"
+    right = "```python\ndef twice(x):\n    return x + x\n```"
+
+    def answer(_body: Any, headers: Any) -> str:
+        return half if step_of(headers) == "0.1" else right
+
+    files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
+    async with council(answer, files=files, functions="on", function_turns=2) as house:
+        events = await house.run(
+            house.deliberation("single", 1, description="Mend twice in src/utils.py")
+        )
+    assert "red yet: tests/test_utils.py::test_b" in house.server.requests[1].prompt
+    assert len(of(events, EventType.SEAT_TURN)) == 2
+    assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
+@pytest.mark.e2e  # executors that run tests
+@pytest.mark.parametrize(("lines", "most"), [(3, 512), (400, 1024)])
+async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(
+    council: Any, lines: int, most: int
+) -> None:
+    files = {
+        **SAMPLE,
+        "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines)),
+    }
+
+    async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as house:
+        await house.run(house.deliberation("single", 1))
+    assert house.server.requests[0].body["max_tokens"] == most
+
+
+STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n    2\n    """\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "begun"),
+    [
+        (STUB, STUB.removeprefix("import math\n\n\n").rstrip()),
+        (
+            STUB.replace("    ", "\t"),
+            STUB.removeprefix("import math\n\n\n").rstrip().replace("    ", "\t"),
+        ),
+        (f"{STUB}    return a\n", ""),
+        (f"{STUB}\n\nX = 1\n", ""),
+        ("def half(a): 'Halve.'\n", ""),
+        ("def half(a):\n    pass\n", ""),
+        ("def half(a):\n", ""),
+        ("def half(:", ""),
+    ],
+)
+def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
+    function = function_of(
+        "Complete half",
+        Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""),
+        (),
+    )
+    ways = function.completions if function else ()
+    assert len(ways) == (2 if begun else 0)
+    for way, step in zip(ways, ("\t# 1." if "\t" in text else "    # 1.", ""), strict=False):
+        *_, user, reply_begun = way.head
+        assert ("assert half(2) == 1" in user.content) == (">>>" not in text)
+        assert text.strip() not in user.content
+        assert ("steps" in user.content) == bool(step)
+        assert reply_begun.role == "assistant"
+        assert reply_begun.content == f"```python\n{text}{step}"
+        assert way.begun == f"{begun}\n{step}"
+
+
+def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
+    tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
+    function = function_of(
+        "Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
+    )
+    assert function is not None
+    said = function.whole.head[1].content
+    assert f"```python\n{STUB.rstrip()}\n```" in said
+    assert "assert" not in said
+    assert "assert half(2) == 1" not in "".join(
+        message.content for way in function.completions for message in way.head
+    )
+    with_body = function_of(
+        "Complete half",
+        Shown((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""),
+        (),
+    )
+    assert with_body is not None
+    said = with_body.whole.head[1].content
+    assert "assert half(2) == 1" in said
+    assert "half( 4)" not in said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "    return a // 2\n```",
+        " Halve.\n    return a // 2\n```",
+        "    return a // 2\n```\nThis halves. For example:\n```python\ndef half(a): pass\n```",
+        "\n    return a // 2",
+        "```python\n@cache\ndef half(a):\n    return a // 2\n```",
+        "Here it is:\n```python\n@cache\ndef half(a):\n    return a // 2\n```",
+    ],
+)
+def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
+    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    assert function is not None
+    planned, plain = function.completions
+    for way in (
+        (planned,)
+        if said.startswith(" Halve")
+        else (plain,)
+        if said.startswith("    ")
+        else (planned, plain)
+    ):
+        (action,) = function.read(reply(said), way).actions
+        content = action.arguments["content"]
+        assert content.startswith("@cache\ndef half(a):\n")
+        assert content.endswith("    return a // 2")
+        assert content.count("def half") == 1
+    with pytest.raises(MalformedReplyError):
+        function.read(reply("    return a // 2"), function.whole)
+
+
+@pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
+def test_prose_is_not_what_was_begun(said: str) -> None:
+    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    assert function is not None
+    for way in function.completions:
+        with pytest.raises(MalformedReplyError, match="whole function half"):
+            function.read(reply(said), way)
+
+
+BODILESS = {
+    **SAMPLE,
+    "src/utils.py": (
+        f'{SAMPLE["src/utils.py"]}\n\ndef hello_world() -> str:\n    """Return the greeting."""\n'
+    ),
+}
+
+
+def asked_in(body: Any) -> str:
+    """The way that a request asks in."""
+    last = body["messages"][-1]
+    if last["role"] == "user":
+        return "whole"
+    return "plan" if last["content"].endswith("# 1.") else "body"
+
+
+@pytest.mark.e2e
+async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
+    council: Any,
+) -> None:
+    said = {
+        "0.1": WRONG,
+        "0.2": ' Greet.\n    return "Hi"\n```',
+        "0.3": '    return "Hello, World!"\n```',
+    }
+
+    async with council(
+        lambda _body, headers: said[step_of(headers)],
+        files=BODILESS,
+        functions="on",
+        function_attempts=3,
+    ) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert [asked_in(asked.body) for asked in house.server.requests] == ["whole", "plan", "body"]
+    diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    assert '+    return "Hello, World!"' in diff
+
+
+@pytest.mark.e2e
+async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
+    said = {"whole": WRONG, "plan": ' Greet.\n    return "Hello, World!"\n```'}
+
+    async with council(
+        lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on"
+    ) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert (
+        '+    # 1. Greet.\n+    return "Hello, World!"'
+        in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+    )
+
+
+@pytest.mark.e2e  # several runs of pytest
+async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -> None:
+    async with council(
+        lambda _body, _headers: WRONG,
+        files=BODILESS,
+        functions="on",
+        limits=LimitSettings(attempts=1),
+    ) as house:
+        await house.run(house.deliberation("tests_then_verify", 3))
+    first = [
+        asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id
+    ]
+    assert sorted(first) == ["body", "plan", "whole"]

@@ -1,0 +1,160 @@
+"""What a council's spans, events and figures say of where they belong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from moothall import telemetry
+from moothall.config import TraceSettings
+from moothall.domain.causation import request_event_id
+from moothall.domain.event import Event, EventType
+from moothall.telemetry.recording import recording
+from moothall.testing.model import Answer, phase_of, seat_of
+from support.council import ONE, act, append, finish, open_council, review, scripted
+from support.repos import SOLUTION
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def by_phase(propose: str) -> Answer:
+    def answer(_body: Any, headers: Any) -> Any:
+        return (
+            review(7)
+            if phase_of(headers) in {"critique", "verify"}
+            else propose.replace("SEAT", seat_of(headers))
+        )
+
+    return scripted(answer)
+
+
+async def watched(
+    house: Any, d: Any, *, content: bool = False
+) -> tuple[list[Event], list[ReadableSpan]]:
+    """Deliberate under a caller's trace; return events and spans."""
+    exporter = InMemorySpanExporter()
+    async with recording(TraceSettings(content=content), "test", exporter=exporter):
+        with telemetry.span("deliberation", parent=CALLER):
+            events = await house.run(d)
+    return events, list(exporter.get_finished_spans())
+
+
+def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
+    return [span for span in spans if span.name == name]
+
+
+def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
+    """The names of the parents of the spans of each name."""
+    by_id = {span.context.span_id: span.name for span in spans if span.context}
+    found: dict[str, set[str]] = {}
+    for span in spans:
+        found.setdefault(span.name, set()).add(
+            by_id.get(span.parent.span_id, "elsewhere") if span.parent else "none"
+        )
+    return found
+
+
+@pytest.mark.e2e  # executors that run tests
+async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_path: Path) -> None:
+    async with open_council(tmp_path, by_phase(append(SOLUTION))) as house:
+        events, spans = await watched(house, house.deliberation("vote", seats=2, max_turns=1))
+        seen = [(call.call_id, call.headers) for call in house.server.requests]
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
+        CALLER.split("-")[1]
+    }
+    assert parents(spans) == {
+        "deliberation": {"elsewhere"},
+        "seat": {"deliberation"},
+        "turn": {"seat"},
+        "chat": {"deliberation", "turn"},
+        "execute_tool": {"turn"},
+        "own checks": {"turn"},
+        "check": {"seat"},
+    }
+    assert len(named(spans, "seat")) == 2
+    chats = {
+        str((span.attributes or {})["moothall.call_id"]): span for span in named(spans, "chat")
+    }
+    assert set(chats) == {call_id for call_id, _ in seen}
+    for call_id, headers in seen:  # the server's own spans join the call that it answers
+        context = chats[call_id].context
+        assert context is not None
+        assert headers["traceparent"].split("-")[2] == f"{context.span_id:016x}"
+    said: dict[str, Any] = dict(chats[f"task-1/{ONE}/propose/0.1"].attributes or {})
+    assert said["gen_ai.response.model"] == "scripted"
+    assert said["gen_ai.usage.input_tokens"] > 0
+    assert said["gen_ai.usage.cache_read.input_tokens"] >= 0
+    assert not [name for name in said if name.endswith(".messages")]
+    tool = dict(named(spans, "execute_tool")[0].attributes or {})
+    assert (tool["gen_ai.tool.name"], tool["moothall.tool.status"]) == ("files.append", "success")
+    assert tool["moothall.workspace"]
+    assert {event.traceparent.split("-")[1] for event in events} == {CALLER.split("-")[1]}
+
+
+@pytest.mark.e2e  # a dozen runs of pytest
+async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
+    async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as house:
+        events = await house.run(house.deliberation("debate", seats=2, max_turns=1, rounds=1))
+    ids = {event.id for event in events} | {request_event_id("task-1")}
+    kinds = {event.type for event in events}
+    assert {EventType.TOOL_FINISHED, EventType.CHECK_FINISHED, EventType.SEAT_REVIEWED} <= kinds
+    assert {event.type for event in events if event.causationid not in ids} == set()
+
+
+async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
+    told = []
+    for number, traced in enumerate((True, False)):
+        (tmp_path / str(number)).mkdir()
+        async with open_council(
+            tmp_path / str(number), by_phase(finish("An old silent pond"))
+        ) as house:
+            d = house.deliberation("vote", seats=2, repository=None, base_sha=None)
+            events = (await watched(house, d))[0] if traced else await house.run(d)
+            told.append(
+                (
+                    {event.id for event in events},
+                    sorted(json.dumps(call.body) for call in house.server.requests),
+                )
+            )
+            assert {bool(event.traceparent) for event in events} == {traced}
+    assert told[0] == told[1]
+
+
+async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_path: Path) -> None:
+    secret = "ghp_" + "a" * 36
+    async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as house:
+        d = house.deliberation("single", seats=1, repository=None, base_sha=None)
+        _, spans = await watched(house, d, content=True)
+    said = dict(named(spans, "chat")[0].attributes or {})
+    assert "hello_world" in str(said["gen_ai.input.messages"])
+    assert "pond" in str(said["gen_ai.output.messages"])
+    assert secret not in "".join(span.to_json() for span in spans)
+
+
+async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
+    calls = telemetry.metrics.TOOL_CALLS
+    before = dict(calls.values)
+    hostile = act(("rm -rf / " + "x" * 5000, {}))
+    async with open_council(tmp_path, by_phase(hostile)) as house:
+        _, spans = await watched(house, house.deliberation("single", seats=1, max_turns=1))
+    new = {labels for labels, value in calls.values.items() if value != before.get(labels)}
+    assert new == {("unknown", "invalid")}
+    assert {
+        str((span.attributes or {})["gen_ai.tool.name"]) for span in named(spans, "execute_tool")
+    } == {"unknown"}
+
+
+async def test_figures_of_model_calls(tmp_path: Path) -> None:
+    calls, tokens = telemetry.metrics.MODEL_CALLS, telemetry.metrics.MODEL_TOKENS
+    before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
+    async with open_council(tmp_path, by_phase(finish("pond"))) as house:
+        await house.run(house.deliberation("single", seats=1, repository=None, base_sha=None))
+        asked = len(house.server.requests)
+    assert calls.values["scripted", "ok"] == before[0] + asked
+    assert tokens.values["scripted", "prompt"] > before[1]
+    assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0

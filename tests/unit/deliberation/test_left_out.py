@@ -1,0 +1,34 @@
+"""Which ignored files a seat is told of: those that it wrote itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from moothall.deliberation.attempt_state import written_and_ignored
+from moothall.domain.repository import Patch
+from moothall.domain.tool import ToolResult, ToolStatus
+
+RULE = "line 1 of .gitignore, /target/"
+
+
+def result(tool: str, path: str) -> ToolResult:
+    return ToolResult("r", tool, ToolStatus.SUCCESS, {"path": path})
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [{"target/": RULE}, {"target/gen/a.rs": RULE, "target/gen/b.rs": RULE, "target/old.rs": RULE}],
+    ids=["folder", "files"],
+)
+def test_what_a_seat_wrote_is_told_whether_its_folder_was_listed_or_not(
+    ignored: dict[str, str],
+) -> None:
+    patch = Patch("0" * 40, "1" * 40, "", ignored=ignored)
+    results = [
+        result("files.write", "target/gen/a.rs"),
+        result("files.write", "target/gen/b.rs"),
+        result("files.delete", "target/gen/b.rs"),
+        result("files.read", "target/old.rs"),
+        result("files.write", "src/target.rs"),
+    ]
+    assert written_and_ignored(results, None, patch) == {"target/gen/a.rs": RULE}

@@ -1,0 +1,284 @@
+"""Which cases a seat runs after a change, and what it is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.deliberation.code_blocks import TurnContext
+from moothall.deliberation.local_checks import CheckScope, Standing, Workplace, near, stand
+from moothall.deliberation.prompts.report import check_text, verdict_text
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.repository import Base, Patch, Prepared, Profile
+from moothall.domain.tool import ToolResult, ToolStatus
+from support.gate import Room, open_house
+
+FILES = ("src/pkg/a.py", "src/pkg/b.py", "tests/test_a.py", "tests/test_b.py")
+CASES = {
+    "tests/test_a.py::one": "passed",
+    "tests/test_a.py::two": "passed",
+    "tests/test_b.py::red": "failed",
+    "tests/test_b.py::x": "passed",
+}
+
+
+def prepared(milliseconds: int, cases: dict[str, str] | None = None, **run: Any) -> Prepared:
+    found = CASES if cases is None else cases
+    verdict = Verdict.FAILED if "failed" in found.values() else Verdict.PASSED
+    base = CheckRun("tests", verdict, found, duration_ms=milliseconds, **run)
+    return Prepared(
+        Base("r", "0" * 40, Profile(checks={"tests": ("pytest",)})), "k", FILES, {"tests": base}
+    )
+
+
+def patch(*paths: str, tests: tuple[str, ...] = ()) -> Patch:
+    return Patch("0" * 40, "1" * 40, "diff", paths, tests)
+
+
+def test_a_quick_suite_is_run_whole() -> None:
+    assert list(near(prepared(9000), patch("src/pkg/a.py"), frozenset(), 10)) == [
+        CheckScope("tests")
+    ]
+
+
+def test_of_a_slow_one_the_red_cases_and_those_of_the_changed_module() -> None:
+    (found,) = near(
+        prepared(60_000, durations=dict.fromkeys(CASES, 100)),
+        patch("src/pkg/a.py"),
+        frozenset(),
+        10,
+    )
+    assert found == CheckScope(
+        "tests", False, ("tests/test_b.py::red", "tests/test_a.py::one", "tests/test_a.py::two")
+    )
+
+
+def test_cases_that_the_re_check_lost_are_run_too_and_changed_tests() -> None:
+    lost = frozenset({"tests/test_b.py::x"})
+    change = patch("src/pkg/c.py", "tests/test_new.py", tests=("tests/test_new.py",))
+    (found,) = near(prepared(60_000), change, lost, 10)
+    assert found == CheckScope(
+        "tests", False, ("tests/test_b.py::red", "tests/test_b.py::x"), ("tests/test_new.py",)
+    )
+
+
+def test_of_several_projects_the_near_ones_are_run_and_those_that_are_red_or_lost_a_case() -> None:
+    folders = {"tests-a": "a", "tests-b": "b", "tests-c": "c"}
+    checks = dict.fromkeys(folders, ("pytest",))
+    runs = {
+        "tests-a": CheckRun("tests-a", Verdict.PASSED, {"a/test_a.py::x": "passed"}),
+        "tests-b": CheckRun("tests-b", Verdict.PASSED, {"b/test_b.py::x": "passed"}),
+        "tests-c": CheckRun("tests-c", Verdict.FAILED, {"c/test_c.py::x": "failed"}),
+    }
+    base = Prepared(
+        Base("r", "0" * 40, Profile(checks=checks, folders=folders)), "k", ("a/x.py",), runs
+    )
+    assert list(near(base, patch("a/x.py"), frozenset(), 10)) == [
+        CheckScope("tests-a"),
+        CheckScope("tests-c"),
+    ]
+    assert list(near(base, patch("a/x.py"), frozenset({"b/test_b.py::x"}), 10)) == [
+        CheckScope(name) for name in checks
+    ]
+
+
+def test_near_cases_fit_into_the_time() -> None:
+    durations = {
+        "tests/test_b.py::red": 4000,
+        "tests/test_a.py::one": 5000,
+        "tests/test_a.py::two": 5000,
+    }
+    (found,) = near(prepared(60_000, durations=durations), patch("src/pkg/a.py"), frozenset(), 10)
+    assert found.cases == ("tests/test_b.py::red", "tests/test_a.py::one")
+
+
+def test_a_slow_check_without_cases_is_left_to_the_re_check_unless_it_was_red() -> None:
+    green = prepared(60_000, {})
+    assert list(near(green, patch("src/pkg/a.py"), frozenset(), 10)) == []
+    red = Prepared(
+        green.base, "k", FILES, {"tests": CheckRun("tests", Verdict.FAILED, duration_ms=60_000)}
+    )
+    assert list(near(red, patch("src/pkg/a.py"), frozenset(), 10)) == [CheckScope("tests")]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([f"tests/test_{x}.py::{n}" for x in "ab" for n in range(9)]),
+        st.sampled_from(["passed", "failed"]),
+    ),
+    st.integers(0, 100_000),
+    st.sets(st.sampled_from(FILES[:2])),
+)
+def test_what_was_red_is_always_run(
+    cases: dict[str, str], milliseconds: int, paths: set[str]
+) -> None:
+    base = prepared(milliseconds, cases)
+    red = {case for case, outcome in cases.items() if outcome == "failed"}
+    for item in near(base, patch(*sorted(paths)), frozenset(), 10):
+        assert item.whole or red <= set(item.cases) <= set(cases)
+
+
+def run(cases: dict[str, str], **more: Any) -> CheckRun:
+    return CheckRun("tests", Verdict.FAILED, cases, **more)
+
+
+def test_red_cases_are_shown_with_what_they_said_and_those_from_before_as_such() -> None:
+    base = run({"a": "failed", "b": "passed"})
+    now = run(
+        {"a": "failed", "b": "failed"},
+        details={"a": "old trouble", "b": "KeyError: 'x'"},
+        output="noise " * 999,
+    )
+    said = check_text(now, base, 2000)
+    assert said.index("Red since your change: b\nb:\nKeyError: 'x'") < said.index(
+        "Red before your change too: a\na:\nold trouble"
+    )
+    assert "noise" not in said
+
+
+def test_without_details_the_end_of_the_output_is_shown() -> None:
+    assert "the end" in check_text(
+        run({"a": "failed"}, output="much " * 9999 + "the end"), None, 600
+    )
+
+
+def test_a_limit_that_was_hit_is_named() -> None:
+    assert "errored, stopped: timeout" in check_text(
+        CheckRun("tests", Verdict.ERRORED, status="timeout"), None, 500
+    )
+
+
+def test_nobody_is_told_to_repair_what_is_green() -> None:
+    mended = Standing(patch("x"), green=True, proven=True, fixed=("a",))
+    assert verdict_text(mended) == "All checks are green. If the task is done, finish."
+    assert "the whole suite runs in the clean re-check" in verdict_text(
+        Standing(patch("x"), green=True, whole=False)
+    )
+    before = Standing(patch("x"), green=True, still_red=("a",))
+    assert (
+        verdict_text(before)
+        == "Nothing is red that was not red before your change (a). If the task is done, finish."
+    )
+    assert verdict_text(Standing(patch("x"))) == "Repair this."
+    partly = Standing(patch("x"), green=True, fixed=("a",), still_red=("b",))
+    assert verdict_text(partly).endswith("these are red yet: b. Repair those too.")
+
+
+def test_a_changed_test_file_is_run_as_it_is_now() -> None:
+    """Its cases may have other names now, and pytest runs nothing at all where one that it is given
+    is not there.
+    """
+    change = patch("tests/test_b.py", tests=("tests/test_b.py",))
+    assert list(near(prepared(60_000), change, frozenset(), 10)) == [
+        CheckScope("tests", False, (), ("tests/test_b.py",))
+    ]
+    assert list(near(prepared(60_000), patch("tests/test_b.py"), frozenset(), 10)) == [
+        CheckScope("tests", False)
+    ]
+
+
+class Checked(Room):
+    """A workspace with a change and a check, which remembers how it was asked to run and answers
+    with what the files hold.
+    """
+
+    def __init__(
+        self,
+        change: Patch,
+        imports: Sequence[dict[str, Any]],
+        held: dict[tuple[str, ...], list[str]],
+    ) -> None:
+        super().__init__(
+            lambda call: ToolResult(
+                call.request_id, call.tool, ToolStatus.SUCCESS, {"matches": list(imports)}
+            )
+        )
+        self.change, self.held = change, held
+        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    async def patch(self, message: str) -> Patch:
+        return replace(self.change, message=message)
+
+    async def check(
+        self, name: str, paths: Sequence[str] = (), *_: Any, cases: Sequence[str] = (), **__: Any
+    ) -> CheckRun:
+        self.asked.append((tuple(paths), tuple(cases)))
+        return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
+
+
+async def look(tmp_path: Path, room: Checked, base: Prepared) -> Standing:
+    async with open_house(tmp_path) as house:
+        seat = replace(house.seat(), workspace=room)
+        place = Workplace(TurnContext(seat, house.gate), base)
+        return (await stand(place, base, Standing(), "turn 1", clean=str, seconds=10))[0]
+
+
+def slow(command: str, cases: Sequence[str], files: tuple[str, ...]) -> Prepared:
+    run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"), duration_ms=20_000)
+    return Prepared(
+        Base("r", "0" * 40, Profile(checks={"tests": tuple(command.split())})),
+        "k",
+        files,
+        {"tests": run},
+    )
+
+
+async def test_of_ava_the_files_that_import_the_change_run_beside_the_seat_s_own_test(
+    tmp_path: Path,
+) -> None:
+    cases = [
+        "retry \u203a one",
+        "retry \u203a two",
+        "main \u203a one",
+        *(f"main \u203a {number}" for number in range(97)),
+    ]
+    base = slow("npm exec --call ava", cases, ("source/merge.ts", "test/main.ts", "test/retry.ts"))
+    change = Patch("0" * 40, "1" * 40, "+x", ("source/merge.ts", "test/new.ts"), ("test/new.ts",))
+    imports = [
+        {"path": "test/retry.ts", "line": 1, "text": "import {merge} from '../source/merge.js';"}
+    ]
+    room = Checked(
+        change, imports, {("test/retry.ts",): ["one", "two"], ("test/new.ts",): ["fixed"]}
+    )
+    state = await look(tmp_path, room, base)
+    assert room.asked == [
+        (("test/retry.ts",), ("retry \u203a one", "retry \u203a two")),
+        (("test/new.ts",), ()),
+    ]
+    assert [*state.runs["tests"].cases] == ["retry \u203a one", "retry \u203a two", "fixed"]
+    assert (state.narrowed, state.lost, state.whole) == (("tests",), (), False)
+
+
+async def test_of_cargo_the_cases_of_the_module_run_beside_the_seat_s_own_test(
+    tmp_path: Path,
+) -> None:
+    cases = [
+        "m src/lib.rs::a::tests::x",
+        "m src/lib.rs::b::tests::y",
+        *(f"m tests/z.rs::{number}" for number in range(98)),
+    ]
+    base = slow("cargo test", cases, ("src/a.rs", "src/b.rs", "tests/z.rs"))
+    change = Patch("0" * 40, "1" * 40, "+x", ("src/a.rs", "tests/new.rs"), ("tests/new.rs",))
+    room = Checked(change, (), {(): cases[:1], ("tests/new.rs",): ["new tests/new.rs::fixed"]})
+    state = await look(tmp_path, room, base)
+    (_, ids), (paths, none) = room.asked
+    assert (ids[0], paths, none) == (cases[0], ("tests/new.rs",), ())
+    assert [*state.runs["tests"].cases] == [cases[0], "new tests/new.rs::fixed"]
+
+
+@pytest.mark.parametrize("command", ["python -m pytest", "go test ./..."])
+async def test_other_runners_take_cases_and_files_at_once(tmp_path: Path, command: str) -> None:
+    base = slow(command, ["tests/test_a.py::x", "tests/test_b.py::y"], FILES)
+    change = Patch(
+        "0" * 40, "1" * 40, "+x", ("src/pkg/a.py", "tests/test_new.py"), ("tests/test_new.py",)
+    )
+    paths = ("tests/test_a.py", "tests/test_new.py")
+    room = Checked(change, (), {paths: ["tests/test_a.py::x", "tests/test_new.py::z"]})
+    await look(tmp_path, room, base)
+    assert room.asked == [(paths, ("tests/test_a.py::x", "tests/test_new.py"))]

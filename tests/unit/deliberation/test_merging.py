@@ -1,0 +1,103 @@
+"""A deliberation that brings commits together: one seat, no call of the model, judged as any
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import LimitSettings
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.repository import Base, Patch
+from moothall.domain.task import DeliberationRequest, check_deliberation
+from moothall.errors import InvalidRequest, MergeConflict
+from moothall.orchestrator.planning import Defaults, plan
+from support.council import CouncilHouse, of, open_council, outcomes, verdicts
+from support.repos import SAMPLE, SOLUTION
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+COMMITS = ("a" * 40, "b" * 40)
+
+
+def never(_body: Any, _headers: Any) -> Any:
+    raise AssertionError("no model is asked where commits are merged")
+
+
+def merging(house: CouncilHouse, diff: str) -> CouncilHouse:
+    async def merge(base: Base, commits: Sequence[str]) -> Patch:
+        assert tuple(commits) == COMMITS
+        if diff == "conflict":
+            raise MergeConflict("both sides changed the same lines: a.txt")
+        return Patch(base.sha, "c" * 40, diff, ("src/utils.py",))
+
+    house.parts = replace(house.parts, merge=merge)
+    return house
+
+
+def solving() -> str:
+    old = SAMPLE["src/utils.py"]
+    assert isinstance(old, str)
+    new = old + SOLUTION
+    count, more = len(old.splitlines()), len(new.splitlines())
+    lines = [f" {line}" for line in old.splitlines()] + [
+        f"+{line}" for line in new.splitlines()[count:]
+    ]
+    head = (
+        "diff --git a/src/utils.py b/src/utils.py\n--- a/src/utils.py\n+++ b/src/utils.py\n@@ "
+        f"-1,{count} +1,{more} @@\n"
+    )
+    return head + "\n".join(lines) + "\n"
+
+
+async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Path) -> None:
+    async with open_council(tmp_path, never) as house:
+        events = await merging(house, solving()).run(house.deliberation("single", 1, merge=COMMITS))
+        assert outcomes(events) == {"agent-dev-001": "proposed"}
+        assert verdicts(events)["agent-dev-001", "tests"] == "passed"
+        assert of(events, EventType.MODEL_CALLED) == []
+        again = await house.run(house.deliberation("single", 1, merge=COMMITS))
+        assert len(of(again, EventType.SEAT_PROPOSED)) == 1
+
+
+async def test_commits_are_merged_into_the_original_base_and_not_into_one_without_its_hidden_tests(
+    tmp_path: Path,
+) -> None:
+    bases: list[str] = []
+
+    async def merge(base: Base, _: Sequence[str]) -> Patch:
+        bases.append(base.sha)
+        return Patch(base.sha, "c" * 40, solving(), ("src/utils.py",))
+
+    async with open_council(tmp_path, never) as house:
+        house.parts = replace(house.parts, merge=merge)
+        events = await house.run(house.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
+    assert bases == ["d" * 40]
+    assert verdicts(events)["agent-dev-001", "tests"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")]
+)
+async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str, end: str) -> None:
+    async with open_council(tmp_path, never) as house:
+        events = await merging(house, diff).run(house.deliberation("single", 1, merge=COMMITS))
+        assert outcomes(events) == {"agent-dev-001": end}
+
+
+def test_only_commits_are_merged_and_only_in_a_repository() -> None:
+    asked = DeliberationRequest("together", "dev", merge=COMMITS)
+    d = plan(asked, LOCAL, Defaults(LimitSettings()), datetime.now(UTC))
+    assert len(d.seats) == 1
+    with pytest.raises(InvalidRequest, match="merge cannot be right"):
+        check_deliberation(d)
+    with pytest.raises(InvalidRequest, match="merge cannot be right"):
+        check_deliberation(replace(d, base_sha="d" * 40, merge=("main",)))
+    check_deliberation(replace(d, base_sha="d" * 40))

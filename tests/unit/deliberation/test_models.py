@@ -1,0 +1,242 @@
+"""Which model a seat uses: several behind one council, one of them down, and what is on record of
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.deliberation.recorded_model import NamedModel, Recording
+from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import Deliberation, DeliberationRequest
+from moothall.errors import InvalidRequest
+from moothall.llm.replicas import open_models
+from moothall.orchestrator.planning import Defaults, plan
+from moothall.testing.model import Answer, Fault, ScriptedModel, phase_of, scripted_model
+from support.council import (
+    ONE,
+    THREE,
+    TWO,
+    CouncilHouse,
+    act,
+    append,
+    finish,
+    of,
+    open_council,
+    outcomes,
+    review,
+    scripted,
+)
+from support.repos import SAMPLE
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MODELS = Models.of(
+    LlmSettings(model="qwen"),
+    {
+        "large": LlmSettings(model="deep", tier="large", roles=("qa",)),
+        "quick": LlmSettings(model="tiny", tier="small"),
+    },
+)
+DOWN: Answer = lambda _body, _headers: Fault("status", status=503)  # noqa: E731
+
+
+def planned(role: str = "dev", council: Council | None = None, **asked: Any) -> Deliberation:
+    return plan(
+        DeliberationRequest("x", role, **asked),
+        LOCAL,
+        Defaults(LimitSettings(), models=MODELS),
+        NOW,
+        council,
+    )
+
+
+def test_what_is_asked_goes_before_the_seat_the_council_and_the_role() -> None:
+    seat = Agent(TWO, Capabilities(model_profile="small"))
+    council = Council(
+        "qa", (Agent(ONE), seat, Agent(THREE)), CouncilConfig(model_profile="default")
+    )
+    assert (planned().model, planned("qa").model) == ("", "large")
+    sitting = planned("qa", council)
+    assert [sitting.model_of(seat) for seat in sitting.seats] == ["", "quick", ""]
+    assert (
+        planned("qa", council, model="LARGE").model,
+        planned("qa", council, model="LARGE").seat_models,
+    ) == ("large", {})
+    assert planned(model="deep").model == "large"
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        InvalidRequest,
+        match=r"unknown model_profile 'gpt'; the settings have: default, large \(large\), quick",
+    ):
+        planned(model="gpt")
+    with pytest.raises(InvalidRequest, match="unknown model_profile 'medium'"):
+        planned(council=Council("dev", (Agent(ONE, Capabilities(model_profile="medium")),)))
+
+
+@asynccontextmanager
+async def two_models(
+    folder: Path,
+    first: Answer,
+    second: Answer,
+    *,
+    server: dict[str, Any] | None = None,
+    **other: Any,
+) -> AsyncIterator[tuple[CouncilHouse, ScriptedModel]]:
+    """A council's surroundings with a default model and one more, `large`, of which `other` says
+    more; `server` is for the scripted server of that one.
+    """
+    async with (
+        open_council(folder, first) as house,
+        scripted_model(second, models=("deep",), **(server or {})) as deep,
+    ):
+        default = house.parts.llm.model_copy(update={"model": "scripted"})
+        models = Models.of(
+            default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)}
+        )
+        async with open_models(models, house.server.base_url) as opened:
+            named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
+            house.parts = replace(house.parts, model=opened["default"], llm=default, named=named)
+            yield house, deep
+
+
+def about_text(house: CouncilHouse, **fields: Any) -> Deliberation:
+    return house.deliberation(repository=None, base_sha=None, **fields)
+
+
+def answer(text: str) -> Answer:
+    def say(_body: Any, headers: Any) -> str:
+        return (
+            review(5)
+            if "/verify/" in headers["X-Request-Id"] or "/critique/" in headers["X-Request-Id"]
+            else finish(text)
+        )
+
+    return scripted(say)
+
+
+async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Path) -> None:
+    async with two_models(
+        tmp_path, answer("small words"), answer("deep words"), temperature=0.0
+    ) as (house, deep):
+        d = about_text(house, seat_models={TWO: "large"})
+        events = await house.run(d)
+        proposals = {
+            data["seat"]: data["proposal"]["content"]
+            for data in of(events, EventType.SEAT_PROPOSED)
+        }
+        assert proposals == {ONE: "small words", TWO: "deep words", THREE: "small words"}
+        calls = of(events, EventType.MODEL_CALLED)
+        assert {
+            (call["seat"], call["model"], call.get("profile"))
+            for call in calls
+            if call["seat"] != "-"
+        } == {
+            (ONE, "scripted", None),
+            (TWO, "deep", "large"),
+            (THREE, "scripted", None),
+        }
+        assert {
+            call["sampling"]["temperature"]
+            for call in calls
+            if call["seat"] == TWO and call["phase"] == "propose"
+        } == {0.0}
+        asked = len(house.server.requests) + len(deep.requests)
+        await house.run(d, Recording.of(events))
+        assert len(house.server.requests) + len(deep.requests) == asked == len(calls)
+
+
+async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
+    def write(_body: Any, headers: Any) -> str:
+        return (
+            review(6)
+            if phase_of(headers) in {"verify", "critique"}
+            else "<finish>deep words</finish>"
+        )
+
+    async with two_models(
+        tmp_path, answer("small words"), write, server={"schemas": False, "owner": "x"}
+    ) as (house, deep):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "proposed")
+    (started,) = of(events, EventType.DELIBERATION_STARTED)
+    assert started["reply_mode"] == "mixed"
+    assert {one["profile"]: one["reply"] for one in started["models"]} == {
+        "": "json",
+        "large": "blocks",
+    }
+    assert all("response_format" in call.body for call in house.server.requests)
+    assert not any("response_format" in call.body for call in deep.requests)
+
+
+async def test_where_one_of_two_models_is_down_the_others_seats_decide(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("words"), DOWN) as (house, _):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert outcomes(events) == {ONE: "proposed", TWO: "failed MODEL_UNAVAILABLE", THREE: "proposed"}
+
+
+async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_answered(
+    tmp_path: Path,
+) -> None:
+    async with two_models(tmp_path, answer("words"), DOWN, fallback=("default",)) as (house, _):
+        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    assert set(outcomes(events).values()) == {"proposed"}
+    assert {
+        (call["model"], call["profile"])
+        for call in of(events, EventType.MODEL_CALLED)
+        if call["seat"] == TWO
+    } == {("scripted", "large")}
+
+
+async def test_a_model_that_is_gone_from_the_settings_is_named(tmp_path: Path) -> None:
+    async with two_models(tmp_path, answer("words"), answer("words")) as (house, _):
+        events = await house.run(about_text(house, model="gone"))
+    (error, *_) = [data["outcome"]["error_message"] for data in of(events, EventType.SEAT_FINISHED)]
+    assert error == "the settings here have no model 'gone' any more; they have: large, default"
+
+
+async def test_a_conversation_that_is_too_long_for_the_server_is_shortened_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    first, refused = [0], []
+
+    def answer(body: dict[str, Any], headers: Any) -> Any:
+        size = sum(len(message["content"]) for message in body["messages"])
+        if phase_of(headers) != "propose":
+            return review(7)
+        if not any(message["role"] == "assistant" for message in body["messages"]):
+            first[0] = size
+            return act(("files.read", {"path": "notes.txt"}))
+        if size > first[0] + 1500:
+            refused.append(size)
+            return Fault(
+                "status", status=400, message="This model's maximum context length is 3000 tokens."
+            )
+        return append()
+
+    files = {**SAMPLE, "notes.txt": "a line of notes\n" * 900}
+    async with open_council(tmp_path, scripted(answer), files=files) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert refused
+    assert outcomes(events) == {ONE: "proposed"}
+
+
+async def test_a_seat_goes_on_after_an_empty_reply(tmp_path: Path) -> None:
+    replies = iter((Fault("empty"), Fault("length", text=""), append()))
+    async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as house:
+        events = await house.run(house.deliberation("single", 1))
+    assert outcomes(events) == {ONE: "proposed"}
+    calls = [data for data in of(events, EventType.MODEL_CALLED) if data["phase"] == "propose"]
+    assert [data["finish_reason"] for data in calls] == ["stop", "length", "stop"]
+    assert all(data["usage"]["calls"] == 1 for data in calls)

@@ -1,0 +1,112 @@
+"""How far an agent is and what it used: measured, never falling, and stopped at a limit of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.deliberation.resource_usage import Advance, check_bounds, sum_usage
+from moothall.domain.event import EventType
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.task import AgentRef
+from moothall.domain.tool import Bounds, ToolResult, ToolStatus, ToolUsage
+from moothall.errors import LimitExceeded
+from support.story import SEATS, deliberation
+
+D = replace(deliberation(), agent=AgentRef("greeting", "sample"))
+USED = {"prompt_tokens": 10, "completion_tokens": 5, "calls": 1, "cost_usd": 0.5}
+
+
+def turn(seat: str) -> tuple[EventType, Mapping[str, Any]]:
+    data = {
+        "seat": seat,
+        "operations": [{}],
+        "usage": USED,
+        "tools": {"cpu_ms": 7, "max_rss_bytes": 9},
+    }
+    return EventType.SEAT_TURN, {**data, "checks": {"tests": "passed", "lint": "failed"}}
+
+
+KINDS = [
+    EventType.SEAT_STARTED,
+    EventType.SEAT_PROPOSED,
+    EventType.SEAT_REVISED,
+    EventType.SEAT_FINISHED,
+]
+FACTS = st.one_of(
+    st.sampled_from(SEATS).map(turn),
+    st.tuples(st.sampled_from(KINDS), st.sampled_from(SEATS).map(lambda seat: {"seat": seat})),
+)
+
+
+@given(st.lists(FACTS), st.lists(FACTS))
+def test_progress_never_falls_over_a_restart_either(before: list[Any], after: list[Any]) -> None:
+    first = Advance(D)
+    told = [data["progress"] for fact in before if (data := first.after(*fact))]
+    again = Advance(D, max(told, default=0.0))
+    told += [data["progress"] for fact in after if (data := again.after(*fact))]
+    assert told == sorted(told)
+    assert all(0 <= progress <= 1 for progress in told)
+
+
+def test_it_tells_what_was_measured_and_ends_at_one() -> None:
+    advance = Advance(D)
+    advance.after(*turn(SEATS[0]))
+    told = advance.after(*turn(SEATS[1]))
+    assert told is not None
+    assert (told["agent"], told["workstream"], told["current_task"], told["seat"]) == (
+        "greeting",
+        "sample",
+        "at work",
+        SEATS[1],
+    )
+    expected = {
+        "turns": 2,
+        "tool_calls": 2,
+        "tokens": 30,
+        "cost_usd": 1.0,
+        "checks": 2,
+        "checks_passed": 1,
+    }
+    assert told["metrics"] == {**expected, "cpu_ms": 14, "max_rss_bytes": 9}
+    for seat in SEATS:
+        told = advance.after(EventType.SEAT_FINISHED, {"seat": seat})
+    assert told is not None
+    assert told["progress"] == 1.0
+
+
+def test_a_council_that_is_no_agents_tells_nothing() -> None:
+    assert Advance(deliberation()).after(*turn(SEATS[0])) is None
+
+
+def ran(status: str) -> CheckRun:
+    return CheckRun("tests", Verdict.ERRORED, status=status, usage=ToolUsage(5, 300))
+
+
+@pytest.mark.parametrize(
+    ("status", "bounds", "said"),
+    [
+        ("memory", Bounds(memory_bytes=512_000_000), r"max_memory, 512 MB"),
+        ("cpu", Bounds(cpu_share=0.75), r"max_cpu, 75% of a processor"),
+    ],
+)
+def test_a_breach_of_its_own_limit_stops_it_and_is_named(
+    status: str, bounds: Bounds, said: str
+) -> None:
+    call = ToolResult("r", "code.python", ToolStatus(status), usage=ToolUsage(4, 200))
+    with pytest.raises(LimitExceeded, match=rf"code.python hit the agent's own limit \({said}"):
+        check_bounds(bounds, [call], {})
+    with pytest.raises(LimitExceeded, match="tests hit"):
+        check_bounds(bounds, [], {"tests": ran(status)})
+    check_bounds(
+        Bounds(), [call], {"tests": ran(status)}
+    )  # a limit of all is told to the model, which may do otherwise
+    check_bounds(bounds, [replace(call, status=ToolStatus.TIMEOUT)], {})
+    assert sum_usage([call], {"tests": ran(status)}) == ToolUsage(9, 300)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace as replace_field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.deliberation.seat_tools import SUBMIT, SeatTools, UnusableCallError
+from moothall.domain.chat import FunctionCall
+from moothall.sandbox_runtime.edits import replace
+from moothall.sandbox_runtime.paths import ToolFailure
+from moothall.tools.catalogue import CATALOGUE
+
+ALL = SeatTools.of([*CATALOGUE.values()])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def call(name: str, arguments: Any) -> FunctionCall:
+    return FunctionCall(
+        "c", name, arguments if isinstance(arguments, str) else json.dumps(arguments)
+    )
+
+
+@given(st.sampled_from(ALL.names) | st.text(), st.text() | JSON.map(json.dumps))
+def test_whatever_a_model_writes_is_an_action_or_says_why_not(name: str, arguments: str) -> None:
+    with suppress(UnusableCallError):
+        assert ALL.action_of(FunctionCall("c", name, arguments)).tool in CATALOGUE
+
+
+def test_a_seat_with_a_shell_has_five_tools_and_one_without_has_those_it_may_use() -> None:
+    assert ALL.names == ("bash", "view", "edit", "write", SUBMIT)
+    without = SeatTools.of([spec for spec in CATALOGUE.values() if spec.category != "code"])
+    assert {"files_search", "git_log", "tests_pytest"} < {*without.names}
+    assert not without.has_shell
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "tool", "translated"),
+    [
+        (
+            "view",
+            {"path": "a", "start": 3, "end": 5},
+            "files.read",
+            {"path": "a", "start": 3, "lines": 3},
+        ),
+        ("view", {"path": "a"}, "files.read", {"path": "a", "start": 1, "lines": 400}),
+        (
+            "view",
+            {"path": "a", "start": "7", "end": None},
+            "files.read",
+            {"path": "a", "start": 7, "lines": 400},
+        ),
+        (
+            "bash",
+            {"command": "ls", "timeout_seconds": 5.0},
+            "code.shell",
+            {"command": "ls", "timeout_seconds": 5},
+        ),
+        (
+            "edit",
+            {"path": "a", "old": "x", "new": ""},
+            "files.edit",
+            {"path": "a", "old": "x", "new": ""},
+        ),
+        (
+            "edit",
+            {"path": "a", "old": "x", "new": "y", "all": True},
+            "files.edit",
+            {"path": "a", "old": "x", "new": "y", "count": 0},
+        ),
+        (
+            "write",
+            '{"path": "a", "content": "one\ntwo"}',
+            "files.write",
+            {"path": "a", "content": "one\ntwo"},
+        ),
+    ],
+)
+def test_calls_become_actions_of_the_catalogue(
+    name: str, arguments: Any, tool: str, translated: dict[str, Any]
+) -> None:
+    action = ALL.action_of(call(name, arguments))
+    assert (action.tool, action.arguments) == (tool, translated)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1", "0", "true", '"9999999999"', f'"{"9" * 5000}"', "1.5", '"one"']
+)
+def test_what_is_no_line_number_says_so(number: str) -> None:
+    with pytest.raises(UnusableCallError, match="whole number from 1"):
+        ALL.action_of(call("view", f'{{"path": "a", "start": {number}}}'))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "told"),
+    [
+        (
+            "edit",
+            (
+                "files.edit: argument 'old': too long. Right is files.edit(path: string, count?: "
+                "integer)"
+            ),
+            "edit: argument 'old': too long. Right is edit(path, old, new, all?)",
+        ),
+        (
+            "edit",
+            ("old text occurs 2 times, or count=2 to replace all"),
+            ("old text occurs 2 times, or all=true to replace all"),
+        ),
+        ("edit", "read it with files.read and copy", "read it with view and copy"),
+        (
+            "view",
+            ("it is inside .git; use git.status, git.diff or git.log"),
+            ("it is inside .git; use git status, git diff or git log"),
+        ),
+        ("view", "'src/git.log' does not exist", "'src/git.log' does not exist"),
+        ("bash", "up to 600 s (code.shell_seconds)", "up to 600 s (code.shell_seconds)"),
+    ],
+)
+def test_errors_name_what_the_seat_is_offered(name: str, error: str, told: str) -> None:
+    assert ALL.in_short_names(error, call(name, {})) == told
+
+
+def test_an_ambiguous_edit_is_told_without_a_count() -> None:
+    with pytest.raises(ToolFailure) as failed:
+        replace("a.py", "x\ny\nx\n", "x", "z")
+    assert ALL.in_short_names(str(failed.value), call("edit", {})) == (
+        "old text occurs 2 times in 'a.py' (lines 1, 3), not once: send more of the lines around "
+        "it so that it occurs once, or "
+        "all=true to replace all"
+    )
+
+
+def test_bash_says_what_a_call_keeps_and_how_long_it_may_take() -> None:
+    shell = CATALOGUE["code.shell"]
+    (bash, *_) = SeatTools.of(
+        [replace_field(shell, caps=replace_field(shell.caps, seconds=900))]
+    ).offered
+    assert "A command may take 120 s, or timeout_seconds, up to 900." in bash.description
+    assert (
+        "exported variables and shell functions are lost, and background processes end with the "
+        "call" in bash.description
+    )

@@ -1,0 +1,181 @@
+"""What is shown of an answer while it grows: whole words, no secret, and nothing that stops the
+work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.concurrency import beside
+from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.recorded_model import RecordedModel, Recording
+from moothall.deliberation.streaming import Growing
+from moothall.domain.budget import Ledger, Usage
+from moothall.domain.chat import (
+    ChatReply,
+    ChatRequest,
+    Message,
+    ModelDescription,
+    ReplyMode,
+    Writing,
+)
+from moothall.domain.secrets import scrub
+from moothall.errors import BusUnavailable
+from support.council import open_council
+
+KEY = "ghp_" + "a1" * 18
+
+
+class Heard:
+    """Keeps what it is told."""
+
+    def __init__(self, *, down: bool = False) -> None:
+        self.told: list[Writing] = []
+        self.came, self.down = asyncio.Event(), down
+
+    async def hint(self, writing: Writing) -> None:
+        self.told.append(writing)
+        self.came.set()
+        if self.down:
+            raise BusUnavailable("it is away")
+
+
+def text_of(*pieces: str) -> str:
+    growing = Growing("s", Heard().hint, scrub)
+    for piece in pieces:
+        growing.add(piece)
+    return growing.writing.text
+
+
+@pytest.mark.parametrize("cut", range(1, len(KEY)))
+def test_no_beginning_of_a_secret_is_told_wherever_the_answer_is_cut(cut: int) -> None:
+    assert text_of("the key is ", KEY[:cut]) == "the key is "
+    assert text_of("the key is ", KEY[:cut], KEY[cut:], " so") == "the key is [redacted] "
+
+
+def test_a_key_in_lines_of_its_own_is_held_back_until_it_is_whole() -> None:
+    begin, end = "-----BEGIN PRIVATE KEY-----\n", "-----END PRIVATE KEY----- \n"
+    assert text_of("see ", begin, "QUJD\nREVG\n") == "see "
+    assert text_of("see ", begin, "QUJD\nREVG\n", end) == "see [redacted] \n"
+
+
+def test_of_a_long_answer_the_end_is_told() -> None:
+    assert text_of("word " * 1_000) == ("word " * 1_000)[-2_000:]
+    assert text_of() == ""
+
+
+async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
+    heard = Heard()
+    growing = Growing("agent-dev-001", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        await heard.came.wait()
+    await growing.over()
+    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+
+
+async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
+    heard = Heard()
+    growing = Growing("s", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        for _ in range(3):
+            await heard.came.wait()
+            heard.came.clear()
+    assert heard.told == [Writing("s", "one ")] * 3
+
+
+async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
+    heard = Heard()
+
+    class Slow:
+        async def reply_mode(self) -> ReplyMode:
+            return "blocks"
+
+        async def describe(self) -> ModelDescription:
+            return ModelDescription()
+
+        async def chat(
+            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+        ) -> ChatReply:
+            del request, ours
+            on_text("one two")
+            await heard.came.wait()
+            return ChatReply("one two three", "stop", Usage())
+
+    async with open_council(tmp_path, lambda *_: "") as house:
+        d = house.deliberation()
+        model = RecordedModel(
+            Slow(),
+            ledger=Ledger(d.budget),
+            facts=Facts(house.bus, d),
+            recording=Recording(),
+            settings=house.parts.llm,
+            hint=heard.hint,
+        )
+        deadline = datetime.now(UTC) + timedelta(seconds=20)
+        reply = await model.ask(
+            ChatRequest(
+                f"{d.task_id}/agent-dev-001/propose/0.0", (Message("user", "go on"),), 100, deadline
+            )
+        )
+    assert reply.text == "one two three"
+    assert heard.told == [Writing("agent-dev-001", "one "), Writing("agent-dev-001", "")]
+
+
+async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Counting:
+        async def reply_mode(self) -> ReplyMode:
+            return "blocks"
+
+        async def describe(self) -> ModelDescription:
+            return ModelDescription()
+
+        async def chat(
+            self, request: ChatRequest, on_text: Any = None, *, ours: Any = None
+        ) -> ChatReply:
+            del on_text, ours
+            calls.append(request.call_id)
+            await asyncio.sleep(0)
+            return ChatReply(f"answer {len(calls)}", "stop", Usage(prompt_tokens=7))
+
+    async with open_council(tmp_path, lambda *_: "") as house:
+        d = house.deliberation()
+        ledger, facts = Ledger(d.budget), Facts(house.bus, d)
+        model = RecordedModel(
+            Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm
+        )
+        deadline = datetime.now(UTC) + timedelta(seconds=20)
+        request = ChatRequest(
+            f"{d.task_id}/-/verify/1.tests.x", (Message("user", "read"),), 100, deadline
+        )
+        one, two = await asyncio.gather(model.ask(request), model.ask(request))
+    assert (one.text, two.text, calls) == ("answer 1", "answer 1", [request.call_id])
+    assert model.usage_of("-").prompt_tokens == ledger.spent.prompt_tokens == 7
+
+
+async def test_what_came_at_once_is_not_told_at_all() -> None:
+    heard = Heard()
+    growing = Growing("s", heard.hint, scrub, every=60)
+    async with beside(growing.tell(), "growing"):
+        growing.add("one two")
+    await growing.over()
+    assert heard.told == []
+
+
+async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
+    heard = Heard(down=True)
+    growing = Growing("s", heard.hint, scrub, every=0.001)
+    async with asyncio.timeout(10), beside(growing.tell(), "growing"):
+        growing.add("one two")
+        await heard.came.wait()
+        await asyncio.sleep(0)
+    await growing.over()
+    assert len(heard.told) == 2

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.deliberation.turns import FINISH, TOO_EARLY, UNUSABLE, TurnStep, is_again, stuck
+
+A, B = frozenset({"t::a"}), frozenset({"t::b"})
+
+
+def change(asked: str, tree: str, red: frozenset[str] = A) -> TurnStep:
+    return TurnStep(asked, tree, changed=True, red=red)
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([], ""),
+        ([change("one", "1")], ""),
+        # What repeats but changes a file: an append, again and again.
+        ([change("append", "1"), change("append", "2")], "the same change as in an earlier turn"),
+        (
+            [change("append", "1"), change("edit", "2", B), change("append", "3", B)],
+            "the same change as in an earlier turn",
+        ),
+        (
+            [change("do", "1"), change("undo", "2", B), change("other", "1")],
+            "back where it was in an earlier turn",
+        ),
+        ([change("a", "1"), change("b", "2"), change("c", "3")], "the same tests red for 3 turns"),
+        ([change("a", "1"), change("b", "2", B), change("c", "3")], ""),
+        (
+            [change("a", "1"), TurnStep("look", "1"), change("b", "2"), change("c", "3")],
+            "the same tests red for 3 turns",
+        ),
+        (
+            [
+                change("a", "1", frozenset()),
+                change("b", "2", frozenset()),
+                change("c", "3", frozenset()),
+            ],
+            "",
+        ),
+        ([TurnStep("look"), TurnStep("look")], ""),
+        (
+            [TurnStep("look"), TurnStep("look"), TurnStep("look")],
+            "the same step 3 times, and nothing changed",
+        ),
+        ([TurnStep("look"), change("a", "1"), TurnStep("look", "1"), TurnStep("look", "1")], ""),
+        ([TurnStep(FINISH), TurnStep("look"), TurnStep(FINISH), TurnStep(FINISH)], TOO_EARLY),
+        ([TurnStep("x", malformed=True), TurnStep("y", malformed=True)], ""),
+        (
+            [
+                TurnStep("x", malformed=True),
+                TurnStep("y", malformed=True),
+                TurnStep("x", malformed=True),
+            ],
+            UNUSABLE,
+        ),
+    ],
+)
+def test_circles(steps: list[TurnStep], found: str) -> None:
+    assert stuck(steps, 3) == found
+
+
+def test_the_second_look_at_the_same_files_is_a_repeat() -> None:
+    assert not is_again([TurnStep("look")])
+    assert is_again([TurnStep("look"), TurnStep("other"), TurnStep("look")])
+    assert not is_again([TurnStep("look"), change("a", "1"), TurnStep("look", "1")])
+    assert not is_again([change("a", "1"), change("a", "2")])
+
+
+_STEPS = st.builds(
+    TurnStep,
+    asked=st.sampled_from(["a", "b", FINISH]),
+    tree=st.sampled_from(["", "1", "2"]),
+    changed=st.booleans(),
+    red=st.sampled_from([frozenset(), A, B]),
+)
+
+
+@given(st.lists(_STEPS, max_size=8), st.integers(2, 4))
+def test_whoever_repeats_itself_is_found_within_one_round_more(
+    steps: list[TurnStep], limit: int
+) -> None:
+    """However a seat came here, the same change once more is a circle; and the same look is, twice
+    more.
+    """
+    last = TurnStep("same", "9", changed=True)
+    assert stuck([*steps, last, last], limit)
+    look = TurnStep("look", "9")
+    assert stuck([*steps, look, look, look], limit)
+
+
+@given(st.integers(1, 20), st.integers(2, 4))
+def test_a_seat_that_gets_on_is_left_alone(count: int, limit: int) -> None:
+    steps = [
+        change(f"do {number}", str(number), frozenset({str(number)})) for number in range(count)
+    ]
+    assert not any(stuck(steps[: end + 1], limit) for end in range(count))

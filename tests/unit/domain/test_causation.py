@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from moothall.domain.causation import call_event_id, cause_of, request_event_id
+from moothall.domain.event import EventType, new_event
+
+
+def test_a_cause_is_the_id_of_the_event_that_led_there() -> None:
+    asked = new_event(EventType.DELIBERATION_REQUESTED, "t", {})
+    began = new_event(EventType.DELIBERATION_STARTED, "t", {}, ordinal="")
+    seat = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="agent-dev-001")
+    called = new_event(EventType.MODEL_CALLED, "t", {}, ordinal="t/agent-dev-001/propose/0.1")
+    revised = new_event(EventType.SEAT_REVISED, "t", {}, ordinal="agent-dev-001.r1/0123")
+    assert request_event_id("t") == asked.id
+    assert call_event_id("t", "t/agent-dev-001/propose/0.1") == called.id
+    assert cause_of(EventType.DELIBERATION_STARTED, "t", "", {}) == asked.id
+    assert cause_of(EventType.SEAT_STARTED, "t", "agent-dev-001", {}) == began.id
+    assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "-"}) == began.id
+    assert cause_of(EventType.MODEL_CALLED, "t", "…", {"seat": "agent-dev-001"}) == seat.id
+    assert cause_of(EventType.SEAT_TURN, "t", "agent-dev-001/propose/0.1", {}) == called.id
+    assert (
+        cause_of(
+            EventType.CHECK_FINISHED,
+            "t",
+            "…",
+            {"candidate": "agent-dev-001.r1", "fingerprint": "0123"},
+        )
+        == revised.id
+    )
+    assert cause_of(EventType.STORY_CREATED, "t", "", {}) == ""
+
+
+def test_neither_cause_nor_trace_of_a_fact_is_in_its_id() -> None:
+    plain = new_event(EventType.SEAT_STARTED, "t", {}, ordinal="a")
+    placed = new_event(
+        EventType.SEAT_STARTED, "t", {}, ordinal="a", causationid="x", traceparent="00-1-2-01"
+    )
+    assert placed.id == plain.id
+    assert (placed.causationid, placed.traceparent) == ("x", "00-1-2-01")

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moothall.config import BusSettings
+from moothall.events.nats.connection import connection
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.server import embedded_server
+from moothall.testing.bus import MemoryBus
+
+AnyBus = MemoryBus | JetStreamBus
+Opened = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """One nats-server for the tests of a module: its URL."""
+    async with embedded_server(BusSettings(), tmp_path_factory.mktemp("server") / "bus") as url:
+        yield url
+
+
+async def emptied(url: str) -> str:
+    """Forget all that a server holds."""
+    async with connection(BusSettings(), url, on_lost=lambda: None) as client:
+        js = client.jetstream()
+        for stream in await js.streams_info():
+            await js.delete_stream(stream.config.name or "")
+    return url
+
+
+@pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.e2e)])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """Opens the bus under test, with settings and the operator's secrets as named."""
+    url: str = "" if request.param == "memory" else request.getfixturevalue("server")
+
+    @asynccontextmanager
+    async def memory(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
+        yield MemoryBus(settings, secrets)
+
+    @asynccontextmanager
+    async def jetstream(settings: BusSettings, secrets: tuple[str, ...]) -> AsyncIterator[AnyBus]:
+        async with open_bus(settings, await emptied(url), secrets=secrets) as bus:
+            yield bus
+
+    def open_any(
+        secrets: tuple[str, ...] = (), **settings: Any
+    ) -> AbstractAsyncContextManager[AnyBus]:
+        return (memory if request.param == "memory" else jetstream)(
+            BusSettings(retry_seconds=0.01, **settings), secrets
+        )
+
+    return open_any

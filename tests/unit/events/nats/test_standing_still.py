@@ -1,0 +1,38 @@
+"""A process that stands still again before what it lost the first time has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from moothall.concurrency import Capacity
+from moothall.domain.event import Recorded
+from moothall.events.nats.consumer import Taking
+from moothall.events.registry import durable
+
+
+async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
+    async def never(_recorded: Recorded) -> None:
+        raise AssertionError("nothing is delivered")
+
+    unused = cast("Any", None)
+    taking = Taking(unused, unused, durable("collector"), never, Capacity(1), None)
+    lost = 0
+
+    async def work() -> None:
+        nonlocal lost
+        async with asyncio.timeout(None) as lease:
+            taking.leases["message"] = lease
+            taking._lose()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                taking._lose()
+                lost += 1
+                raise
+
+    with pytest.raises(TimeoutError):
+        await work()
+    assert lost == 1

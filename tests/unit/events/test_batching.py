@@ -1,0 +1,238 @@
+"""Facts of a moment in one message: what is recorded, in which order, and what a reader gets of
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.collector import Collector
+from moothall.config import LimitSettings
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.topic import Channel
+from moothall.errors import BusUnavailable, InvalidRequest, Permanent
+from moothall.events import codec, registry
+from moothall.events.batching import Batching, records_of
+from moothall.events.envelope import Packer
+from moothall.testing.buckets import MemoryBlobs
+from moothall.testing.bus import MemoryBus
+from moothall.testing.bus_contract import consuming, letters, seat, seen
+from support.story import START, Remembering, full
+
+
+def packer(limit: int) -> Packer:
+    kept = MemoryBlobs()
+    return Packer(kept.put, kept.get, limit)
+
+
+ABOUT = Channel.RESULTS.of("task-1")
+
+
+async def messages(bus: Any) -> list[Any]:
+    return [json.loads(raw.data) async for raw in bus.raw(registry.EVENTS.name)]
+
+
+async def test_what_is_said_at_once_is_one_message_and_each_event_comes(opened: Any) -> None:
+    async with opened() as bus:
+        for number in range(8):
+            waiting = await bus.post(seat(number, turn=number))
+        last = await waiting
+        read = [r async for r in bus.replay([ABOUT])]
+        stored = await messages(bus)
+    assert [r.event for r in read] == [
+        r.event for r in sorted(read, key=lambda r: int(r.event.data["turn"]))
+    ]
+    assert len(read) == 8
+    assert read[-1].seq == last
+    if not isinstance(bus, MemoryBus):  # which records each by itself
+        assert [len(message) for message in stored] == [8]
+        assert {r.message for r in read} == {last}
+        assert {message["specversion"] for message in stored[0]} == {"1.0"}
+
+
+async def test_without_batches_a_message_is_an_event(opened: Any) -> None:
+    async with opened(batch_seconds=0) as bus:
+        await asyncio.gather(*[await bus.post(seat(number)) for number in range(3)])
+        assert [message["type"] for message in await messages(bus)] == ["moothall.seat.turn"] * 3
+
+
+async def test_whoever_waits_is_not_kept_waiting_and_the_order_stays(opened: Any) -> None:
+    async with opened(batch_seconds=1) as bus:
+        other = await bus.post(seat(0, "task-2"))
+        early = await bus.post(seat(1, turn=1))
+        await bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"})
+        )
+        late = await bus.post(seat(2, turn=2))
+        assert not other.done() or isinstance(bus, MemoryBus)
+        assert await early < await late
+        kinds = [r.event.type async for r in bus.replay([ABOUT, Channel.RESPONSES.of("task-1")])]
+        assert kinds == [EventType.SEAT_TURN, EventType.DELIBERATION_DECIDED, EventType.SEAT_TURN]
+        await other
+
+
+async def test_a_repeat_of_a_message_changes_nothing(opened: Any) -> None:
+    async with opened() as bus:
+        for _ in range(2):
+            answers = [await bus.post(seat(number)) for number in range(3)]
+            for answer in answers:
+                await answer
+        assert len([r async for r in bus.replay([ABOUT])]) == 3
+
+
+async def test_what_is_secret_or_large_in_one_of_them_is_treated_as_ever(opened: Any) -> None:
+    key = "sk-" + "a1B2" * 10
+    said = {"key": key, "large": "x" * 5000, "looks": {"$blob": "0" * 64, "bytes": 1}}
+    async with opened(blob_bytes=2048) as bus:
+        for number, data in enumerate(list[dict[str, Any]](({}, said, {}))):
+            waiting = await bus.post(seat(number, **data))
+        await waiting
+        stored = [raw.data async for raw in bus.raw(registry.EVENTS.name)]
+        _, middle, _ = [r.event.data async for r in bus.replay([ABOUT])]
+    assert key.encode() not in b"".join(stored)
+    assert sum(map(len, stored)) < 5000
+    assert (middle["large"], middle["looks"]) == (said["large"], said["looks"])
+
+
+async def test_what_cannot_be_written_is_refused_at_once_and_nothing_else_with_it(
+    opened: Any,
+) -> None:
+    async with opened() as bus:
+        before = await bus.post(seat(1))
+        with pytest.raises(InvalidRequest):
+            await bus.post(seat(2, share=float("nan")))
+        await before
+        assert len([r async for r in bus.replay([ABOUT])]) == 1
+
+
+async def test_at_the_close_nothing_is_held_back(opened: Any) -> None:
+    async with opened(batch_seconds=1) as bus:
+        answers = [await bus.post(seat(number, f"task-{number}")) for number in range(5)]
+    for answer in answers:
+        await answer
+
+
+async def test_one_bad_event_takes_no_other_with_it(opened: Any) -> None:
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+    good = [codec.encode(seat(number, turn=number)) for number in range(3)]
+
+    async def handle(told: Recorded) -> None:
+        if told.event.data["turn"] == 1:
+            raise Permanent("not this one")
+        got.put_nowait(told)
+
+    async with opened() as bus, consuming(bus, "collector", handle):
+        data = codec.encode_batch([good[0], b'{"specversion":"1.0"}', *good[1:]])
+        await bus.put_raw("agent.results.task-1", data)
+        assert [r.event.data["turn"] for r in await seen(got, 2)] == [0, 2]
+        [letter] = await letters(bus, 1)
+        assert letter.data == data
+        assert "not a CloudEvent" in letter.reason
+        assert [r.event.data["turn"] async for r in bus.replay([ABOUT])] == [0, 1, 2]
+
+
+async def test_glances_see_each_event_and_handlers_what_is_left(opened: Any) -> None:
+    glanced: list[tuple[int, str]] = []
+    got: asyncio.Queue[Recorded] = asyncio.Queue()
+
+    def glance(told: Recorded) -> bool:
+        glanced.append((int(told.event.data["turn"]), told.extra["place"]))
+        return bool(told.event.data["turn"] != 2)
+
+    async with opened() as bus:
+        answers = [await bus.post(seat(number, turn=number)) for number in range(4)]
+        for answer in answers:
+            await answer
+        consume = asyncio.create_task(bus.consume("collector", got.put, glance=glance))
+        found = await seen(got, 1)
+        consume.cancel()
+    assert [turn for turn, _ in glanced] == [0, 1, 2, 3] or isinstance(bus, MemoryBus)
+    assert 2 in [r.event.data["turn"] for r in found]
+    if not isinstance(bus, MemoryBus):
+        assert len({place for _, place in glanced}) == 1
+
+
+async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
+    sent: list[bytes] = []
+
+    async def send(_subject: str, data: bytes, _message_id: str) -> asyncio.Future[int]:
+        sent.append(data)
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(len(sent))
+        return answer
+
+    stood = Batching(send, packer(1000), seconds=0.0, still=-1.0, limit=9)
+    with pytest.raises(BusUnavailable, match="stood still"):
+        await (await stood.post("agent.results.task-1", seat(1)))
+    assert sent == []
+    ran = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=9)
+    assert await (await ran.post("agent.results.task-1", seat(1))) == 1
+
+
+@pytest.mark.parametrize("error", [BusUnavailable("not taken"), Permanent("not taken")])
+async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Exception) -> None:
+    taken: list[bytes] = []
+
+    async def send(_subject: str, data: bytes, _message_id: str) -> asyncio.Future[int]:
+        answer = asyncio.get_running_loop().create_future()
+        if b"lost" in data:
+            asyncio.get_running_loop().call_later(0.01, answer.set_exception, error)
+        else:
+            taken.append(data)
+            answer.set_result(len(taken))
+        return answer
+
+    batching = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=2)
+    first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
+    with pytest.raises(type(error), match="not taken"):
+        await asyncio.gather(
+            _wait(first), _wait(await batching.post("agent.responses.task-1", seat(2)))
+        )
+    other = await batching.post("agent.results.task-2", seat(3, "task-2"))
+    assert await other == 1
+    assert len(taken) == 1
+
+
+async def _wait(receipt: Any) -> int:
+    return int(await receipt)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
+def test_wherever_a_watcher_stops_it_loses_nothing(sizes: list[int], data: st.DataObject) -> None:
+    log: list[Recorded] = []
+    for seq, size in enumerate(sizes, 1):
+        events: list[Event] = [seat(len(log) + n) for n in range(size)]
+        log += records_of(seq, events, {})
+    place = data.draw(st.integers(0, len(log) - 1))
+    again = [r for r in log if r.comes_after(log[place].seq)]
+    assert again[len(again) - len(log[place + 1 :]) :] == log[place + 1 :]
+    assert {r.message for r in again if r not in log[place + 1 :]} <= {log[place].message}
+    assert [r.seq for r in log] == sorted(r.seq for r in log)
+
+
+async def test_however_its_events_travel_a_deliberation_is_decided_the_same() -> None:
+    decisions = []
+    for seed in range(12):
+        bus, chance = MemoryBus(), random.Random(seed)  # noqa: S311 - no secret
+        collector = Collector(
+            bus, Remembering(), LimitSettings(), tick_seconds=0.005, clock=lambda: START
+        )
+        left = [codec.encode(event) for event in full().events]
+        running = asyncio.create_task(collector.run())
+        while left:
+            size = 1 if seed == 0 else chance.randint(1, len(left))
+            await bus.put_raw("agent.results.task-a", codec.encode_batch(left[:size]))
+            # Another host, which does not know what the first recorded, says some of it once more.
+            left = left[max(size - chance.randint(0, 2), 1) if seed else size :]
+        async for told in bus.follow([Channel.RESPONSES.of("task-a")]):
+            decisions.append(dict(told.event.data))
+            break
+        running.cancel()
+    assert decisions == decisions[:1] * 12

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.events.integrity import check_log
+from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
+from moothall.testing.bus import MemoryBus
+
+
+class Records(MemoryBus):
+    """A stream that says how much it has, and gives what it can read."""
+
+    def __init__(
+        self, subjects: Sequence[str], gone: set[int], first: int = 1, removed: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        self._subjects, self._gone, self._from, self._removed = subjects, gone, first, removed
+
+    async def state(self, stream: str) -> StreamState:
+        assert stream == "EVENTS"
+        return StreamState(len(self._subjects), 1, self._from, self._from + len(self._subjects) - 1)
+
+    async def removed_seqs(self, stream: str) -> frozenset[int]:
+        del stream
+        return frozenset(self._removed)
+
+    async def raw(
+        self, stream: str, after_seq: int = 0, subjects: Sequence[str] = ()
+    ) -> AsyncIterator[Raw]:
+        assert not after_seq
+        for seq, name in enumerate(self._subjects, self._from):
+            if seq not in self._gone:
+                yield Raw(seq, name, NO_HEADERS, b"{}", datetime.now(UTC))
+
+
+LOG = (
+    "agent.results.a",
+    "agent.results.b",
+    "agent.results.a",
+    "agent.responses.a",
+    "agent.results.b",
+    "tool.results.w",
+)
+
+
+async def test_a_whole_log_is_said_to_be_whole() -> None:
+    report = await check_log(Records(LOG, set()), before=6)
+    assert report.whole
+    assert "6 records" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("gone", "concerned"),
+    [
+        ({3}, {"a": (3,), "b": (3,)}),
+        ({5}, {"b": (5,)}),
+        ({6}, {"b": (6,)}),
+        ({2, 3}, {"a": (2, 3)}),
+    ],
+)
+async def test_a_hole_is_told_with_whom_it_may_concern(
+    gone: set[int], concerned: dict[str, tuple[int, ...]]
+) -> None:
+    report = await check_log(Records(LOG, gone))
+    assert not report.whole
+    assert (report.missing, report.concerned) == (tuple(sorted(gone)), concerned)
+    assert "NOT whole" in str(report)
+
+
+async def test_a_lost_end_shows_against_what_was_seen_before() -> None:
+    report = await check_log(Records(LOG[:4], set()), before=6)
+    assert (report.whole, report.cut, report.lost) == (False, 2, 0)
+    assert report.concerned == {"b": (5, 6)}
+
+
+async def test_what_was_pruned_is_not_missing() -> None:
+    assert (await check_log(Records(LOG, set(), first=1000), before=1005)).whole
+    assert (await check_log(Records((), set(), first=7), before=6)).whole
+
+
+async def test_what_was_removed_on_purpose_is_not_missing() -> None:
+    """As `moothall rm` does with all of one deliberation."""
+    assert (await check_log(Records(LOG, {2, 5}, removed=(2, 5)), before=6)).whole
+    assert (await check_log(Records(LOG, {2, 5}, removed=(2,)))).missing == (5,)
+
+
+@given(st.sets(st.integers(2, 40)))
+async def test_every_hole_behind_the_first_record_is_found(gone: set[int]) -> None:
+    report = await check_log(Records(["agent.results.a"] * 40, gone))
+    assert set(report.missing) == gone
+    assert report.lost == len(gone)

@@ -1,0 +1,179 @@
+"""One holder at a time, whatever the clocks do, however slow the bus is, and whoever stands
+still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.errors import BusUnavailable
+from moothall.events.lease import BUCKET, Lease
+from moothall.testing.buckets import MemoryBucket
+from moothall.testing.bus import MemoryBus
+
+SECONDS = 6.0
+
+
+class World:
+    """Time, as a test has it pass."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Far:
+    """A bucket that a process reaches with delays, and not always; some of what it wrote is stored
+    though it hears nothing.
+    """
+
+    def __init__(self, bucket: MemoryBucket, world: World) -> None:
+        self._bucket = bucket
+        self._world = world
+        self.delay = 0.0
+        self.lost = ""
+
+    async def get_with_revision(self, key: str) -> tuple[Mapping[str, Any] | None, int]:
+        found = await self._bucket.get_with_revision(key)
+        self._world.now += self.delay
+        if self.lost == "read":
+            raise BusUnavailable("nobody answers")
+        return found
+
+    async def replace(self, key: str, document: Mapping[str, Any], revision: int) -> None:
+        self._world.now += self.delay
+        if self.lost == "before":
+            raise BusUnavailable("nobody answers")
+        await self._bucket.replace(key, document, revision)
+        self._world.now += self.delay
+        if self.lost == "after":
+            raise BusUnavailable("nobody answers")
+
+
+def two(world: World, bucket: MemoryBucket) -> list[tuple[Lease, Far]]:
+    ways = [Far(bucket, world) for _ in range(3)]
+    return [(Lease(way, "graph", SECONDS, clock=world), way) for way in ways]  # type: ignore[arg-type] # it uses no more of a bucket
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.floats(0, 4),
+        st.sampled_from([0.0, 0.0, 0.5, 3.0, 7.0]),
+        st.sampled_from(["", "", "", "read", "before", "after"]),
+        st.sampled_from(["step", "step", "step", "release"]),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_never_two_hold_it(steps: list[tuple[int, float, float, str, str]]) -> None:
+    async def run() -> None:
+        world, bucket = World(), MemoryBus().bucket(BUCKET)
+        leases = two(world, bucket)
+        for who, passes, delay, lost, does in steps:
+            world.now += passes
+            lease, way = leases[who]
+            way.delay, way.lost = delay, lost
+            with contextlib.suppress(BusUnavailable):
+                await (lease.step() if does == "step" else lease.release())
+            assert sum(one.held for one, _ in leases) <= 1
+
+    asyncio.run(run())
+
+
+async def test_it_is_kept_by_who_renews_it_and_taken_from_who_does_not() -> None:
+    world, bucket = World(), MemoryBus().bucket(BUCKET)
+    (first, _), (second, _), _ = two(world, bucket)
+    for _ in range(5):
+        await first.step()
+        await second.step()
+        assert first.held
+        assert not second.held
+        world.now += 2
+    world.now += SECONDS  # the first is gone
+    assert not first.held
+    await second.step()
+    assert second.held
+    await first.step()  # it comes back, and is too late
+    assert not first.held
+
+
+async def test_who_stood_still_does_not_hold_it_any_more_before_it_asked() -> None:
+    world, bucket = World(), MemoryBus().bucket(BUCKET)
+    (first, _), *_ = two(world, bucket)
+    await first.step()
+    assert first.held
+    world.now += SECONDS
+    assert not first.held
+
+
+async def test_one_that_is_given_back_is_taken_at_once() -> None:
+    world, bucket = World(), MemoryBus().bucket(BUCKET)
+    (first, _), (second, _), _ = two(world, bucket)
+    await first.step()
+    await second.step()
+    await first.release()
+    await second.step()
+    assert second.held
+    assert not first.held
+
+
+async def test_the_work_is_done_by_one_and_by_the_other_when_that_ends() -> None:
+    bucket, doing, seen = MemoryBus().bucket(BUCKET), set[str](), list[str]()
+
+    async def work(name: str) -> None:
+        assert not doing
+        doing.add(name)
+        seen.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            doing.discard(name)
+
+    async def until(name: str) -> None:
+        async with asyncio.timeout(20):
+            while name not in doing:
+                await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        leading = group.create_task(Lease(bucket, "x", 0.3).lead(lambda: work("first")))
+        await until("first")
+        waiting = group.create_task(Lease(bucket, "x", 0.3).lead(lambda: work("second")))
+        leading.cancel()
+        await until("second")
+        waiting.cancel()
+    assert list(dict.fromkeys(seen)) == ["first", "second"]
+
+
+async def test_who_waits_for_it_goes_on_when_the_other_ends() -> None:
+    bucket, order = MemoryBus().bucket(BUCKET), list[str]()
+
+    async def second() -> None:
+        async with Lease(bucket, "x", 0.3).wait():
+            order.append("second")
+
+    async with asyncio.TaskGroup() as group:
+        async with Lease(bucket, "x", 0.3).wait():
+            waiting = group.create_task(second())
+            await asyncio.sleep(1)
+            order.append("first")
+        await waiting
+    assert order == ["first", "second"]
+
+
+async def test_a_command_takes_it_only_where_nobody_has_it() -> None:
+    bucket = MemoryBus().bucket(BUCKET)
+    async with Lease(bucket, "x", 30).take() as first, Lease(bucket, "x", 30).take() as second:
+        assert (first, second) == (True, False)
+    async with Lease(bucket, "x", 30).take() as again:
+        assert again

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest_asyncio
+
+from moothall.config import BusSettings
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.topic import Channel
+from moothall.events.nats.jetstream import JetStreamBus, open_bus
+from moothall.events.nats.layout import BLOBS_STREAM
+from moothall.events.nats.pruning import prune, prune_blobs, prune_documents, told_commits
+from moothall.events.nats.server import embedded_server
+
+OLD = timedelta(seconds=-60)  # of any age
+COMMIT = "c" * 40
+
+
+@pytest_asyncio.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[JetStreamBus]:
+    settings = BusSettings(blob_bytes=1024)
+    async with (
+        embedded_server(settings, tmp_path / "bus") as url,
+        open_bus(settings, url) as opened,
+    ):
+        yield opened
+
+
+def proposed(task: str, number: int = 1, **data: Any) -> Event:
+    return new_event(
+        EventType.SEAT_PROPOSED,
+        task,
+        {"task_id": task, "seat": "agent-dev-001", **data},
+        ordinal=str(number),
+    )
+
+
+async def contents(bus: JetStreamBus) -> list[str]:
+    """Subjects of entries and chunks of large values."""
+    return list(await bus.subjects(BLOBS_STREAM, "$O.blobs.>"))
+
+
+async def test_documents_go_with_the_last_event_of_their_deliberation(bus: JetStreamBus) -> None:
+    for task in ("task-old", "task-new"):
+        await bus.publish(proposed(task))
+        await bus.put(task, {"status": 3})
+    assert await prune_documents(bus) == 0
+    await prune(bus, 1)
+    assert await prune_documents(bus) == 1
+    assert await bus.keys() == ["task-new"]
+    assert await bus.get("task-new") == {"status": 3}
+    assert await bus.get("task-old") is None
+
+
+async def test_large_values_stay_while_anything_refers_to_them(bus: JetStreamBus) -> None:
+    shared, own = "s" * 5000, "o" * 5000
+    await bus.publish(proposed("task-old", content=shared, more=own))
+    await bus.publish(proposed("task-new", content=shared))
+    await bus.put("task-new", {"status": 3, "text": "d" * 5000})
+    assert len(await contents(bus)) == 6
+    assert await prune_blobs(bus, young=OLD) == 0
+    await prune(bus, 1)
+    assert await prune_blobs(bus) == 0, "so young a value may wait for its event"
+    assert await prune_blobs(bus, young=OLD) == 1
+    assert len(await contents(bus)) == 4, "entry and content are gone"
+    read = [
+        item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-new"),))
+    ]
+    assert read == [shared]
+    assert await bus.get("task-new") == {"status": 3, "text": "d" * 5000}
+    await bus.publish(proposed("task-again", content=own))
+    assert [
+        item.event.data["content"] async for item in bus.replay((Channel.RESULTS.of("task-again"),))
+    ] == [own]
+
+
+async def test_a_value_that_another_value_refers_to_is_used(bus: JetStreamBus) -> None:
+    many = {f"part-{number}": "m" * 300 for number in range(20)}
+    await bus.publish(proposed("task-1", proposal={"diff": "x" * 5000, **many}))
+    before = await contents(bus)
+    assert await prune_blobs(bus, young=OLD) == 0
+    assert await contents(bus) == before
+    (read,) = [
+        item.event.data["proposal"] async for item in bus.replay((Channel.RESULTS.of("task-1"),))
+    ]
+    assert read == {"diff": "x" * 5000, **many}
+
+
+async def test_commits_that_the_log_names(bus: JetStreamBus) -> None:
+    await bus.publish(proposed("task-1", proposal={"commit_sha": COMMIT}))
+    await bus.publish(proposed("task-2", proposal={"commit_sha": ""}))
+    assert await told_commits(bus) == {COMMIT}

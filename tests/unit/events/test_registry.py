@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moothall
+from moothall.domain.event import EventType, new_event
+from moothall.domain.ids import ROLES, key_of
+from moothall.domain.topic import Channel
+from moothall.errors import InvalidRequest
+from moothall.events import registry
+from moothall.events.event_specs import ADDRESSES
+from moothall.events.nats.asyncapi import asyncapi
+
+IDS = {"task_id": "task-1", "story_id": "story-1", "workspace": "ws-1", "agent_id": "agent-dev-001"}
+
+
+@pytest.mark.parametrize("kind", EventType)
+def test_every_event_type_travels_on_a_stored_subject(kind: EventType) -> None:
+    subject = registry.subject_of(new_event(kind, "x", IDS, tenant="acme"))
+    stream = registry.stream_of(subject)
+    assert stream in {registry.EVENTS, registry.WORK, registry.AUDIT, registry.COUNCILS}
+    assert any(registry.matches(pattern, subject) for pattern in stream.subjects)
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject"),
+    [
+        (EventType.DELIBERATION_REQUESTED, "agent.results.task-1"),
+        (EventType.DELIBERATION_DECIDED, "agent.responses.task-1"),
+        (EventType.DELIBERATION_CANCELLED, "agent.responses.task-1"),
+        (EventType.SEAT_TURN, "agent.results.task-1"),
+        (EventType.MODEL_CALLED, "agent.results.task-1"),
+        (EventType.CHECK_FINISHED, "agent.results.task-1"),
+        (EventType.TOOL_FINISHED, "tool.results.ws-1"),
+        (EventType.STORY_CREATED, "agile.events.story-1"),
+        (EventType.PLAN_DERIVED, "agile.events.story-1"),
+        (EventType.DECISION_MADE, "agile.events.story-1"),
+        (EventType.AGENT_PROGRESS, "agent.progress.agent-dev-001"),
+        (EventType.AUDIT_RECORDED, "audit.local"),
+        (EventType.COUNCIL_CREATED, "council.local"),
+        (EventType.PLAN_FINISHED, "agile.events.story-1"),
+    ],
+)
+def test_subjects_are_those_of_the_wire(kind: EventType, subject: str) -> None:
+    assert registry.subject_of(new_event(kind, "x", IDS)) == subject
+
+
+def test_each_tenant_has_topics_of_its_own() -> None:
+    theirs = new_event(EventType.STORY_CREATED, "x", IDS, tenant="acme")
+    assert (
+        registry.subject_of(theirs)
+        == registry.subject(Channel.STORIES.of(key_of("story-1", "acme")))
+        == "agile.events.acme_story-1"
+    )
+    assert (
+        registry.subject_of(new_event(EventType.AUDIT_RECORDED, "x", IDS, tenant="acme"))
+        == "audit.acme"
+    )
+    assert (
+        registry.subject_of(new_event(EventType.COUNCIL_CREATED, "x", IDS, tenant="acme"))
+        == "council.acme"
+    )
+
+
+def _texts(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_what_subjects_and_streams_are_called_is_written_in_the_registry_alone() -> None:
+    source = Path(moothall.__file__).parent
+    starts = tuple(address.partition("{")[0] for address in ADDRESSES.values())
+    streams = {spec.name for spec in registry.STREAMS}
+    inner = [path for path in source.rglob("*.py") if not path.is_relative_to(source / "events")]
+    assert len(inner) > 200
+    found = [
+        (path.name, text)
+        for path in inner
+        for text in _texts(path)
+        if text.startswith((*starts, "nats://", "Nats-", "$JS.", "$KV.", "$O.")) or text in streams
+    ]
+    assert found == []
+
+
+@given(st.sampled_from(Channel), st.text())
+def test_a_topic_has_one_clean_subject(channel: Channel, about: str) -> None:
+    try:
+        subject = registry.subject(channel.of(about))
+    except InvalidRequest:
+        return
+    assert registry.about(subject) == about
+    assert registry.covers(registry.subject(channel.all), subject)
+
+
+def test_an_event_without_its_id_is_refused() -> None:
+    with pytest.raises(
+        InvalidRequest,
+        match=r"moothall.seat.turn needs task_id in its data: its subject is agent.results",
+    ):
+        registry.subject_of(new_event(EventType.SEAT_TURN, "x", {}))
+
+
+def test_streams_do_not_overlap() -> None:
+    for one, other in itertools.combinations(registry.STREAMS, 2):
+        for a, b in itertools.product(one.subjects, other.subjects):
+            assert not registry.covers(a, b)
+            assert not registry.covers(b, a)
+
+
+def test_takers_of_work_do_not_overlap() -> None:
+    filters = [
+        f for spec in registry.DURABLES.values() if spec.stream == "WORK" for f in spec.filters
+    ]
+    assert sorted(filters) == sorted(
+        {"tool.requests.*", *(f"agent.requests.{role}" for role in ROLES)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        ("a.b", "a.b", True),
+        ("*.b", "a.b", True),
+        ("a.b", "a.c", False),
+    ],
+)
+def test_patterns(pattern: str, subject: str, *, expected: bool) -> None:
+    assert registry.matches(pattern, subject) is expected
+    assert registry.covers(pattern, subject) is expected
+
+
+def test_a_pattern_covers_a_narrower_one() -> None:
+    assert registry.covers("a.>", "a.*")
+    assert registry.covers("a.>", "a.b.>")
+    assert registry.covers("a.*", "a.*")
+    assert not registry.covers("a.*", "a.>")
+    assert not registry.covers("a.b", "a.*")
+
+
+def test_asyncapi_holds_everything() -> None:
+    document = asyncapi()
+    assert document["asyncapi"].startswith("3.")
+    messages = document["components"]["messages"]
+    assert {m["name"] for m in messages.values()} >= {kind.value for kind in EventType}
+    assert set(document["x-streams"]) == {spec.name for spec in registry.STREAMS}
+    assert set(document["x-consumers"]) == set(registry.DURABLES)
+    used = set()
+    for channel in document["channels"].values():
+        assert set(channel["parameters"]) == {
+            part[1:-1] for part in channel["address"].split(".") if part.startswith("{")
+        }
+        for message in channel["messages"].values():
+            used.add(message["$ref"].removeprefix("#/components/messages/"))
+    assert used == set(messages)
+    for operation in document["operations"].values():
+        assert operation["channel"]["$ref"].removeprefix("#/channels/") in document["channels"]

@@ -1,0 +1,255 @@
+"""What refusals teach, in the words in which servers refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moothall.llm.capabilities import Capabilities, is_overflow, read_window
+from moothall.llm.retry import Rejected
+
+BODY: dict[str, Any] = {
+    "model": "seed-coder-stop",
+    "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+    "max_tokens": 8000,
+    "temperature": 0.5,
+    "seed": 1,
+    "stop": ["x"],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tools": [],
+    "parallel_tool_calls": True,
+}
+
+
+def refuse(*messages: str, status: int = 400, **named: str) -> Capabilities:
+    known = Capabilities()
+    for message in messages:
+        known.learn(Rejected(status, message, **named), known.adapt(BODY))
+    return known
+
+
+@pytest.mark.parametrize(
+    ("message", "gone"),
+    [
+        ("Unsupported value: 'temperature' does not support 0.5 with this model.", {"temperature"}),
+        ("`temperature` is deprecated for this model.", {"temperature"}),
+        ('Invalid JSON payload received. Unknown name "seed": Cannot find field.', {"seed"}),
+        (
+            (
+                "[{'type': 'extra_forbidden', 'loc': ['body', 'stream_options'], 'msg': 'Extra "
+                "inputs "
+                "are not permitted'}]"
+            ),
+            {"stream_options"},
+        ),
+        ("Parallel tool calls are not supported.", {"parallel_tool_calls"}),
+        ("Unsupported parameter: 'stop' is not supported with this model.", {"stop"}),
+        ("Streaming is not supported for this model", {"stream", "stream_options"}),
+        ("the model seed-coder-stop is not happy, stop it", set()),
+        ("the prompt names no seedling", set()),
+    ],
+)
+def test_what_is_named_is_left_out(message: str, gone: set[str]) -> None:
+    assert BODY.keys() - refuse(message).adapt(BODY).keys() == gone
+
+
+def test_a_parameter_that_the_server_names_is_the_one() -> None:
+    known = refuse("temperature and seed cannot be used together", param="seed")
+    assert BODY.keys() - known.adapt(BODY).keys() == {"seed"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "name", "value"),
+    [
+        (
+            ["Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."],
+            "max_completion_tokens",
+            8000,
+        ),
+        (
+            [
+                (
+                    "max_tokens: 8000 > 4096, which is the maximum allowed number of output tokens "
+                    "for claude-3-opus-20240229"
+                )
+            ],
+            "max_tokens",
+            4096,
+        ),
+        (
+            [
+                (
+                    "max_tokens is too large: 8000. This model supports at most 4,096 completion "
+                    "tokens, whereas you provided 8000."
+                )
+            ],
+            "max_tokens",
+            4096,
+        ),
+        (["`max_tokens` must be less than or equal to `4096`"], "max_tokens", 4096),
+        (["Unknown parameter: 'max_tokens'", "Unknown parameter: 'max_completion_tokens'"], "", 0),
+    ],
+)
+def test_the_limit_of_a_reply_is_translated(messages: list[str], name: str, value: int) -> None:
+    adapted = refuse(*messages).adapt(BODY)
+    assert {key: adapted[key] for key in adapted if key.startswith("max_")} == (
+        {name: value} if name else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "window"),
+    [
+        (
+            (
+                "This model's maximum context length is 16384 tokens. However, you requested "
+                "122946 "
+                "tokens (112946 in the messages, 10000 in the completion)."
+            ),
+            16_384,
+        ),
+        (
+            (
+                "This model's maximum context length is 128000 tokens. However, you requested 8000 "
+                "output tokens and your prompt contains at least 120001 input tokens."
+            ),
+            128_000,
+        ),
+        ("max_tokens must be at least 1, got -186.", 0),
+        ("prompt is too long: 210000 tokens > 200000 maximum", 200_000),
+        (
+            (
+                "input length and `max_tokens` exceed context limit: 198000 + 8000 > 200000, "
+                "decrease "
+                "input length or `max_tokens` and try again"
+            ),
+            200_000,
+        ),
+        (
+            (
+                "The input token count (1200000) exceeds the maximum number of tokens allowed "
+                "(1048576)."
+            ),
+            1_048_576,
+        ),
+        (
+            (
+                "Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 "
+                "maximum context length"
+            ),
+            32_768,
+        ),
+        ("The input (4000 tokens) is longer than the model's context length (2048 tokens).", 2048),
+        ("the request exceeds the available context size, try increasing it", 0),
+    ],
+)
+def test_a_conversation_that_is_too_long_teaches_nothing_about_parameters(
+    message: str, window: int
+) -> None:
+    known = refuse(message)
+    assert is_overflow(Rejected(400, message))
+    assert read_window(message) == window
+    assert known.window == window
+    assert known.adapt(BODY) == Capabilities().adapt(BODY)
+
+
+def test_the_room_that_is_left_is_used_and_a_lower_bound_is_not_trusted() -> None:
+    known = Capabilities()
+    exact = (
+        "This model's maximum context length is 16384 tokens. However, you requested 20000 tokens "
+        "(12000 in the messages, 8000 in the completion)."
+    )
+    bound = (
+        "maximum context length is 16384 tokens. However, you requested 8000 output tokens and "
+        "your prompt contains at least 8385 input tokens"
+    )
+    assert known.room(Rejected(400, exact), BODY) == 4384
+    assert known.room(Rejected(400, bound), BODY) == 2000
+    assert (
+        known.room(Rejected(400, "prompt is too long: 210000 tokens > 200000 maximum"), BODY) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "System role not supported",
+        "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+        "Conversation roles must alternate user/assistant/user/assistant/...",
+    ],
+)
+def test_a_system_message_that_is_refused_joins_the_first_one(message: str) -> None:
+    assert refuse(message).adapt(BODY)["messages"] == [{"role": "user", "content": "s\n\nu"}]
+
+
+def test_a_schema_is_made_strict_and_then_left_out() -> None:
+    ways = [
+        {
+            "type": "object",
+            "properties": {name: {"type": "string", "maxLength": 9}},
+            "required": [name],
+        }
+        for name in ("a", "b")
+    ]
+    body = {
+        **BODY,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "turn", "strict": True, "schema": {"anyOf": ways}},
+        },
+    }
+    known, refusal = (
+        Capabilities(),
+        Rejected(400, "Invalid schema for response_format 'turn': anyOf at the root"),
+    )
+    known.learn(refusal, known.adapt(body))
+    strict = known.adapt(body)["response_format"]["json_schema"]["schema"]
+    either = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert strict == {
+        "type": "object",
+        "properties": {"a": either, "b": either},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    known.learn(refusal, known.adapt(body))
+    assert "response_format" not in known.adapt(body)
+
+
+def test_ids_of_other_servers_are_shortened_where_that_is_wanted() -> None:
+    calls = [
+        {"id": "call_0fypS1hVX", "type": "function", "function": {"name": "x", "arguments": "{}"}}
+    ]
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "", "tool_call_id": "call_0fypS1hVX"},
+    ]
+    known = refuse("Tool call id was call_0fypS1hVX but must be a-z, A-Z, 0-9, with a length of 9.")
+    first, second = known.adapt({**BODY, "messages": messages})["messages"]
+    assert first["tool_calls"][0]["id"] == second["tool_call_id"]
+    assert len(second["tool_call_id"]) == 9
+
+
+def test_reasoning_that_is_refused_is_not_sent_back() -> None:
+    known = refuse("messages.1.reasoning_content: Extra inputs are not permitted")
+    body = {**BODY, "messages": [{"role": "assistant", "content": "x", "reasoning_content": "why"}]}
+    assert known.adapt(body)["messages"] == [{"role": "assistant", "content": "x"}]
+    assert refuse("Missing `reasoning_content` in the assistant message").sends_reasoning
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (
+            "Function tools with reasoning_effort are not supported for gpt-5.6 in "
+            "/v1/chat/completions. To use function tools, use /v1/responses."
+        ),
+        "This model is only supported in v1/responses and not in v1/chat/completions.",
+    ],
+)
+def test_a_model_that_is_served_by_the_responses_api_alone_is_called_there(message: str) -> None:
+    assert refuse(message, status=404).api == "responses"
+    fixed = Capabilities(api_fixed=True)
+    fixed.learn(Rejected(400, message), BODY)
+    assert fixed.api == "chat"

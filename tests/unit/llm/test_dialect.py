@@ -1,0 +1,135 @@
+"""What vLLM is sent beyond the common protocol, and how a server that takes less is got along
+with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.config import LlmSettings
+from moothall.errors import ModelReplyInvalid
+from moothall.llm.dialect import Dialect, priority_of
+from moothall.testing.chat_contract import FINISH, ask, talking
+from moothall.testing.model import Fault
+
+ADDITIONS = {"cache_salt", "priority"}
+
+
+def hello(_body: Any, _headers: Any) -> str:
+    return "hello"
+
+
+async def test_a_vllm_is_sent_its_additions() -> None:
+    async with talking(hello, {"owner": "vllm"}) as (model, server):
+        for tenant in ("red", "red", "blue"):
+            await model.chat(ask("t/agent-dev-001/critique/1.1", tenant=tenant))
+    first, second, third = (call.body for call in server.requests)
+    assert first["priority"] == 2
+    assert first["cache_salt"] == second["cache_salt"] != third["cache_salt"]
+    assert "red" not in first["cache_salt"]
+
+
+async def test_how_likely_other_scores_were_is_asked_of_a_review_alone_until_it_is_refused() -> (
+    None
+):
+    def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
+        if body.get("logprobs") and refuses:
+            return Fault(
+                "status",
+                status=400,
+                message="Requested sample logprobs of 11, which is greater than max allowed: 5",
+            )
+        return "hello"
+
+    refuses: list[bool] = []
+    async with talking(answer, {"owner": "vllm"}) as (model, server):
+        for scored in (False, True):
+            await model.chat(replace(ask(), scored=scored))
+        refuses.append(True)
+        for _ in range(2):
+            await model.chat(replace(ask(), scored=True))
+    assert [call.body.get("top_logprobs") for call in server.requests] == [None, 11, 11, None, None]
+
+
+@pytest.mark.parametrize("wish", ["auto", "off"])
+async def test_any_other_server_is_sent_what_is_common(wish: str) -> None:
+    owner = "openai" if wish == "auto" else "vllm"
+    async with talking(hello, {"owner": owner}, cache_salt=wish, priority=wish) as (model, server):
+        await model.chat(ask())
+    assert not ADDITIONS & server.requests[0].body.keys()
+
+
+async def test_the_operator_may_insist() -> None:
+    async with talking(hello, cache_salt="on", priority="on") as (model, server):
+        await model.chat(ask())
+    assert server.requests[0].body.keys() >= ADDITIONS
+
+
+async def test_what_a_server_refuses_is_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(body: dict[str, Any], _headers: Any) -> str | Fault:
+        if body.get("priority"):
+            return Fault(
+                "status",
+                status=400,
+                message="Got priority 4 but Priority scheduling is not enabled",
+            )
+        return "hello"
+
+    async with talking(answer, {"owner": "vllm"}) as (model, server):
+        for _ in range(2):
+            assert (await model.chat(ask())).text == "hello"
+    assert ["priority" in call.body for call in server.requests] == [True, False, False]
+    assert all("cache_salt" in call.body for call in server.requests)
+    assert capsys.readouterr().err.count("--scheduling-policy priority") == 1
+
+
+async def test_a_refusal_for_another_reason_stays_one() -> None:
+    async with talking(
+        lambda _b, _h: Fault("status", status=400, message="the prompt is too long"),
+        {"owner": "vllm"},
+    ) as (
+        model,
+        server,
+    ):
+        with pytest.raises(ModelReplyInvalid, match="the prompt is too long"):
+            await model.chat(ask())
+    assert len(server.requests) == 1
+
+
+async def test_a_vllm_without_cached_tokens_is_told_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with talking(hello, {"owner": "vllm"}) as (model, server):
+        server.details = False
+        for _ in range(2):
+            assert (await model.chat(ask())).usage.cached_tokens == 0
+    assert capsys.readouterr().err.count("--enable-prompt-tokens-details") == 1
+
+
+async def test_a_reply_of_blanks_names_the_option_that_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with talking(
+        lambda _b, _h: Fault("length", text="{" + " \n" * 50), {"owner": "vllm"}
+    ) as (model, _):
+        await model.chat(ask(schema=FINISH))
+    assert "disable_any_whitespace" in capsys.readouterr().err
+
+
+def test_what_is_nearly_done_goes_first() -> None:
+    phases = ("coach", "verify", "critique", "revise", "propose", "plan")
+    places = [priority_of(f"t/-/{phase}/0.1") for phase in phases]
+    assert places == sorted(set(places))
+    assert priority_of("t/-/derive/0.1") == priority_of("nonsense") == max(places)
+
+
+def test_additions_are_the_same_each_time() -> None:
+    one, two = (
+        Dialect(LlmSettings(api_key="k"), ["vllm"]).additions(ask(tenant="red")) for _ in range(2)
+    )
+    assert (
+        one == two != Dialect(LlmSettings(api_key="other"), ["vllm"]).additions(ask(tenant="red"))
+    )

@@ -1,0 +1,242 @@
+"""A model server that is down, slow, refuses, breaks off or talks nonsense: a clear error, never an
+invented answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from moothall.config import LlmSettings
+from moothall.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    ModelReplyInvalid,
+    ModelUnavailable,
+)
+from moothall.llm.client import open_model
+from moothall.llm.response_readers import WholeTaker
+from moothall.llm.retry import Failed, Rejected
+from moothall.testing.chat_contract import ask, talking
+from moothall.testing.model import Fault, scripted_model
+
+
+def in_turn(*answers: str | Fault) -> Callable[[Any, Any], str | Fault]:
+    """Give each answer once, the last one for ever."""
+    left = list(answers)
+    return lambda _body, _headers: left.pop(0) if len(left) > 1 else left[0]
+
+
+PASSING = [
+    Fault("status", status=429, retry_after="0"),
+    Fault("status", status=500),
+    Fault("status", status=503),
+    Fault("status", status=408),
+    Fault("drop"),
+    Fault("cut", text="half an ans"),
+    Fault("unfinished", text="half an ans"),
+    Fault("broken_json", text="half an ans"),
+    Fault("silent", text="half an ans"),
+]
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
+async def test_a_passing_fault_is_tried_again(fault: Fault) -> None:
+    async with talking(in_turn(fault, fault, "hello"), idle_seconds=0.05) as (model, server):
+        assert (await model.chat(ask())).text == "hello"
+    assert [call.call_id for call in server.requests] == ["task-1/agent-dev-001/propose/0.1"] * 3
+
+
+@pytest.mark.parametrize("fault", PASSING, ids=lambda fault: f"{fault.kind}-{fault.status}")
+async def test_a_lasting_fault_ends_as_unavailable(fault: Fault) -> None:
+    async with talking(in_turn(fault), idle_seconds=0.05) as (model, server):
+        with pytest.raises(ModelUnavailable, match=f"{server.base_url} failed 3 times"):
+            await model.chat(ask())
+    assert len(server.requests) == 3
+
+
+async def test_a_server_that_is_down() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        async with open_model(LlmSettings(retries=1, retry_seconds=0.001), url) as model:
+            with pytest.raises(ModelUnavailable, match=f"{url} failed 2 times.*onnect"):
+                await model.chat(ask())
+
+
+async def test_a_server_that_comes_back_is_used() -> None:
+    async with scripted_model(lambda _b, _h: "back") as first:
+        port = int(first.base_url.split(":")[2].split("/")[0])
+    # whether the deadline comes between two attempts or in one
+    server_is_away = "failed|not answered by its deadline"
+    async with open_model(LlmSettings(retries=50, retry_seconds=0.01), first.base_url) as model:
+        with pytest.raises(DeadlineExceeded, match=server_is_away):
+            await model.chat(ask(seconds=0.1))
+        async with scripted_model(lambda _b, _h: "back", port=port):
+            assert (await model.chat(ask())).text == "back"
+
+
+async def test_the_last_reason_is_told_with_what_the_server_said() -> None:
+    async with talking(in_turn(Fault("status", status=503, message="engine is dead"))) as (
+        model,
+        _,
+    ):
+        with pytest.raises(ModelUnavailable, match="HTTP 503 engine is dead"):
+            await model.chat(ask())
+
+
+@pytest.mark.parametrize("as_date", [False, True])
+async def test_the_server_is_not_asked_before_the_time_it_named(*, as_date: bool) -> None:
+    header = (
+        format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True) if as_date else "60"
+    )
+    async with talking(in_turn(Fault("status", status=429, retry_after=header), "hello")) as (
+        model,
+        server,
+    ):
+        with pytest.raises(DeadlineExceeded, match="HTTP 429"):
+            await model.chat(ask(seconds=20))
+    assert len(server.requests) == 1
+
+
+async def test_how_long_to_wait_is_passed_on() -> None:
+    async with talking(in_turn(Fault("status", status=429, retry_after="7")), retries=0) as (
+        model,
+        _,
+    ):
+        with pytest.raises(ModelUnavailable) as raised:
+            await model.chat(ask())
+    assert raised.value.retry_after == 7.0
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (400, ModelReplyInvalid, "HTTP 400: prompt too long"),
+        (422, ModelReplyInvalid, "HTTP 422: prompt too long"),
+        (401, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
+        (403, ConfigurationError, "MOOTHALL_LLM__API_KEY"),
+        (404, ConfigurationError, "asked for model 'scripted'"),
+        (301, ConfigurationError, "final address"),
+    ],
+)
+async def test_a_refusal_is_told_once(status: int, error: type[Exception], said: str) -> None:
+    async with talking(in_turn(Fault("status", status=status, message="prompt too long"))) as (
+        model,
+        server,
+    ):
+        with pytest.raises(error, match=said):
+            await model.chat(ask())
+    assert len(server.requests) == 1
+
+
+async def test_a_wrong_model_name_lists_the_right_ones() -> None:
+    async with talking(in_turn("x"), {"models": ("qwen", "llama")}, model="gpt") as (model, server):
+        with pytest.raises(ConfigurationError, match="no model 'gpt'; it has: qwen, llama"):
+            await model.chat(ask())
+        with pytest.raises(ConfigurationError, match="no model 'gpt'"):
+            await model.reply_mode()
+    assert not server.requests
+
+
+async def test_a_server_without_models() -> None:
+    async with talking(in_turn("x"), {"models": ()}) as (model, _):
+        with pytest.raises(ConfigurationError, match="lists no models"):
+            await model.chat(ask())
+
+
+async def test_a_wrong_key() -> None:
+    async with talking(in_turn("x"), {"api_key": "right"}, api_key="wrong") as (model, _):
+        with pytest.raises(ConfigurationError, match=r"401.*MOOTHALL_LLM__API_KEY") as raised:
+            await model.chat(ask())
+    assert "wrong API key" in str(raised.value)
+
+
+async def test_an_url_without_its_path() -> None:
+    async with (
+        scripted_model(in_turn("x")) as server,
+        open_model(LlmSettings(), server.base_url.removesuffix("/v1")) as model,
+    ):
+        with pytest.raises(ConfigurationError, match="ends with /v1"):
+            await model.chat(ask())
+
+
+@pytest.mark.parametrize("text", ["", " \n "])
+async def test_an_empty_reply_is_returned_and_counted(text: str) -> None:
+    async with talking(in_turn(Fault("empty", text=text))) as (model, _):
+        reply = await model.chat(ask())
+    assert (reply.text, reply.finish_reason, reply.usage.calls) == (text, "stop", 1)
+    assert reply.usage.completion_tokens > 0
+
+
+async def test_an_endless_answer_is_ended() -> None:
+    async with talking(in_turn(Fault("endless")), max_reply_bytes=20_000) as (model, _):
+        with pytest.raises(ModelReplyInvalid, match="past 20000 bytes"):
+            await model.chat(ask())
+
+
+async def test_a_web_page_is_no_answer() -> None:
+    async with talking(in_turn(Fault("content_type"))) as (model, _):
+        with pytest.raises(ModelReplyInvalid, match="text/html"):
+            await model.chat(ask())
+
+
+async def test_an_answer_that_takes_too_long() -> None:
+    async with talking(
+        in_turn(Fault("status", status=200, text="late", delay=30.0)), call_seconds=0.05
+    ) as (model, _):
+        with pytest.raises(DeadlineExceeded, match=r"0\.05 s"):
+            await model.chat(ask())
+
+
+async def test_the_deadline_of_the_request() -> None:
+    async with talking(in_turn(Fault("silent", text="half"))) as (model, server):
+        with pytest.raises(DeadlineExceeded, match=r"task-1/agent-dev-001/propose/0\.1"):
+            await model.chat(ask(seconds=0.1))
+        with pytest.raises(DeadlineExceeded, match="before it began"):
+            await model.chat(ask(seconds=-1))
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("agreed", [0, 1], ids=["before it began", "while it was connecting"])
+async def test_what_is_not_ours_any_more_is_not_sent(agreed: int) -> None:
+    asked: list[bool] = []
+
+    def ours() -> bool:
+        asked.append(len(asked) < agreed)
+        return asked[-1]
+
+    async with talking(in_turn("hello")) as (model, server):
+        with pytest.raises(asyncio.CancelledError):
+            await model.chat(ask(), ours=ours)
+        assert server.requests == []
+        assert (await model.chat(ask(), ours=lambda: True)).text == "hello"
+
+
+async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_was_taken_from() -> (
+    None
+):
+    async with talking(in_turn(Fault("cut", text="half an ans"), "hello")) as (model, server):
+        with pytest.raises(asyncio.CancelledError):
+            await model.chat(ask(), ours=lambda: not server.requests)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)]
+)
+def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
+    taken = WholeTaker("http://m/v1", 1000)
+    taken.head(429, {})
+    taken.piece(
+        json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()
+    )
+    with pytest.raises(kind, match="Too much"):
+        taken.raise_refusal()

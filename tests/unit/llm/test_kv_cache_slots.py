@@ -1,0 +1,220 @@
+"""Sharing what was computed: the engine here is a model of the real one that counts characters
+computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.llm.kv_cache_slots import EngineRefused, Messages, SharedStates, as_text, common, cut
+
+SYSTEM = {"role": "system", "content": "s" * 3000}
+
+
+def prompt(task: str, last: str, *more: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [SYSTEM, {"role": "user", "content": task * 2000 + last}, *more]
+
+
+@dataclass
+class Engine:
+    """Slots that hold text; `computed` counts the characters that no slot had at hand."""
+
+    folder: Path
+    slots: dict[int, str] = field(default_factory=dict)
+    computed: int = 0
+    restored: int = 0
+    broken: bool = False
+
+    def answer(self, slot: int, messages: Messages) -> int:
+        text = as_text(messages)
+        fresh = len(text) - common(self.slots.get(slot, ""), text)
+        self.slots[slot] = text
+        self.computed += fresh
+        return fresh
+
+    async def compute(self, slot: int, messages: Messages) -> None:
+        await asyncio.sleep(0)
+        self.answer(slot, messages)
+
+    async def save(self, slot: int, name: str) -> None:
+        if self.broken:
+            raise EngineRefused("no space")
+        (self.folder / name).write_text(self.slots.get(slot, ""))
+
+    async def restore(self, slot: int, name: str) -> None:
+        await asyncio.sleep(0)
+        text = file.read_text() if (file := self.folder / name).exists() else ""
+        if self.broken or not text.startswith("\x00"):
+            raise EngineRefused("damaged")
+        self.slots[slot] = text
+        self.restored += 1
+
+
+async def call(states: SharedStates, engine: Engine, messages: Messages) -> int:
+    """Answer a call as the front does; return the characters computed for it alone."""
+    async with states.slot_for(messages) as slot:
+        await asyncio.sleep(0.001)
+        return engine.answer(slot.number, messages)
+
+
+def opened(folder: Path, count: int = 3, **more: Any) -> tuple[SharedStates, Engine]:
+    engine = Engine(folder)
+    return SharedStates(cast("Any", engine), folder, count, **more), engine
+
+
+async def test_calls_that_come_together_compute_their_common_beginning_once(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    prompts = [prompt("t", f"seat {n}") for n in range(3)]
+    fresh = await asyncio.gather(*(call(states, engine, one) for one in prompts))
+    assert max(fresh) < 20
+    assert engine.computed < len(as_text(prompts[0])) + 100
+
+
+async def test_what_a_plan_computed_serves_every_seat(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    await call(states, engine, prompt("t", "plan"))
+    before = engine.computed
+    await asyncio.gather(*(call(states, engine, prompt("t", f"seat {n}")) for n in range(3)))
+    assert engine.computed - before < 100
+
+
+async def test_the_next_turn_finds_its_history(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    said = {"role": "assistant", "content": "x" * 1000}
+    first = [prompt("t", f"seat {n}", said) for n in range(3)]
+    await asyncio.gather(*(call(states, engine, one) for one in first))
+    await asyncio.gather(
+        *(call(states, engine, prompt("another", f"review {n}")) for n in range(3))
+    )
+    again = [[*one, {"role": "user", "content": "go on"}] for one in first]
+    fresh = await asyncio.gather(*(call(states, engine, one) for one in again))
+    assert max(fresh) < 50
+
+
+async def test_the_system_message_is_kept_across_runs(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    await call(states, engine, prompt("t", "one"))
+    states.close()
+    assert [file.name[:5] for file in tmp_path.iterdir()] == ["kept-"]
+    states, engine = opened(tmp_path)
+    fresh = await call(states, engine, prompt("u", "two"))
+    assert engine.restored == 1
+    assert fresh == engine.computed < 3000
+
+
+async def test_a_kept_file_that_another_process_removed_is_not_missed(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    await call(states, engine, prompt("t", "x"))
+    for file in tmp_path.glob("kept-*"):
+        file.unlink()
+    await asyncio.gather(*(call(states, engine, prompt("u", f"{n}")) for n in range(3)))
+    assert set(engine.slots.values()) >= {as_text(prompt("u", f"{n}")) for n in range(3)}
+
+
+async def test_another_model_finds_nothing_of_this_one(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path, salt="one")
+    await call(states, engine, prompt("t", "x"))
+    states, engine = opened(tmp_path, salt="two")
+    await call(states, engine, prompt("t", "x"))
+    assert engine.restored == 0
+
+
+async def test_a_damaged_file_is_made_again(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    await call(states, engine, prompt("t", "x"))
+    (kept,) = tmp_path.glob("kept-*")
+    kept.write_text("rubbish")
+    states, engine = opened(tmp_path)
+    assert await call(states, engine, prompt("t", "x")) >= 0
+    assert kept.read_text() == as_text([SYSTEM])
+
+
+async def test_an_engine_that_saves_nothing_still_answers(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    engine.broken = True
+    await asyncio.gather(*(call(states, engine, prompt("t", f"seat {n}")) for n in range(6)))
+    assert not any(slot.busy for slot in states.slots)
+
+
+async def test_the_disk_holds_a_bounded_number_of_states(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path, limit=4, kept_limit=2)
+    for n in range(20):
+        await call(
+            states,
+            engine,
+            [
+                {"role": "system", "content": f"{n}" * 1000},
+                {"role": "user", "content": f"task {n}" * 300},
+            ],
+        )
+    assert len(list(tmp_path.glob("run-*"))) <= 4
+    assert len(list(tmp_path.glob("kept-*"))) <= 2
+    states.close()
+    assert not list(tmp_path.glob("run-*"))
+
+
+async def test_files_of_dead_runs_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "run-999999999-abc").write_text("left over")
+    opened(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_cancelled_call_gives_its_slot_back(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path, count=1)
+
+    async def hold() -> None:
+        async with states.slot_for(prompt("t", "x")):
+            await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        held = group.create_task(hold())
+        waiting = group.create_task(hold())
+        await asyncio.sleep(0.1)
+        held.cancel()
+        waiting.cancel()
+    assert await call(states, engine, prompt("t", "y")) >= 0
+
+
+async def test_no_slot_serves_two_calls(tmp_path: Path) -> None:
+    states, engine = opened(tmp_path)
+    busy = set[int]()
+
+    async def one(n: int) -> None:
+        async with states.slot_for(prompt("abc"[n % 3], f"call {n}")) as slot:
+            assert slot.number not in busy
+            busy.add(slot.number)
+            await asyncio.sleep(n % 7 / 500)
+            engine.answer(slot.number, prompt("abc"[n % 3], f"call {n}"))
+            busy.remove(slot.number)
+
+    await asyncio.gather(*(one(n) for n in range(20)))
+
+
+texts = st.text(st.sampled_from("ab"), max_size=12)
+
+
+@given(texts, texts)
+def test_common_is_the_longest_common_beginning(one: str, other: str) -> None:
+    size = common(one, other)
+    assert one[:size] == other[:size]
+    assert size in {len(one), len(other)} or one[size] != other[size]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": texts}),
+        max_size=4,
+    ),
+    st.integers(0, 60),
+)
+def test_cut_messages_are_a_beginning(messages: list[dict[str, str]], length: int) -> None:
+    shorter = as_text(cut(messages, length))
+    assert as_text(messages).startswith(shorter)
+    assert len(shorter) <= max(length, 0)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from moothall.config import LlmSettings
+from moothall.errors import ConfigurationError, ModelUnavailable
+from moothall.llm.startup_check import reach
+from moothall.testing.model import scripted_model
+
+
+def silent(_body: dict[str, Any], _headers: Mapping[str, str]) -> str:
+    return ""
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@asynccontextmanager
+async def answering(
+    *statuses: int, headers: Mapping[str, str] | None = None, text: str = "no"
+) -> AsyncIterator[str]:
+    """A server that answers anything with these statuses in turn, and the last one again and
+    again.
+    """
+    left = list(statuses)
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(
+            status=left.pop(0) if len(left) > 1 else left[0], headers=headers, text=text
+        )
+
+    application = web.Application()
+    application.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_server_that_answers_is_enough_said() -> None:
+    told: list[str] = []
+    async with scripted_model(silent, api_key="secret-key") as server:
+        await reach(
+            LlmSettings.model_validate({"api_key": "secret-key", "model": "scripted"}),
+            server.base_url,
+            told.append,
+        )
+        await reach(LlmSettings(), server.base_url.replace("//", "//secret-key@"), told.append)
+        assert server.model_lists == 2
+        assert server.requests == []
+    assert told == []
+
+
+async def test_each_mistake_of_the_operator_is_told_from_the_others() -> None:
+    async with (
+        scripted_model(silent, api_key="right") as server,
+        answering(404) as nothing,
+        answering(200) as page,
+    ):
+        root = server.base_url.removesuffix("/v1")
+        key = {"api_key": "right"}
+        for settings, url, said in (
+            ({}, server.base_url, "401.*MOOTHALL_LLM__API_KEY"),
+            (key, root, f"set MOOTHALL_LLM__BASE_URL={root}/v1"),
+            (
+                key | {"model": "no-such"},
+                server.base_url,
+                "no model 'no-such'; it has: scripted .*MOOTHALL_LLM__MODEL",
+            ),
+            (key, server.base_url.replace("http:", "https:"), "does not speak TLS .*http://"),
+            ({}, nothing, "404.*usually ends with /v1"),
+            ({}, page, "text/plain, not with a list of models"),
+            ({}, "localhost:8000", "not an http or https URL"),
+        ):
+            with pytest.raises(ConfigurationError, match=said):
+                await reach(LlmSettings.model_validate(settings), url, pytest.fail)
+
+
+async def test_a_redirection_is_not_followed_and_said() -> None:
+    async with answering(307, headers={"Location": "http://elsewhere/v1/models"}) as url:
+        with pytest.raises(
+            ConfigurationError,
+            match="redirects to http://elsewhere/v1/models; give the final address",
+        ):
+            await reach(LlmSettings(), url, pytest.fail)
+
+
+async def test_a_server_that_keeps_no_list_is_taken_at_the_name_that_was_given() -> None:
+    async with answering(404) as url:
+        await reach(LlmSettings(model="mine"), url, pytest.fail)
+
+
+async def test_one_that_counts_calls_is_there() -> None:
+    async with answering(429) as url:
+        await reach(LlmSettings(), url, pytest.fail)
+
+
+async def test_what_is_not_there_names_the_setting() -> None:
+    for url, said in (
+        (
+            f"http://127.0.0.1:{free_port()}/v1",
+            "nobody listens at 127.0.0.1.*MOOTHALL_LLM__BASE_URL",
+        ),
+        (
+            "http://no.such.name.invalid/v1",
+            "no.such.name.invalid cannot be resolved.*MOOTHALL_LLM__BASE_URL",
+        ),
+    ):
+        with pytest.raises(ModelUnavailable, match=said):
+            await reach(LlmSettings(), url, pytest.fail)
+
+
+async def test_one_that_speaks_something_else_is_said() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH\r\n")
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ModelUnavailable, match="does not answer as HTTP"):
+            await reach(
+                LlmSettings(),
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
+                pytest.fail,
+            )
+
+
+async def test_silence_ends() -> None:
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(ModelUnavailable, match="does not answer in time"):
+            await reach(
+                LlmSettings(idle_seconds=0.05),
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1",
+                pytest.fail,
+            )
+
+
+async def test_one_that_still_starts_is_waited_for_only_where_that_is_wished() -> None:
+    told: list[str] = []
+    listed = '{"data": [{"id": "m"}]}'
+    async with answering(503, text=listed) as url:
+        with pytest.raises(ModelUnavailable, match=r"503.*MOOTHALL_LLM__WAIT_SECONDS"):
+            await reach(LlmSettings(), url, pytest.fail)
+    async with answering(503, 200, text=listed) as url:
+        await reach(LlmSettings(wait_seconds=60), url, told.append)
+    assert len(told) == 1
+    assert told[0].startswith("waiting up to 60 s for the model server: ")
+
+
+async def test_no_wait_mends_a_wrong_key() -> None:
+    async with scripted_model(silent, api_key="right") as server:
+        with pytest.raises(ConfigurationError, match="401"):
+            await reach(LlmSettings(wait_seconds=600), server.base_url, pytest.fail)
+
+
+async def test_a_replica_stands_in_but_none_may_be_wrong() -> None:
+    told: list[str] = []
+    gone = f"http://127.0.0.1:{free_port()}/v1"
+    async with scripted_model(silent) as server, scripted_model(silent, api_key="other") as locked:
+        await reach(LlmSettings(replicas=(server.base_url,)), gone, told.append)
+        assert len(told) == 1
+        assert "nobody listens" in told[0]
+        with pytest.raises(ConfigurationError, match="401"):
+            await reach(LlmSettings(replicas=(locked.base_url,)), server.base_url, pytest.fail)

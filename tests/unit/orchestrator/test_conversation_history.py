@@ -1,0 +1,193 @@
+"""Conversations: what was asked and answered before a question, and the files that it begins on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.deliberation.prompts.prompts import shared_text
+from moothall.deliberation.prompts.text import tokens
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.ids import key_of
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.task import DeliberationRequest, RepositoryRef
+from moothall.errors import InvalidRequest, NotFound
+from moothall.orchestrator.conversation_history import EndedTask, thread_text
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.testing.bus import MemoryBus
+from support.story import Remembering, deliberation
+
+DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -0,0 +1 @@\n+new = 1\n"
+NEXT = DeliberationRequest("And now?", "dev", num_agents=1, protocol="ask", follows="first")
+
+
+def answered(d: Any, content: str = "It adds.", diff: str = "", commit_sha: str = "") -> Outcome:
+    result = Result(
+        1,
+        d.seats[0],
+        "dev",
+        1.0,
+        (),
+        passed_gates=True,
+        proven=False,
+        content=content,
+        diff=diff,
+        commit_sha=commit_sha,
+    )
+    return Outcome(
+        d.task_id,
+        DeliberationStatus.COMPLETED,
+        tenant=d.tenant,
+        winner_id=d.seats[0],
+        results=(result,),
+        commit_sha=commit_sha,
+    )
+
+
+async def record(
+    bus: MemoryBus, name: str, asked: str, outcome: Outcome | None = None, **fields: Any
+) -> None:
+    d = replace(
+        deliberation(name, text=bool(fields.pop("text", False))),
+        task_id=name,
+        description=asked,
+        **fields,
+    )
+    await bus.publish(new_event(EventType.DELIBERATION_REQUESTED, name, dump(d), tenant=d.tenant))
+    if outcome is not None:
+        await bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=d.tenant)
+        )
+
+
+def desk_of(bus: MemoryBus, window: int = 8192) -> Desk:
+    return Desk(
+        bus,
+        Remembering(),
+        Defaults(LimitSettings(), models=Models(LlmSettings(context_tokens=window))),
+    )
+
+
+async def test_the_next_question_knows_what_came_before_and_begins_on_its_files() -> None:
+    bus = MemoryBus()
+    await record(bus, "zero", "What does add do?", answered(deliberation("zero")))
+    await record(
+        bus,
+        "first",
+        "Make it subtract",
+        answered(deliberation("first"), "Done.", DIFF, "c" * 40),
+        follows="zero",
+    )
+    d = await desk_of(bus).submit(NEXT, LOCAL)
+    assert (d.follows, d.repository and d.repository.id) == ("first", "sample")
+    assert d.repository == RepositoryRef(id="sample", ref="c" * 40)
+    told = d.context
+    places = [
+        told.index(word)
+        for word in ("What does add do?", "It adds.", "Make it subtract", "Done.", "+new = 1")
+    ]
+    assert places == sorted(places)
+    assert "asked and answered before in this conversation" in shared_text(d, None)
+
+
+async def test_an_answer_without_a_change_leaves_the_files_as_they_were() -> None:
+    bus = MemoryBus()
+    await record(bus, "first", "What?", answered(deliberation("first")))
+    assert (await desk_of(bus).submit(NEXT, LOCAL)).repository == RepositoryRef(
+        id="sample", ref="b" * 40
+    )
+
+
+async def test_a_repository_that_is_named_goes_before_that() -> None:
+    bus = MemoryBus()
+    await record(
+        bus, "first", "What?", answered(deliberation("first"), diff=DIFF, commit_sha="c" * 40)
+    )
+    d = await desk_of(bus).submit(
+        replace(NEXT, repository=RepositoryRef(id="sample", ref="main")), LOCAL
+    )
+    assert d.repository is not None
+    assert d.repository.ref == "main"
+    assert "What?" in d.context
+
+
+async def test_a_conversation_about_text_stays_about_text() -> None:
+    bus = MemoryBus()
+    await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings(), repository="sample"))
+    d = await desk.submit(NEXT, LOCAL)
+    assert (d.repository, d.base_sha) == (None, None)
+
+
+async def test_the_older_is_condensed_and_the_oldest_left_out() -> None:
+    one = deliberation("one")
+    before = [
+        EndedTask(
+            replace(one, description=f"question {n}"), answered(one, f"answer {n} " + "word " * 400)
+        )
+        for n in range(30, 0, -1)
+    ]
+    told = thread_text(before, 2000)
+    assert tokens(told) <= 2000
+    assert all(words in told for words in ("question 30", "answer 30", "question 29"))
+    assert "question 1\n" not in told
+    whole = thread_text(before[:2], 100_000)
+    assert whole.count("word") == 2 * 400
+    assert told.index("question 29") < told.index("question 30")
+
+
+async def test_what_has_no_answer_says_why() -> None:
+    one = deliberation("one")
+    told = thread_text(
+        [EndedTask(one, Outcome("one", DeliberationStatus.FAILED, error_message="out of turns"))],
+        1000,
+    )
+    assert "(no answer: out of turns)" in told
+
+
+async def test_the_same_question_again_is_the_same_task_though_others_came_after() -> None:
+    bus = MemoryBus()
+    await record(bus, "first", "What?", answered(deliberation("first")))
+    asked = replace(NEXT, task_id="second")
+    one = await desk_of(bus).submit(asked, LOCAL)
+    assert await desk_of(bus).submit(asked, LOCAL) == one
+
+
+@pytest.mark.parametrize(
+    ("follows", "error", "wanted"),
+    [
+        ("nowhere", NotFound, "no deliberation 'nowhere' whose conversation"),
+        ("running", InvalidRequest, "has not ended: tell it"),
+        ("No id", InvalidRequest, "is not an id"),
+    ],
+)
+async def test_what_cannot_go_on_is_named(
+    follows: str, error: type[Exception], wanted: str
+) -> None:
+    bus = MemoryBus()
+    await record(bus, "running", "What?")
+    with pytest.raises(error, match=wanted):
+        await desk_of(bus).submit(replace(NEXT, follows=follows), LOCAL)
+
+
+async def test_conversations_are_a_tenants_own() -> None:
+    bus, alice = MemoryBus(), Principal("alice", "acme")
+    await record(bus, "first", "A secret", answered(deliberation("first")))
+    with pytest.raises(NotFound):
+        await desk_of(bus).submit(NEXT, alice)
+    key = key_of("first", "acme")
+    await record(
+        bus, key, "Theirs", answered(replace(deliberation(key), tenant="acme")), tenant="acme"
+    )
+    desk = desk_of(bus)
+    d = await desk.submit(replace(NEXT, task_id="second"), alice)
+    assert (d.follows, "Theirs" in d.context) == (key, True)
+    async for recorded in desk.watch("second", 0, alice):
+        assert recorded.event.data["follows"] == "first"
+        break

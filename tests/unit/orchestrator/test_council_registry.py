@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.domain.council import Agent, Capabilities, CouncilConfig
+from moothall.domain.event import EventType, new_event
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound
+from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.planning import Defaults, plan
+from moothall.testing.bus import MemoryBus
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OTHER = Principal("eve", "elsewhere")
+PLAIN = CouncilConfig()
+MODELS = Models.of(
+    LlmSettings(model="qwen", tier="small"),
+    {"x": LlmSettings(model="deep", tier="large", roles=("qa",))},
+)
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def roster(bus: MemoryBus) -> Roster:
+    return Roster(bus, LimitSettings(), MODELS)
+
+
+async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
+    assert roster.find("dev", "local") is None
+    assert await roster.list(LOCAL) == []
+
+
+async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
+    bus: MemoryBus, roster: Roster
+) -> None:
+    made = await roster.create(
+        "DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL
+    )
+    assert (made.id, [agent.id for agent in made.agents]) == (
+        "council-dev",
+        ["agent-dev-001", "agent-dev-002"],
+    )
+    fresh = Roster(bus, LimitSettings())
+    await fresh.refresh()
+    assert fresh.find("dev", "local") == made
+    assert fresh.find("dev", "elsewhere") is None
+    assert await fresh.list(LOCAL) == await fresh.list(LOCAL, "dev") == [made]
+    assert await fresh.list(LOCAL, "qa") == await fresh.list(OTHER) == []
+
+
+async def test_its_settings_fill_the_zeros_of_a_request(roster: Roster) -> None:
+    params = {
+        "protocol": "debate",
+        "adaptive": "true",
+        "max_iterations": "4",
+        "timeout_seconds": "60",
+    }
+    council = await roster.create(
+        "dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL
+    )
+    asked = DeliberationRequest("x", "dev")
+    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW, council)
+    assert planned.seats == ("agent-dev-001", "agent-dev-002")
+    assert (planned.rounds, planned.peer_review, planned.protocol) == (3, True, "debate")
+    assert (planned.adaptive, planned.max_turns, (planned.deadline - NOW).seconds) == (True, 4, 60)
+    own = plan(
+        DeliberationRequest("x", "dev", rounds=1, num_agents=1, protocol="vote"),
+        LOCAL,
+        Defaults(LimitSettings()),
+        NOW,
+        council,
+    )
+    assert (own.rounds, len(own.seats), own.protocol) == (1, 1, "vote")
+    with pytest.raises(InvalidRequest, match="the dev council has 2: agent-dev-001, agent-dev-002"):
+        plan(
+            DeliberationRequest("x", "dev", num_agents=3),
+            LOCAL,
+            Defaults(LimitSettings()),
+            NOW,
+            council,
+        )
+
+
+async def test_the_same_again_changes_nothing_and_another_is_refused(
+    bus: MemoryBus, roster: Roster
+) -> None:
+    made = await roster.create("dev", 2, PLAIN, LOCAL)
+    assert await roster.create("dev", 2, PLAIN, LOCAL) == made
+    assert (await bus.state("COUNCILS")).messages == 1
+    with pytest.raises(AlreadyExists, match="delete it first"):
+        await roster.create("dev", 3, PLAIN, LOCAL)
+
+
+async def test_a_deleted_council_closes_its_role_until_another_is_made(roster: Roster) -> None:
+    await roster.create("dev", 2, PLAIN, LOCAL)
+    assert len((await roster.delete("dev", LOCAL)).agents) == 2
+    with pytest.raises(NoCouncil, match="was deleted; make one with CreateCouncil"):
+        roster.find("dev", "local")
+    with pytest.raises(NotFound):
+        await roster.delete("dev", LOCAL)
+    assert roster.find("dev", "elsewhere") is None
+    again = await roster.create("dev", 2, PLAIN, LOCAL)
+    assert roster.find("dev", "local") == again
+    await roster.delete("dev", LOCAL)
+    await roster.create("dev", 2, PLAIN, LOCAL)
+    assert roster.find("dev", "local") == again
+
+
+async def test_agents_come_and_go(roster: Roster) -> None:
+    with pytest.raises(NotFound, match="CreateCouncil"):
+        await roster.register("dev", Agent("specialist"), LOCAL)
+    await roster.create("dev", 1, PLAIN, LOCAL)
+    agent = Agent(
+        "specialist",
+        Capabilities(("refactoring",), "x", 2, ("python",)),
+        "https://agents.example/a",
+        {"team": "a"},
+    )
+    for _ in range(2):
+        assert [one.id for one in (await roster.register("dev", agent, LOCAL)).agents] == [
+            "agent-dev-001",
+            "specialist",
+        ]
+    with pytest.raises(AlreadyExists, match="other data"):
+        await roster.register("dev", Agent("specialist"), LOCAL)
+    await roster.unregister("dev", "agent-dev-001", LOCAL)
+    with pytest.raises(NotFound, match="there sit specialist"):
+        await roster.unregister("dev", "agent-dev-001", LOCAL)
+    await roster.unregister("dev", "specialist", LOCAL)
+    with pytest.raises(NoCouncil, match="has no agents"):
+        roster.find("dev", "local")
+
+
+async def test_a_council_is_bounded(bus: MemoryBus) -> None:
+    small = Roster(bus, LimitSettings(agents=2, agent_chars=100))
+    with pytest.raises(InvalidRequest, match="1 to 2 agents"):
+        await small.create("dev", 3, PLAIN, LOCAL)
+    await small.create("dev", 2, PLAIN, LOCAL)
+    with pytest.raises(InvalidRequest, match="no more fit"):
+        await small.register("dev", Agent("third"), LOCAL)
+    await small.unregister("dev", "agent-dev-002", LOCAL)
+    with pytest.raises(InvalidRequest, match=r"limits\.agent_chars"):
+        await small.register("dev", Agent("third", metadata={"k": "v" * 100}), LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (CouncilConfig(rounds=-1), "deliberation_rounds is -1"),
+        (CouncilConfig(rounds=99), "deliberation_rounds is 99"),
+        (
+            CouncilConfig(model_profile="gpt"),
+            r"unknown model_profile 'gpt'; the settings have: default \(small\), x \(large\)",
+        ),
+        (CouncilConfig(agent_type="MOCK"), "unknown agent_type 'MOCK'"),
+        (CouncilConfig(params={"protokol": "vote"}), "did you mean protocol?"),
+        (CouncilConfig(params={"seed": "1"}), "unknown custom_params 'seed'"),
+        (CouncilConfig(params={"protocol": "debat"}), "did you mean debate?"),
+        (CouncilConfig(params={"adaptive": "maybe"}), "true or false"),
+        (CouncilConfig(params={"max_iterations": "-1"}), "whole number"),
+        (CouncilConfig(params={"max_iterations": "999"}), "max_iterations 100"),
+    ],
+)
+async def test_what_is_wrong_with_a_council_is_named(
+    roster: Roster, config: CouncilConfig, wanted: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        await roster.create("dev", 1, config, LOCAL)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "agent:80",
+        "file:///etc/passwd",
+        "http://",
+        "http://u:p@host/",
+        "http://host:99999/",
+        "http://ho st/",
+        "http://host/\n",
+        "x" * 600,
+    ],
+)
+async def test_an_endpoint_is_an_address(roster: Roster, endpoint: str) -> None:
+    await roster.create("dev", 1, PLAIN, LOCAL)
+    with pytest.raises(InvalidRequest, match="is no address of an agent"):
+        await roster.register("dev", Agent("a", endpoint=endpoint), LOCAL)
+
+
+async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None:
+    async def make(count: int) -> Any:
+        try:
+            return await Roster(bus, LimitSettings()).create("dev", count, PLAIN, LOCAL)
+        except AlreadyExists as error:
+            return error
+
+    ends = await asyncio.gather(*(make(1 + number % 4) for number in range(12)))
+    won = {len(end.agents) for end in ends if not isinstance(end, AlreadyExists)}
+    assert len(won) == 1
+    fresh = Roster(bus, LimitSettings())
+    await fresh.refresh()
+    council = fresh.find("dev", "local")
+    assert council is not None
+    assert {len(council.agents)} == won
+
+
+async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
+    bus: MemoryBus, roster: Roster
+) -> None:
+    other = Roster(bus, LimitSettings())
+    async with asyncio.TaskGroup() as group:
+        following = group.create_task(roster.run())
+        for data in (
+            {"role": "wizard"},
+            {"role": "dev", "agents": 7, "config": {}},
+            {"role": "dev", "agent": None},
+        ):
+            for kind in (
+                EventType.COUNCIL_CREATED,
+                EventType.AGENT_REGISTERED,
+                EventType.COUNCIL_DELETED,
+            ):
+                await bus.publish(new_event(kind, "x", data, ordinal=str(data)))
+        made = await other.create("qa", 1, PLAIN, LOCAL)
+        async with asyncio.timeout(10):
+            while roster.find("qa", "local") != made:
+                await asyncio.sleep(0.01)
+        following.cancel()
+    assert roster.find("dev", "local") is None

@@ -1,0 +1,387 @@
+"""Forks: the recorded turns are done again without a call of the model, and then it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moothall.app.preflight import defaults
+from moothall.config import LimitSettings
+from moothall.deliberation.recorded_model import Recording
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, new_event
+from moothall.domain.identity import LOCAL
+from moothall.domain.ids import key_of
+from moothall.domain.task import Deliberation, DeliberationRequest, Fork
+from moothall.domain.topic import deliberation_topics
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound
+from moothall.orchestrator.fork import take_over
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.settings import AllSettings
+from moothall.testing.bus import MemoryBus
+from moothall.testing.model import step_of
+from support.council import ONE, TWO, act, append, finish, of, outcomes
+from support.story import Remembering, deliberation
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+LOOK = act(("files.read", {"path": "src/utils.py"}))
+NOTE = act(("files.write", {"path": "NOTES.md", "content": "first\n"}))
+INSTEAD = "Write hello_world() after all."
+
+
+def desk_of(bus: MemoryBus) -> Desk:
+    return Desk(bus, Remembering(), Defaults(LimitSettings()))
+
+
+async def begun(bus: MemoryBus, d: Deliberation) -> None:
+    await bus.publish(new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
+
+
+async def events_of(bus: MemoryBus, task_id: str) -> Sequence[Event]:
+    return [recorded.event async for recorded in bus.replay(deliberation_topics(task_id))]
+
+
+async def fork(
+    house: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
+) -> Deliberation:
+    asked = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
+    d: Deliberation = await desk_of(house.bus).submit(asked, LOCAL)
+    return d
+
+
+async def run(house: Any, d: Deliberation) -> list[Event]:
+    recording = Recording.of(await take_over(house.bus, d, await events_of(house.bus, d.task_id)))
+    return [
+        event for event in await house.run(d, recording) if event.data.get("task_id") == d.task_id
+    ]
+
+
+def script(_body: Any, headers: Any) -> str:
+    """Look, write a note, say that it is done; forked from the second turn, do it."""
+    turn = int(step_of(headers).split(".")[1])
+    said = str(_body["messages"][-1]["content"])
+    if INSTEAD in said:
+        return append()
+    return (LOOK, NOTE, finish("Noted."))[min(turn, 3) - 1]
+
+
+async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
+    council: Any,
+) -> None:
+    async with council(script) as house:
+        source = house.deliberation("single", 1)
+        await begun(house.bus, source)
+        assert outcomes(await house.run(source)) == {ONE: "proposed"}
+        asked = len(house.server.requests)
+        d = await fork(house, 2, INSTEAD)
+        assert (d.task_id, d.seats, d.fork and d.fork.step, d.seed != source.seed) == (
+            "task-1-f1",
+            (ONE,),
+            "propose/0.2",
+            True,
+        )
+        events = await run(house, d)
+        live = house.server.requests[asked:]
+        assert [call.call_id for call in live] == [f"task-1-f1/{ONE}/propose/0.3"]
+        assert "files.read: success" in live[0].prompt
+        assert INSTEAD in live[0].prompt
+    calls = of(events, EventType.MODEL_CALLED)
+    assert [(data["call_id"], data.get("inherited"), data["usage"]["calls"]) for data in calls] == [
+        (f"task-1-f1/{ONE}/propose/0.1", True, 0),
+        (f"task-1-f1/{ONE}/propose/0.2", True, 0),
+        (f"task-1-f1/{ONE}/propose/0.3", None, 1),
+    ]
+    assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
+    (proposed,) = of(events, EventType.SEAT_PROPOSED)
+    assert "+def hello_world" in proposed["proposal"]["diff"]
+    assert "NOTES.md" in proposed["proposal"]["diff"]  # what a recorded turn did is there
+
+
+async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
+    async with council(script) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        turns = len(of(await house.run(house.deliberation("single", 1)), EventType.SEAT_TURN))
+        asked = len(house.server.requests)
+        events = await run(house, await fork(house, turns, INSTEAD))
+        assert [call.call_id for call in house.server.requests[asked:]] == [
+            f"task-1-f1/{ONE}/propose/0.{turns + 1}"
+        ]
+    (proposed,) = of(events, EventType.SEAT_PROPOSED)
+    assert "+def hello_world" in proposed["proposal"]["diff"]
+
+
+async def test_a_fork_about_text_goes_on_after_its_answer(council: Any) -> None:
+    def answer(body: Any, _headers: Any) -> str:
+        return (
+            finish("Bonjour")
+            if "in French" in str(body["messages"][-1]["content"])
+            else finish("Hello")
+        )
+
+    async with council(answer) as house:
+        source = house.deliberation("single", 1, repository=None, base_sha=None)
+        await begun(house.bus, source)
+        await house.run(source)
+        events = await run(house, await fork(house, 1, "Say it in French."))
+    (proposed,) = of(events, EventType.SEAT_PROPOSED)
+    assert proposed["proposal"]["content"] == "Bonjour"
+
+
+async def test_killed_in_between_it_goes_on_from_what_it_took_over(council: Any) -> None:
+    async with council(script) as house:
+        source = house.deliberation("single", 1)
+        await begun(house.bus, source)
+        await house.run(source)
+        d = await fork(house, 2, INSTEAD)
+        first = await run(house, d)
+        asked = len(house.server.requests)
+        for one in deliberation_topics(source.task_id):  # `moothall rm`
+            await house.bus.forget(one)
+        again = await run(house, d)
+        assert len(house.server.requests) == asked
+    assert [event.id for event in again if event.type is EventType.MODEL_CALLED] == [
+        event.id for event in first if event.type is EventType.MODEL_CALLED
+    ]
+
+
+async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
+    async with council(script) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1))
+        first = await fork(house, 1)
+        await run(house, first)
+        asked = len(house.server.requests)
+        second = await fork(house, 2, INSTEAD, of_=first.task_id)
+        events = await run(house, second)
+        assert len(house.server.requests) == asked + 1
+    assert second.task_id == "task-1-f1-f1"
+    assert len(of(events, EventType.SEAT_TURN)) == 3
+
+
+async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(council: Any) -> None:
+    def answer(_body: Any, headers: Any) -> str:
+        turn = int(step_of(headers).split(".")[1])
+        return (append(), NOTE, act(("files.write", {"path": "MORE.md", "content": "second\n"})))[
+            min(turn, 3) - 1
+        ]
+
+    async with council(answer) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1))
+        first = await fork(house, 1, "Note it.")
+        await run(house, first)
+        events = await run(house, await fork(house, 2, "Note more.", of_=first.task_id))
+    assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
+    assert "MORE.md" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
+
+
+async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
+    async with council(script) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1))
+        d = await fork(house, 2)
+        for one in deliberation_topics("task-1"):
+            await house.bus.forget(one)
+        with pytest.raises(NotFound, match="task-1 was removed"):
+            await take_over(house.bus, d, await events_of(house.bus, d.task_id))
+
+
+async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
+    council: Any,
+) -> None:
+    async with council(script) as house:
+        await begun(house.bus, house.deliberation("single", 1))
+        await house.run(house.deliberation("single", 1))
+        assert [(await fork(house, 1)).task_id for _ in range(3)] == [
+            "task-1-f1",
+            "task-1-f2",
+            "task-1-f3",
+        ]
+        asked = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
+        desk = desk_of(house.bus)
+        one, two = [await desk.submit(asked, LOCAL) for _ in range(2)]
+        assert one == two
+        assert (one.task_id, one.seed) == ("mine", 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (Fork("task-9", 1), "no deliberation 'task-9' to fork"),
+        (Fork("task-1", 1, "9"), f"no seat '9' in task-1; there are {ONE}, {TWO}"),
+        (Fork("task-1", 0), "has no turn 0 to fork from; its turns: 1 to 4"),
+        (Fork("task-1", 5, "1"), f"{ONE} of task-1 has no turn 5"),
+        (Fork("task-1", 1, words="x" * 9000), "limits.steer_chars"),
+        (Fork("Task", 1), "is not an id"),
+    ],
+)
+async def test_what_is_not_there_is_named_with_what_is(
+    council: Any, asked: Fork, wanted: str
+) -> None:
+    async with council(script) as house:
+        source = house.deliberation("vote", 2)
+        await begun(house.bus, source)
+        await house.run(source)
+        with pytest.raises((InvalidRequest, NotFound), match=wanted):
+            await desk_of(house.bus).submit(DeliberationRequest("", "", fork=asked), LOCAL)
+
+
+async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
+    told = {
+        "task_id": d.task_id,
+        "seat": ONE,
+        "phase": "propose",
+        "round": 0,
+        "turn": number,
+        "operations": [],
+        **data,
+    }
+    await bus.publish(
+        new_event(EventType.SEAT_TURN, d.task_id, told, ordinal=str((data.get("phase"), number)))
+    )
+
+
+async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
+    async with council(script) as house:
+        d = house.deliberation("debate", 1)
+        await begun(house.bus, d)
+        await turned(house.bus, d, 1)
+        await turned(house.bus, d, 2, operations=[{"tool": "git.push"}])
+        await turned(house.bus, d, 1, phase="revise", round=1)
+        assert (await fork(house, 1)).max_turns == d.max_turns + 1
+        with pytest.raises(
+            InvalidRequest,
+            match=r"acted outside with git\.push, which must not be done again; fork from "
+            r"turn 1 or",
+        ):
+            await fork(house, 2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ({"tool": "http.post", "status": "success"}, r"acted outside with http\.post"),
+        (
+            {"tool": "mcp.gone.pay", "status": "success"},
+            r"acted with mcp\.gone\.pay, which is unknown here",
+        ),
+        ({"tool": "files.rewrite", "status": "invalid"}, ""),
+    ],
+)
+async def test_a_tool_of_any_family_may_act_outside(
+    council: Any, operation: dict[str, str], said: str
+) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        await turned(house.bus, d, 1, operations=[operation])
+        desk = Desk(house.bus, Remembering(), defaults(AllSettings()))
+        asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
+        if said:
+            with pytest.raises(InvalidRequest, match=said):
+                await desk.submit(asked, LOCAL)
+        else:
+            assert (await desk.submit(asked, LOCAL)).fork
+
+
+class Slow(MemoryBus):
+    """Others come in between before anything is recorded."""
+
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        """Record it after a while."""
+        await asyncio.sleep(0.02)
+        return await super().create(event, after_seq)
+
+
+async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
+    bus, d = Slow(), deliberation()
+    await begun(bus, d)
+    told = {
+        "task_id": d.task_id,
+        "seat": d.seats[0],
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
+    desk = desk_of(bus)
+    asked = [
+        DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
+        for words in ("a", "b", "c")
+    ]
+    made = await asyncio.gather(*(desk.submit(one, LOCAL) for one in asked))
+    assert {one.task_id for one in made} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
+    with pytest.raises(AlreadyExists):
+        await desk.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
+
+
+class Noting(MemoryBus):
+    """Notes of what is put on the queue whether it is said that nothing is recorded of it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fresh: list[object] = []
+
+    async def enqueue(self, *given: Any, **more: Any) -> None:
+        """Note it."""
+        self.fresh.append(more.get("fresh"))
+        await super().enqueue(*given, **more)
+
+
+async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
+    bus, d = Noting(), deliberation()
+    await begun(bus, d)
+    told = {
+        "task_id": d.task_id,
+        "seat": d.seats[0],
+        "phase": "propose",
+        "round": 0,
+        "turn": 1,
+        "operations": [],
+    }
+    await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
+    await desk_of(bus).submit(
+        DeliberationRequest("", "", fork=Fork(d.task_id, 1, words="a")), LOCAL
+    )
+    await desk_of(bus).submit(DeliberationRequest("Say hello", "dev", about_text=True), LOCAL)
+    assert bus.fresh == [False, True]
+
+
+async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
+    async with council(script) as house:
+        d = house.deliberation("single", 1)
+        await begun(house.bus, d)
+        for number in (1, 2):
+            await turned(house.bus, d, number)
+        first = await fork(house, 2)
+        await turned(house.bus, first, 1)
+        assert (await fork(house, 1, of_=first.task_id)).max_turns == d.max_turns + 1
+
+
+async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) -> None:
+    async with council(script) as house:
+        d = house.deliberation("debate", 1)
+        await begun(house.bus, d)
+        await turned(house.bus, d, 1)
+        await turned(house.bus, d, 1, phase="revise", round=1)
+        with pytest.raises(InvalidRequest, match=r"turn 2 of .* answers reviews of other seats"):
+            await fork(house, 2)
+
+
+async def test_another_tenant_has_no_such_task(council: Any) -> None:
+    async with council(script) as house:
+        d = replace(
+            house.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme"
+        )
+        await house.bus.publish(
+            new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d), tenant="acme")
+        )
+        with pytest.raises(NotFound, match="no deliberation"):
+            await fork(house, 1)

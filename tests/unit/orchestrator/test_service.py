@@ -1,0 +1,462 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from moothall.collector import Collector
+from moothall.config import LimitSettings, LlmSettings, Models
+from moothall.deliberation.prompts.briefing import Briefings
+from moothall.deliberation.prompts.text import tokens
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump
+from moothall.domain.event import EventType, new_event
+from moothall.domain.evidence import HIDDEN
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome
+from moothall.domain.task import Constraints, DeliberationRequest, RepositoryRef, check_deliberation
+from moothall.domain.topic import Channel
+from moothall.errors import (
+    AlreadyExists,
+    GraphUnavailable,
+    InvalidRequest,
+    NoCouncil,
+    NotFound,
+    RepositoryError,
+)
+from moothall.events.codec import encode, encode_batch
+from moothall.orchestrator.conversation_history import find_request
+from moothall.orchestrator.hidden_tests import fetch_hidden
+from moothall.orchestrator.planning import Defaults, plan
+from moothall.orchestrator.service import Desk
+from moothall.testing.bus import MemoryBus
+from support.graph import MemoryGraph
+from support.story import Remembering
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TASK = DeliberationRequest(description="Write a haiku", role="DEV")
+OTHER = Principal("eve", "elsewhere")
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus()
+
+
+@pytest.fixture
+def desk(bus: MemoryBus) -> Desk:
+    return Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+
+
+async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_is_on_record(
+    bus: MemoryBus,
+) -> None:
+    repositories = Remembering()
+    repositories.blocked.add("moothall/t1")
+    desk = Desk(bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW)
+    asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
+    with pytest.raises(RepositoryError, match="moothall/t1"):
+        await desk.submit(asked, LOCAL)
+    with pytest.raises(RepositoryError, match="moothall/t1"):
+        await desk.check(asked, LOCAL)
+    assert await find_request(bus, "t1") is None
+    await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
+
+
+async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+    tests = {"tests/test_x.py": "assert secret_number() == 42, 'ghp_" + "a" * 40 + "'\n"}
+    asked = replace(
+        TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40), hidden_tests=tests
+    )
+    d = await desk.submit(asked, LOCAL)
+    assert await fetch_hidden(bus.bucket(HIDDEN), d.hidden) == tests
+    events = [
+        recorded.event
+        async for recorded in bus.replay((Channel.RESULTS.all, Channel.RESPONSES.all))
+    ]
+    assert events
+    assert "secret_number" not in str(events)
+    assert "test_x" not in str(events)
+    with pytest.raises(InvalidRequest, match="text"):
+        await desk.submit(replace(asked, task_id="t2", repository=None, about_text=True), LOCAL)
+    for path in ("../x.py", "/x.py", "a/.git/config", ""):
+        with pytest.raises(InvalidRequest, match="path of a hidden test"):
+            await desk.submit(replace(asked, task_id="t3", hidden_tests={path: ""}), LOCAL)
+    with pytest.raises(NotFound, match="--hidden-tests"):
+        await fetch_hidden(bus.bucket(HIDDEN), "local.gone")
+
+
+def test_zero_means_the_default() -> None:
+    planned = plan(TASK, LOCAL, Defaults(LimitSettings()), NOW)
+    assert planned.seats == ("agent-dev-001", "agent-dev-002", "agent-dev-003")
+    assert (planned.protocol, planned.rounds) == ("tests_then_verify", 1)
+    assert planned.deadline == NOW + timedelta(seconds=LimitSettings().deliberation_seconds)
+    assert planned.budget.calls == LimitSettings().calls
+
+
+def test_no_rounds_at_all_can_be_asked_for() -> None:
+    request = DeliberationRequest(description="x", role="dev", protocol="debate", rounds=0)
+    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).rounds == 0
+
+
+def test_single_has_one_seat() -> None:
+    request = DeliberationRequest(description="x", role="qa", protocol="single", num_agents=5)
+    assert plan(request, LOCAL, Defaults(LimitSettings()), NOW).seats == ("agent-qa-001",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (DeliberationRequest(description=" ", role="dev"), "the task is empty"),
+        (DeliberationRequest(description="x", role="wizard"), "unknown role"),
+        (
+            DeliberationRequest(description="x", role="dev", num_agents=10_000),
+            "allowed are 1 to 16",
+        ),
+        (DeliberationRequest(description="x", role="dev", num_agents=-1), "allowed are 1 to 16"),
+        (DeliberationRequest(description="x", role="dev", rounds=-2), "rounds is -2"),
+        (
+            DeliberationRequest(description="x", role="dev", protocol="debat"),
+            "did you mean debate?",
+        ),
+        (DeliberationRequest(description="x", role="dev", task_id="A/B"), "is not an id"),
+        (DeliberationRequest(description="x", role="dev", budget=Budget(tokens=-5)), "from 0"),
+        (
+            DeliberationRequest(description="x", role="dev", budget=Budget(cost_usd=math.nan)),
+            "from 0",
+        ),
+        (
+            DeliberationRequest(
+                description="x", role="dev", constraints=Constraints(rubric="y" * 20_001)
+            ),
+            "together",
+        ),
+        (
+            DeliberationRequest(
+                description="x", role="dev", constraints=Constraints(timeout_seconds=10**9)
+            ),
+            "timeout_seconds",
+        ),
+        (
+            DeliberationRequest(
+                description="x", role="dev", constraints=Constraints(max_iterations=999)
+            ),
+            "max_iterations is 999",
+        ),
+    ],
+)
+def test_what_cannot_be_right_is_named(request_: DeliberationRequest, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
+
+
+def test_checks_of_a_request_are_commands_with_names_of_their_own() -> None:
+    asked = replace(TASK, checks=("make lint", "python -c 'print(1)'"), tools=("files.read",))
+    planned = plan(asked, LOCAL, Defaults(LimitSettings()), NOW)
+    assert planned.checks == {
+        "validation-1": ("make", "lint"),
+        "validation-2": ("python", "-c", "print(1)"),
+    }
+    assert planned.tools == ("files.read",)
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        *(
+            (replace(TASK, checks=(wrong,)), "the check")
+            for wrong in ("", "   ", "a 'b", "a\0", "x" * 5000)
+        ),
+        (replace(TASK, checks=("make",) * 21), "at most 20"),
+        (replace(TASK, checks=("make",), about_text=True), "needs a repository"),
+    ],
+)
+def test_a_check_that_cannot_be_right_is_refused(
+    request_: DeliberationRequest, wanted: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
+
+
+async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    recorded = [
+        item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))
+    ]
+    assert recorded == [EventType.DELIBERATION_REQUESTED]
+    assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
+
+
+async def test_the_base_is_pinned_when_it_is_asked_for(desk: Desk) -> None:
+    request = DeliberationRequest(
+        description="x", role="dev", repository=RepositoryRef(id="repo", ref="main")
+    )
+    planned = await desk.submit(request, LOCAL)
+    assert planned.base_sha
+    assert planned.repository is not None
+    assert planned.repository.id
+
+
+async def test_the_same_id_and_request_is_the_same_deliberation(desk: Desk) -> None:
+    request = DeliberationRequest(description="x", role="dev", task_id="mine")
+    assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
+    with pytest.raises(AlreadyExists):
+        await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+
+
+async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
+    theirs = await desk.submit(
+        DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER
+    )
+    with pytest.raises(NotFound, match="no deliberation 'mine'"):
+        await desk.result("mine", LOCAL)
+    ours = await desk.submit(
+        DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL
+    )
+    assert (ours.task_id, theirs.task_id) == ("mine", "mine")
+    assert await bus.list_ids(Channel.RESULTS) == ["elsewhere_mine", "mine"]
+    key = "elsewhere_mine"
+    told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
+    await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))
+    assert await desk.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
+    for name, tenant, words in (
+        ("elsewhere_mine", "elsewhere", "theirs"),
+        ("mine", "local", "ours"),
+    ):
+        outcome = Outcome(name, DeliberationStatus.COMPLETED, tenant=tenant, error_message=words)
+        await bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, name, dump(outcome), tenant=tenant)
+        )
+        await bus.put(name, dump(outcome))
+    for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
+        for outcome in (await desk.wait("mine", who), await desk.result("mine", who)):
+            assert (outcome.task_id, outcome.error_message) == ("mine", words)
+        seen = [recorded.event async for recorded in desk.watch("mine", 0, who)]
+        assert len(seen) == count
+        assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
+            ("mine", "mine", "mine")
+        }
+        assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
+
+
+async def test_another_tenant_sees_nothing(desk: Desk) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for call in (
+        desk.result(planned.task_id, OTHER),
+        desk.wait(planned.task_id, OTHER),
+        desk.cancel(planned.task_id, "", OTHER),
+    ):
+        with pytest.raises(NotFound):
+            await call
+
+
+async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
+    desk: Desk, bus: MemoryBus
+) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
+    seen = [recorded async for recorded in desk.watch(planned.task_id, 0, LOCAL)]
+    assert [recorded.event.type for recorded in seen] == [
+        EventType.DELIBERATION_REQUESTED,
+        EventType.DELIBERATION_DECIDED,
+    ]
+    rest = [recorded.seq async for recorded in desk.watch(planned.task_id, seen[0].seq, LOCAL)]
+    assert rest == [seen[1].seq]
+    assert [recorded async for recorded in desk.watch(planned.task_id, seen[1].seq, LOCAL)] == []
+    assert await desk.wait(planned.task_id, LOCAL) == outcome
+
+
+async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: MemoryBus) -> None:
+    planned = await desk.submit(TASK, LOCAL)
+    for _ in range(2):
+        assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
+    events = [item async for item in bus.replay((Channel.RESPONSES.of(planned.task_id),))]
+    assert [item.event.data["reason"] for item in events] == ["enough"]
+    await bus.publish(
+        new_event(
+            EventType.DELIBERATION_DECIDED,
+            planned.task_id,
+            dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)),
+        )
+    )
+    assert await desk.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
+
+
+OF_STORY = DeliberationRequest(
+    description="Build it", role="dev", story_id="story-1", task_id="task-1", origin="plan"
+)
+
+
+async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
+    first = await bus.first(Channel.RESULTS.of(task_id))
+    assert first is not None
+    return str(first.event.data["context"])
+
+
+def _telling(bus: MemoryBus, graph: MemoryGraph, limits: LimitSettings | None = None) -> Desk:
+    limits = limits or LimitSettings()
+    return Desk(
+        bus,
+        Remembering(),
+        Defaults(limits),
+        clock=lambda: NOW,
+        tell=Briefings(graph.ask, limits).tell,
+    )
+
+
+async def test_what_the_graph_says_of_a_story_is_recorded_once_and_not_asked_again(
+    bus: MemoryBus,
+) -> None:
+    graph = MemoryGraph()
+    graph.tell(
+        "context",
+        {
+            "story": {"headline": "Greet", "state": "build"},
+            "comments": [{"actor": "ann", "comment": "soon"}],
+        },
+    )
+    told = await _telling(bus, graph).submit(OF_STORY, LOCAL)
+    assert (
+        await _recorded(bus)
+        == told.context
+        == "the story:\n- Greet (state: build)\ncomments, the last first:\n- ann: soon"
+    )
+    asked = dict(graph.asked)["context"]
+    assert (asked["role"], asked["phase"], asked["story_id"], asked["task_id"]) == (
+        "dev",
+        "build",
+        "story-1",
+        "task-1",
+    )
+    graph.tell("context", {"story": {"headline": "Something else", "state": "done"}})
+    assert (await _telling(bus, graph).submit(OF_STORY, LOCAL)).context == told.context
+    assert await _recorded(bus) == told.context
+
+
+async def test_what_earlier_tasks_decided_comes_with_it_within_one_budget(bus: MemoryBus) -> None:
+    graph = MemoryGraph()
+    graph.tell(
+        "context",
+        {
+            "story": {"headline": "Greet"},
+            "comments": [{"actor": "ann", "comment": "soon " * 70}] * 9,
+        },
+    )
+    limits = LimitSettings(context_tokens=400)
+    design = "architect: a function. " * 20
+    told = await _telling(bus, graph, limits).submit(replace(OF_STORY, context=design), LOCAL)
+    assert told.context.startswith("the story:\n- Greet")
+    assert told.context.endswith(design)
+    assert tokens(told.context) <= limits.context_tokens
+    check_deliberation(told)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        replace(OF_STORY, story_id=""),
+        replace(OF_STORY, merge=("a" * 40,)),
+        replace(OF_STORY, origin="orchestrate", context="what the caller chose"),
+    ],
+    ids=["no story", "a merge", "told by its caller"],
+)
+async def test_who_is_told_by_others_or_asks_no_model_is_told_nothing_more(
+    bus: MemoryBus, request_: DeliberationRequest
+) -> None:
+    graph = MemoryGraph()
+    told = await _telling(bus, graph).submit(request_, LOCAL)
+    assert told.context == request_.context
+    assert graph.asked == []
+
+
+async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None:
+    async def away(*_: object, **__: object) -> list[dict[str, object]]:
+        raise GraphUnavailable("it is away")
+
+    desk = Desk(
+        bus,
+        Remembering(),
+        Defaults(LimitSettings()),
+        clock=lambda: NOW,
+        tell=Briefings(away, LimitSettings()).tell,
+    )
+    assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"
+
+
+async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
+    desk = Desk(bus, Remembering(), Defaults(LimitSettings()))
+    asked = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
+    reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        collecting = group.create_task(
+            Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run()
+        )
+        await desk.refuse(asked, reason, OTHER)
+        outcome = await desk.wait("task-9", OTHER)
+        assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")
+        assert (
+            outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
+        )
+        again = await desk.submit(asked, OTHER)
+        assert again.task_id == "task-9"
+        await desk.refuse(asked, RepositoryError("another reason"), OTHER)
+        assert (await desk.wait("task-9", OTHER)).error_message == outcome.error_message
+        collecting.cancel()
+    assert (await bus.state("WORK")).messages == 0
+
+
+async def test_a_request_can_be_checked_without_recording_it(bus: MemoryBus, desk: Desk) -> None:
+    await desk.check(replace(TASK, repository=RepositoryRef(id="sample")), LOCAL)
+    with pytest.raises(InvalidRequest, match="the task is empty"):
+        await desk.check(replace(TASK, description=" "), LOCAL)
+    assert (await bus.state("EVENTS")).messages == 0
+
+
+async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_nothing(
+    bus: MemoryBus, desk: Desk
+) -> None:
+    await desk.submit(replace(TASK, task_id="task-1"), LOCAL)
+
+    def turn(number: int) -> bytes:
+        return encode(
+            new_event(
+                EventType.SEAT_TURN,
+                "task-1",
+                {"task_id": "task-1", "seat": "agent-dev-001"},
+                ordinal=number,
+            )
+        )
+
+    for numbers in ((1, 2, 3), (4,), (2, 5, 6), (5,), (7, 8)):  # 2 and 5 were said by two hosts
+        await bus.put_raw(
+            "agent.results.task-1", encode_batch([turn(number) for number in numbers])
+        )
+    await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
+    whole = [recorded async for recorded in desk.watch("task-1", 0, LOCAL)]
+    assert len(whole) == len({recorded.event.id for recorded in whole}) == 10
+    places = [recorded.position for recorded in whole]
+    assert places == sorted(set(places))
+    for number, place in enumerate(places):
+        assert [r.event.id async for r in desk.watch("task-1", place, LOCAL)] == [
+            r.event.id for r in whole[number + 1 :]
+        ]
+    for recorded in whole:  # a seq of the log itself loses nothing either
+        rest = [r.event.id async for r in desk.watch("task-1", recorded.seq, LOCAL)]
+        assert rest[len(rest) - (9 - whole.index(recorded)) :] == [
+            r.event.id for r in whole[whole.index(recorded) + 1 :]
+        ]
+
+
+def test_several_models_go_round_the_seats() -> None:
+    models = Models.of(LlmSettings(model="qwen"), {"x": LlmSettings(model="deep", tier="large")})
+    defaults = Defaults(LimitSettings(), models=models)
+    planned = plan(replace(TASK, num_agents=3, model="default, large"), LOCAL, defaults, NOW)
+    assert planned.model == ""
+    assert [planned.model_of(seat) for seat in planned.seats] == ["", "x", ""]
+    with pytest.raises(InvalidRequest, match="gpt"):
+        plan(replace(TASK, model="default,gpt"), LOCAL, defaults, NOW)

@@ -1,0 +1,157 @@
+"""Who writes a story better: rules, which add no wish, and a model where its reply scores
+higher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.identity import LOCAL
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.errors import Temporary
+from moothall.orchestrator.story_writer import MODEL, RULES, Author, read, refine, suggest
+from moothall.stories.coach import StoryDraft, check, score
+from support.desk import MemoryDesk
+
+DRAFTS = st.builds(
+    StoryDraft,
+    st.text(max_size=200),
+    st.text(max_size=400),
+    st.lists(st.text(max_size=120), max_size=12).map(tuple),
+)
+GOOD = StoryDraft(
+    "Export invoices as CSV",
+    "As an accountant, I want invoices as a file, so that I can book them.",
+)
+STORY = """Title: Export invoices as CSV
+Description: As an accountant, I want the invoices of a month as a file, so that I can book them.
+Criteria:
+- Given two invoices, when May is exported, then the file has two lines
+- Given none, when June is exported, then the answer is 404
+"""
+
+
+async def decide(desk: MemoryDesk, content: str) -> str:
+    """Play the council; return what it was asked."""
+    await desk.submitted.wait()
+    (task_id,) = desk.known()
+    result = Result(
+        1, "agent-po-001", "po", 1.0, (), passed_gates=True, proven=False, content=content
+    )
+    await desk.decide(
+        Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
+    )
+    return desk.request(task_id).description
+
+
+@pytest.fixture
+def desk() -> MemoryDesk:
+    return MemoryDesk()
+
+
+@pytest.mark.parametrize(
+    ("criterion", "better"),
+    [
+        (
+            "The answer is 404 when there is no invoice",
+            "Given nothing else is changed, when there is no invoice, then the answer is 404",
+        ),
+        (
+            "When May is closed and it is exported, the file is signed.",
+            "Given May is closed, when it is exported, then the file is signed",
+        ),
+        ("The file has a header", "The file has a header"),
+    ],
+)
+def test_a_criterion_with_a_condition_becomes_gherkin(criterion: str, better: str) -> None:
+    assert refine(StoryDraft(GOOD.title, GOOD.description, (criterion,))).ac == (better,)
+
+
+def test_a_long_title_is_cut_at_a_word_and_kept_in_the_description() -> None:
+    long = StoryDraft(
+        "Export all invoices of a month as a CSV file that the accounting department can book "
+        "without typing",
+        "",
+        GOOD.ac,
+    )
+    better = refine(long)
+    assert (
+        better.title
+        == "Export all invoices of a month as a CSV file that the accounting department can"
+    )
+    assert long.title in better.description
+
+
+def test_a_first_draft_says_what_the_goal_says_and_leaves_holes() -> None:
+    draft = suggest("I want to export invoices as CSV so that accounting can book them.")
+    assert draft.title == "Export invoices as CSV"
+    assert draft.description == (
+        "As a <who>, I want this: I want to export invoices as CSV, so that accounting can "
+        "book them."
+    )
+    assert all("<" in line for line in draft.ac)
+    assert (
+        suggest("as a clerk I want invoices").description
+        == "as a clerk I want invoices, so that <why>."
+    )
+
+
+@pytest.mark.parametrize("marks", ["", "**"])
+def test_a_reply_is_read_line_by_line(marks: str) -> None:
+    said = (
+        f"Here it is:\n{marks}Title:{marks} Export\n{marks}Description:{marks} As a clerk\nI want "
+        f"it.\n{marks}Acceptance criteria:{marks}\n- Given a, when b, then c\n"
+    )
+    assert read(said) == StoryDraft(
+        "Export", "As a clerk\nI want it.", ("- Given a, when b, then c",)
+    )
+    assert read("I cannot do that.") == StoryDraft()
+
+
+@pytest.mark.parametrize(
+    ("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
+)
+async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
+    desk: MemoryDesk, said: str, by: str
+) -> None:
+    author = Author(desk, 5, model=True)
+    written, asked = await asyncio.gather(
+        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(desk, said)
+    )
+    assert written.by == by
+    assert (written.score.total == 100) == (by == MODEL)
+    assert "--- end ---" in asked  # fenced, with a mark of its own
+
+
+async def test_without_an_answer_the_rules_write(desk: MemoryDesk) -> None:
+    desk.failure = Temporary("the bus is away")
+    written = await Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+    assert written.by == RULES
+
+
+async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None:
+    asking = asyncio.create_task(
+        Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+    )
+    await desk.submitted.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert list(desk.cancelled.values()) == ["its caller went away"]
+
+
+@given(DRAFTS)
+def test_the_rules_never_lower_a_score_and_mend_all_at_once(draft: StoryDraft) -> None:
+    better = refine(check(draft))
+    assert score(better).total >= score(draft).total
+    assert refine(better) == better
+
+
+@given(st.text(max_size=300))
+def test_any_reply_and_any_goal_can_be_read(said: str) -> None:
+    read(said)
+    suggest(said)

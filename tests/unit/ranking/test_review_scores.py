@@ -1,0 +1,91 @@
+"""What reviews come to, by reviewers who tell right from wrong, and by such who do not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.evidence import Evidence, Verdict
+from moothall.domain.proposal import Assessment, Candidate, Proposal, Review
+from moothall.ranking import rank
+from moothall.ranking.review_scores import opinions
+
+GREEN, RED = (
+    (Evidence("tests", Verdict.PASSED, passed=2),),
+    (Evidence("tests", Verdict.FAILED, failed=1),),
+)
+
+
+def answer(seat: str, *, proven: bool, **scores: float) -> Candidate:
+    """A candidate of a seat, and what reviewers give it."""
+    reviews = tuple(Review(name, seat, score) for name, score in scores.items())
+    diff = f"diff --git a/u.py b/u.py\n--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+{seat}\n"
+    found = Assessment(
+        applies=True,
+        required=("tests",),
+        evidence=GREEN if proven else RED,
+        proven=proven,
+        behaviour="b",
+    )
+    return Candidate(Proposal(seat, "dev", "done", diff), found, reviews=reviews)
+
+
+def test_who_tells_right_from_wrong_decides_and_the_other_is_named() -> None:
+    """Two proven answers are level; the reviewer who also liked the red one does not count."""
+    field = [
+        answer("a", proven=True, sure=0.9, blind=0.2),
+        answer("b", proven=True, sure=0.5, blind=0.6),
+        answer("c", proven=False, sure=0.1, blind=1.0),
+    ]
+    first, second, _ = rank(field)
+    assert (first.candidate, second.candidate) == ("a", "b")
+    assert any(
+        "Reviewed at 0.90 by 2 seats; weighed down, since their scores hardly tell right from "
+        "wrong on what is proven: blind" in said
+        for said in first.reasons
+    ), first.reasons
+
+
+@pytest.mark.parametrize(
+    ("red", "mean", "doubted"),
+    [(0.2, 800, ()), (0.8, 500, ("one",)), (0.9, 500, ("one",))],
+    ids=["told apart", "scored alike", "the wrong way round"],
+)
+def test_one_who_scores_all_alike_counts_for_nothing(
+    red: float, mean: int, doubted: tuple[str, ...]
+) -> None:
+    field = [answer("a", proven=True, one=0.8), answer("b", proven=False, one=red)]
+    found = opinions(field, ["a", "b"], [(), ("red",)])
+    assert (found["a"].mean, found["a"].reviewers, found["a"].doubted) == (mean, 1, doubted)
+
+
+def test_without_anything_proven_all_count_alike() -> None:
+    field = [answer("a", proven=False, one=0.8, two=0.4), answer("b", proven=False, one=0.9)]
+    assert opinions(field, ["a", "b"], [("red",), ("red",)])["a"].mean == 600
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.dictionaries(st.sampled_from("xyz"), st.floats(allow_nan=True), max_size=3),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_in_which_they_come_changes_nothing(
+    said: list[tuple[bool, dict[str, float]]], shuffle: random.Random
+) -> None:
+    field = [
+        (answer(f"s{at}", proven=proven, **scores), f"s{at}", () if proven else ("red",))
+        for at, (proven, scores) in enumerate(said)
+    ]
+    mixed = shuffle.sample(field, len(field))
+    one, other = (opinions(*map(list, zip(*each, strict=True))) for each in (field, mixed))
+    assert one == other
+    assert all(0 <= item.mean <= 1000 for item in one.values())

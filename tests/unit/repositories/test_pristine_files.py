@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from moothall.repositories.objects import Change
+from moothall.repositories.pristine_files import as_judged, kept_files, takes_part
+from moothall.repositories.profile import PROTECTED
+
+BASE = (
+    "shop/__init__.py",
+    "shop/price.py",
+    "tests/test_price.py",
+    "package.json",
+    "setup.js",
+    "src/build.rs",
+    "check.sh",
+)
+PACKAGE = json.dumps(
+    {"scripts": {"test": "mocha --require ./setup.js", "start": "node shop/price.py"}}
+)
+
+
+def part(path: str) -> bool:
+    kept = kept_files(BASE, PROTECTED, [("sh", "./check.sh")], PACKAGE, {})
+    return takes_part(path, kept, BASE, PROTECTED)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pytest.toml",
+        ".pytest.toml",
+        "tests/pyproject.toml",
+        "sub/setup.cfg",
+        "x-1.dist-info/entry_points.txt",
+        "pytest.py",
+        "sitecustomize/__init__.py",
+        "tests/__init__.py",
+        "tests/shop/price.py",
+        "tests/test_new.py",
+        "shop/conftest.py",
+        "_pytest/python.py",
+        "moothall_pytest.py",
+        "go.work",
+        "zz_test.go",
+        ".cargo/config.toml",
+        "build.rs",
+        "vendor/x/x.go",
+        "inner/package.json",
+        ".mocharc.yml",
+        "node_modules/chai/index.js",
+        "a.test.js",
+        "shop/__pycache__/price.pyc",
+        "build/rules.mk",
+        "justfile",
+        "hatch.toml",
+        ".borp.yaml",
+        "bunfig.toml",
+        "setup.js",
+        "check.sh",
+        "tests/test_price.py",
+        "tests",
+        "tests/test_price.py/x",
+        "Makefile",
+        ".moothall-instead/tests/test_price.py",
+    ],
+)
+def test_what_steers_tests_takes_no_part(path: str) -> None:
+    assert not part(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "shop/price.py",
+        "tasks.py",
+        "shop/tasks.py",
+        "shop/new.py",
+        "pytest_helpers.py",
+        "src/build.rs",
+        "package.json",
+        "lib/a.go",
+    ],
+)
+def test_code_takes_part(path: str) -> None:
+    assert part(path)
+
+
+@pytest.mark.parametrize(
+    ("package", "kept"),
+    [
+        ({"scripts": {"test": "node check.js"}}, {"check.js"}),
+        ({"scripts": {"test": "mocha --require=./check.js"}}, {"check.js"}),
+        ({"scripts": {"test": "eslint index.js lib/a.js && tape 'check.js'"}}, {"check.js"}),
+        (
+            {
+                "scripts": {
+                    "pretest": "standard index.js",
+                    "test": "nyc --include index.js tape check.js",
+                }
+            },
+            {"check.js"},
+        ),
+        ({"scripts": {"start": "node check.js"}}, set()),
+        (
+            {
+                "scripts": {
+                    "test": "npm run unit && x",
+                    "unit": "node check.js",
+                    "build": "node index.js",
+                }
+            },
+            {"check.js"},
+        ),
+        (
+            {"scripts": {"test": "run-s unit", "preunit": "node check.js", "unit": "yarn test"}},
+            {"check.js"},
+        ),
+        ({"nyc": {"include": ["index.js"], "require": ["./check.js"]}}, {"check.js"}),
+        (
+            {
+                "jest": {
+                    "setupFiles": ["<rootDir>/check.js"],
+                    "collectCoverageFrom": ["lib/a.js"],
+                    "moduleNameMapper": {"^x$": "index.js"},
+                }
+            },
+            {"check.js"},
+        ),
+    ],
+)
+def test_what_a_package_runs_tests_with_is_kept_and_not_the_code_that_it_looks_at(
+    package: dict[str, object], kept: set[str]
+) -> None:
+    base = ("index.js", "lib/a.js", "check.js", "package.json")
+    assert kept_files(base, PROTECTED, [("npm", "test")], json.dumps(package), {}) == kept
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "-m", "doctest", "shop/price.py"),
+        ("pytest", "--doctest-modules", "shop/price.py"),
+        ("ruff", "check", "shop/price.py"),
+    ],
+)
+def test_the_code_that_a_linter_or_doctest_is_given_takes_part(command: tuple[str, ...]) -> None:
+    assert "shop/price.py" not in kept_files(BASE, PROTECTED, [command], "", {})
+
+
+def test_a_base_may_have_a_package_of_a_runners_name() -> None:
+    assert takes_part("pytest/new.py", frozenset(), ["pytest/__init__.py"], PROTECTED)
+
+
+def test_of_a_package_json_what_runs_tests_is_as_on_the_base() -> None:
+    base = {"name": "a", "scripts": {"test": "mocha"}, "type": "module"}
+    now = {
+        "name": "chai",
+        "exports": "./b.js",
+        "scripts": {"test": "true"},
+        "mocha": {"require": "./evil.js"},
+    }
+    judged = as_judged(
+        Change("package.json", "100644", json.dumps(now).encode()), json.dumps(base).encode()
+    )
+    assert json.loads(judged.content or b"") == {
+        "name": "a",
+        "exports": "./b.js",
+        "scripts": {"test": "mocha"},
+        "type": "module",
+    }
+    broken = as_judged(Change("package.json", "100644", b"{"), b'{"name": "a"}')
+    assert broken.content == b'{"name": "a"}'
+
+
+TESTS = (
+    "#[cfg(test)]\nmod tests {\n    #[test]\n    fn sums() { assert_eq!(super::sum(\"}\", '{'), "
+    "5); } // }\n}\n"
+)
+
+
+def test_the_tests_in_a_rust_file_are_those_of_the_base() -> None:
+    base = f"pub fn sum() -> u8 {{ 1 }}\n{TESTS}"
+    forged = f"pub fn sum() -> u8 {{ 2 }}\n{TESTS.replace('5', '4')}// end\n"
+    judged = as_judged(Change("src/lib.rs", "100644", forged.encode()), base.encode())
+    assert judged.content == f"pub fn sum() -> u8 {{ 2 }}\n{TESTS}// end\n".encode()
+    gone = as_judged(Change("src/lib.rs", "100644", b"pub fn sum() -> u8 { 2 }\n"), base.encode())
+    assert gone.content == f"pub fn sum() -> u8 {{ 2 }}\n\n{TESTS}".encode()
+    same = as_judged(Change("src/lib.rs", "100644", base.replace("1", "3").encode()), base.encode())
+    assert same.content == base.replace("1", "3").encode()
+
+
+def test_a_root_file_tasks_is_code_but_where_a_check_runs_it() -> None:
+    assert kept_files(("tasks.py", "a.py"), (), [("pytest",)], "", {}) == frozenset()
+    assert kept_files(("tasks.py", "a.py"), (), [("python", "-m", "invoke", "test")], "", {}) == {
+        "tasks.py"
+    }
+
+
+def test_a_makefile_made_to_be_slow_is_read_in_one_go() -> None:
+    recipes = (
+        "test:\n\t" + "test" * 100_000 + "!\n" + "bash -x " * 50_000 + "\n" + "a=b " * 50_000 + "\n"
+    )
+    assert kept_files(("run.sh",), (), [("make", "test")], "", {"Makefile": recipes}) == frozenset()
+
+
+def test_what_a_makefile_runs_is_kept() -> None:
+    base = (
+        "run.sh",
+        "ci/all-tests",
+        "tools/check.py",
+        "lib/price.py",
+        "install.sh",
+        "own.sh",
+        "Makefile",
+    )
+    recipes = (
+        "test:\n\t@./run.sh -v\n\tci/all-tests && python3 tools/check.py\n\tX=1 bash "
+        "$(TOP)/own.sh\n\tshellcheck install.sh lib/price.py\n"
+    )
+    kept = kept_files(base, (), [("make", "test")], "", {"Makefile": recipes})
+    assert kept == {"run.sh", "ci/all-tests", "tools/check.py", "own.sh", "Makefile"}
+
+
+def test_what_tests_ask_a_package_for_by_an_alias_stays_where_it_was() -> None:
+    now = Change(
+        "package.json",
+        "100644",
+        json.dumps({"imports": {"#check": "./near.js", "#new": "./new.js"}}).encode(),
+    )
+    made = as_judged(now, json.dumps({"imports": {"#check": "./test/check.js"}}).encode())
+    assert made.content is not None
+    assert json.loads(made.content)["imports"] == {"#check": "./test/check.js", "#new": "./new.js"}

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.errors import AlreadyExists
+from moothall.repositories.profile import OWN_FILE, Commands, make_profile, parse_own
+from moothall.repositories.project_config import commands_of, to_toml, write_own
+
+WORDS = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20),
+    min_size=1,
+    max_size=4,
+)
+ARGV = WORDS.filter(lambda words: bool(words[0].strip())).map(tuple)
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
+SAID = st.fixed_dictionaries(
+    {
+        "setup": st.lists(ARGV, max_size=3),
+        "checks": st.dictionaries(
+            st.from_regex(r"[a-z][a-z0-9_-]{0,8}", fullmatch=True), ARGV, max_size=3
+        ),
+        "protected": st.lists(TEXT, max_size=3),
+        "known_failures": st.lists(TEXT, max_size=3),
+    }
+)
+
+
+@given(SAID)
+def test_what_is_written_is_what_is_read(said: dict[str, object]) -> None:
+    commands = Commands.model_validate(said)
+    assert parse_own(to_toml(commands)) == commands
+
+
+PROJECT = {
+    "pyproject.toml": (
+        '[project]\nname = "a"\nversion = "1"\n[build-system]\nrequires = []\n[tool.ruff]\n'
+        "line-length = 100\n"
+    ),
+    "tests/test_a.py": "",
+    "requirements-dev.txt": "attrs\n",
+}
+NODE = {"package.json": '{"scripts": {"test": "node --test"}}', "a.test.js": ""}
+GO = {"go.mod": "module a\n", "a_test.go": ""}
+
+
+@pytest.mark.parametrize("texts", [PROJECT, NODE, GO, {"README": ""}])
+def test_the_written_file_gives_the_same_profile(texts: dict[str, str]) -> None:
+    found = make_profile(dict.fromkeys(texts, "0"), texts)
+    written = to_toml(commands_of(found))
+    again = make_profile(dict.fromkeys([*texts, OWN_FILE], "0"), {**texts, OWN_FILE: written})
+    assert (again.setup, dict(again.checks), again.known_failures) == (
+        found.setup,
+        dict(found.checks),
+        found.known_failures,
+    )
+    assert set(again.protected) == set(found.protected)
+    assert (again.advisory, dict(again.folders)) == (found.advisory, dict(found.folders))
+
+
+def test_a_file_that_is_there_stays_unless_it_is_forced(tmp_path: Path) -> None:
+    path = write_own(tmp_path, "a", replace=False)
+    with pytest.raises(AlreadyExists, match="--force overwrites it"):
+        write_own(tmp_path, "b", replace=False)
+    assert path.read_text(encoding="utf-8") == "a"
+    write_own(tmp_path, "b", replace=True)
+    assert path.read_text(encoding="utf-8") == "b"
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine", encoding="utf-8")
+    (tmp_path / OWN_FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(Exception, match="cannot be written"):
+        write_own(tmp_path, "b", replace=True)
+    assert (tmp_path / "precious").read_text(encoding="utf-8") == "mine"

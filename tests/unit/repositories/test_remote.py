@@ -1,0 +1,374 @@
+"""Hosts that share no disk with the repositories: both sides over a bus, with real git."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.concurrency import beside
+from moothall.config import WorkspaceSettings
+from moothall.domain.repository import Base, Prepared
+from moothall.domain.task import RepositoryRef
+from moothall.domain.topic import HOUSE, Channel, Topic
+from moothall.errors import (
+    AlreadyExists,
+    BusUnavailable,
+    NotFound,
+    PatchRefused,
+    RepositoryError,
+    Temporary,
+)
+from moothall.events.registry import literal
+from moothall.repositories.bundle_transfer import PART, Lender, ask
+from moothall.repositories.gitcmd import GitRunner
+from moothall.repositories.objects import Change
+from moothall.repositories.remote import HOSTS, FarRepositories, RepositoryServer, patches_of_hosts
+from moothall.repositories.service import TrustedRepositories
+from moothall.testing.bus import MemoryBus
+from support.repos import SAMPLE, SOLUTION, Repo, make_repo
+
+pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
+
+UTILS = "src/utils.py"
+
+
+async def refuse(_base: Base, _tell: Any) -> Prepared:
+    raise AssertionError("nothing is prepared here")
+
+
+@dataclass(slots=True)
+class Wire:
+    """A bus that remembers what was asked, and how many bytes came."""
+
+    bus: MemoryBus = field(default_factory=MemoryBus)
+    asked: list[Mapping[str, Any]] = field(default_factory=list)
+    came: int = 0
+
+    async def ask(
+        self, topic: Topic, asked: Mapping[str, Any], seconds: float
+    ) -> tuple[Mapping[str, Any], bytes]:
+        self.asked.append(asked)
+        said, rest = await self.bus.ask(topic, asked, seconds)
+        self.came += len(rest)
+        return said, rest
+
+    @property
+    def parts(self) -> int:
+        return sum(asked["ask"] == "part" for asked in self.asked)
+
+
+@dataclass(slots=True)
+class World:
+    """The house with a repository, and a host whose disk begins empty."""
+
+    repo: Repo
+    house: TrustedRepositories
+    host: FarRepositories
+    wire: Wire
+    lending: Lender
+    id: str
+
+    async def pin(self, tenant: str = "local") -> Base:
+        """Pin the newest commit in the house, as the desk does, and resolve it on the host."""
+        base = await self.house.resolve(RepositoryRef(id=self.id), tenant="local")
+        return await self.host.resolve(RepositoryRef(id=self.id, ref=base.sha), tenant=tenant)
+
+
+@asynccontextmanager
+async def world(
+    tmp_path: Path, repo: Repo | None = None, soon: float = 5.0, **limits: int
+) -> AsyncIterator[World]:
+    repo = repo or make_repo(tmp_path / "origin", SAMPLE)
+    settings = WorkspaceSettings(**limits)
+    wire = Wire()
+    house = TrustedRepositories(tmp_path / "house", WorkspaceSettings(), refuse)
+    host = FarRepositories(tmp_path / "host", settings, refuse)
+    async with AsyncExitStack() as stack:
+        lending, borrowing = [
+            await stack.enter_async_context(
+                Lender(GitRunner(tmp_path / name / "repos"), settings, soon)
+            )
+            for name in ("house", "host")
+        ]
+        answering = RepositoryServer(house, lending, wire.ask)
+        host.far(wire.ask, borrowing)
+        patches_of_hosts(house, lending, wire.ask)
+        for topic, answerer in (
+            (HOUSE, answering.answer),
+            (Channel.REPOSITORIES.of(lending.holder), answering.answer),
+            (HOSTS, host.answer),
+            (Channel.REPOSITORIES.of(borrowing.holder), host.answer),
+        ):
+            await stack.enter_async_context(
+                beside(wire.bus.answer(topic, answerer), literal(topic))
+            )
+        entry = await house.register(str(repo.path))
+        yield World(repo, house, host, wire, lending, entry.id)
+
+
+async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.pin()
+        assert base == await here.house.resolve(RepositoryRef(id=here.id, ref=base.sha))
+        assert await here.host.read(base, UTILS) == SAMPLE[UTILS]
+        parts = here.wire.parts
+        assert parts > 0
+        assert await here.pin() == base
+        assert here.wire.parts == parts
+        # An origin that is not there, or another one, is none of the host's business.
+        assert not (tmp_path / "host" / "token").exists()
+        here.repo.path.rename(tmp_path / "moved")
+        assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
+
+
+async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path: Path) -> None:
+    noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(200_000))
+    repo = make_repo(tmp_path / "origin", {**SAMPLE, "noise.txt": noise})
+    first = repo.head
+    repo.commit({"second.txt": "2\n"})
+    async with world(tmp_path, repo) as here:
+        await here.pin()
+        whole = here.wire.came
+        assert whole > PART  # in several parts
+        repo.commit({"third.txt": "3\n"})
+        base = await here.pin()
+        assert await here.host.read(base, "third.txt") == "3\n"
+        assert 0 < here.wire.came - whole < 5_000
+        came = here.wire.came
+        await here.house.resolve(RepositoryRef(id=here.id, ref=first))
+        earlier = await here.host.resolve(RepositoryRef(id=here.id, ref=first))
+        assert await here.host.read(earlier, "noise.txt", 6) == noise[:6]
+        assert here.wire.came == came
+
+
+async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
+    origin = make_repo(tmp_path / "whole", SAMPLE)
+    for number in range(3):
+        origin.commit({"n.txt": f"{number}\n"})
+    origin.git("tag", "-a", "v1.2", "-m", "a release")
+    origin.commit({"n.txt": "last\n"})
+    Repo(tmp_path).git("clone", "--quiet", "--depth=2", f"file://{origin.path}", "origin")
+    async with world(tmp_path, Repo(tmp_path / "origin")) as here:
+        here.repo.git("fetch", "--quiet", "--tags")
+        base = await here.pin()
+        told = [
+            await side.clone(here.id).ask("describe", "--tags", base.sha)
+            for side in (here.house, here.host)
+        ]
+        assert told[0] == told[1]
+        assert told[0].out.startswith(b"v1.2-1-g")
+        counted = [
+            await side.clone(here.id).ask("rev-list", "--count", base.sha)
+            for side in (here.house, here.host)
+        ]
+        assert counted[0].out == counted[1].out == b"2\n"
+
+
+async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_back(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        base = await here.pin()
+        with pytest.raises(NotFound):
+            await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha), tenant="other")
+        for asked in ("base", "commit", "push"):
+            words = {
+                "repository": here.id,
+                "ref": base.sha,
+                "tenant": "other",
+                "base_sha": base.sha,
+                "sha": base.sha,
+                "branch": "x",
+            }
+            said, rest = await here.wire.ask(HOUSE, {"ask": asked, **words, "haves": []}, 5)
+            assert (said["error"], rest) == ("NOT_FOUND", b"")
+        here.house.registry.remove(here.id)
+        theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
+        await here.house.register(str(theirs.path), tenant="other", id=here.id)
+        there = await here.house.resolve(RepositoryRef(id=here.id), tenant="other")
+        got = await here.host.resolve(RepositoryRef(id=here.id, ref=there.sha), tenant="other")
+        assert await here.host.read(got, "README.md") == "theirs\n"
+        assert not await here.host.clone(here.id).has(base.sha)
+
+
+async def test_a_commit_that_the_house_does_not_have_is_refused_in_words(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await here.pin()
+        with pytest.raises(RepositoryError, match="1111111"):
+            await here.host.resolve(RepositoryRef(id=here.id, ref="1" * 40))
+
+
+async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        other = here.repo.commit({"x.txt": "x\n"})
+        ask = here.wire.bus.ask
+
+        async def lying(
+            topic: Topic, asked: Mapping[str, Any], seconds: float
+        ) -> tuple[Mapping[str, Any], bytes]:
+            said, rest = await ask(topic, asked, seconds)
+            if asked["ask"] == "base" and how == "another base":
+                said = {**said, "base": {**said["base"], "sha": other}}
+            if asked["ask"] == "base" and how == "another commit":
+                said = {**said, "offer": {**said["offer"], "wants": [other]}}
+            if asked["ask"] == "part" and how == "damage":
+                rest = rest[:-40] + bytes(40)
+            return said, rest[:-1] if how == "cut" else rest
+
+        here.host._bus = lying
+        for how in ("another base", "another commit", "damage", "cut"):
+            with pytest.raises(Temporary):
+                await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha))
+            assert not await here.host.clone(here.id).has(other) if how != "another base" else True
+        how = ""
+        assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
+
+
+async def test_a_bundle_over_the_limit_is_neither_made_nor_taken(tmp_path: Path) -> None:
+    noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(400_000))
+    repo = make_repo(tmp_path / "origin", {"noise.txt": noise})
+    async with world(tmp_path, repo, max_repository_bytes=1_000_000) as here:
+        with pytest.raises(RepositoryError, match="at most 1000000"):
+            await here.pin()
+        assert here.wire.parts == 0
+
+
+async def test_commits_are_merged_on_a_host(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.pin()
+        clone = here.house.clone(here.id)
+        one = await clone.commit_changes(base.sha, [Change("one.txt", "100644", b"1\n")], "one")
+        two = await clone.commit_changes(base.sha, [Change("two.txt", "100644", b"2\n")], "two")
+        merged = await here.host.merge(base, [one.commit_sha, two.commit_sha])
+        assert merged == await here.house.merge(base, [one.commit_sha, two.commit_sha])
+
+
+async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.pin()
+        clone = here.host.clone(here.id)
+        patch = await clone.commit_changes(
+            base.sha, [Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())], "made here"
+        )
+        assert not await here.house.clone(here.id).has(patch.commit_sha)
+        assert await here.house.diff(base, patch.commit_sha) == patch.diff
+        pushed = await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
+        assert pushed == ("moothall/mine", str(here.repo.path))
+        assert here.repo.git("rev-parse", "moothall/mine") == patch.commit_sha
+        again = await clone.commit_changes(
+            base.sha, [Change("other.txt", "100644", b"x\n")], "another"
+        )
+        with pytest.raises(AlreadyExists):
+            await here.host.remote(here.id).push(base.sha, again.commit_sha, "mine")
+        with pytest.raises(PatchRefused):
+            await here.house.diff(base, "2" * 40)
+        newer = here.repo.commit({"x.txt": "x\n"})
+        assert await here.host.remote(here.id).fetch() == newer
+
+
+async def test_submodules_come_along(tmp_path: Path) -> None:
+    inner = make_repo(tmp_path / "inner", {"inner.txt": "inner\n"})
+    outer = make_repo(tmp_path / "origin", SAMPLE)
+    outer.git("submodule", "--quiet", "add", str(inner.path), "lib")
+    outer.commit()
+    async with world(tmp_path, outer) as here:
+        base = await here.pin()
+        clone = here.host.clone(here.id)
+        assert (await clone.submodules(base.sha)) == {"lib": inner.head}
+        assert await clone.has(inner.head)
+
+
+async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
+    async with world(tmp_path, soon=0.001) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        away = 3
+
+        async def ask_house(
+            topic: Topic, asked: Mapping[str, Any], seconds: float
+        ) -> tuple[Mapping[str, Any], bytes]:
+            nonlocal away
+            away -= 1
+            if away >= 0:
+                raise BusUnavailable("nobody answers")
+            return await here.wire.ask(topic, asked, seconds)
+
+        here.host._bus = ask_house
+        assert await here.host.resolve(RepositoryRef(id=here.id, ref=base.sha)) == base
+        asked = [one["ask"] for one in here.wire.asked]
+        assert asked.count("base") > 1  # it was told to wait
+        assert away < 0
+        away = 9
+        with pytest.raises(Temporary, match="out of reach"):
+            await ask(ask_house, HOUSE, {"ask": "base"}, patience=0)
+
+
+async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        wanted = RepositoryRef(id=here.id, ref=base.sha)
+        assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
+        assert here.wire.parts == 1
+
+
+async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the_house(
+    tmp_path: Path,
+) -> None:
+    repo = make_repo(tmp_path / "origin", SAMPLE)
+    repo.git("tag", "v1")
+    repo.commit({"n.txt": "1\n"})
+    async with world(tmp_path, repo) as here:
+        base = await here.pin()
+        house, host = here.house.clone(here.id), here.host.clone(here.id)
+
+        async def told() -> list[bytes]:
+            asked = (
+                ("for-each-ref", "refs/tags"),
+                ("rev-list", base.sha),
+                ("rev-parse", "--is-shallow-repository"),
+            )
+            return [(await house.ask(*one)).out for one in asked]
+
+        before = await told()
+        for number, how in enumerate(("diff", "push")):
+            patch = await host.commit_changes(
+                base.sha, [Change(UTILS, "100644", b"%d\n" % number)], "made here"
+            )
+            for tag in ("v1", "v2"):
+                await host.ask("tag", "--force", tag, patch.commit_sha)
+            (host.path / "shallow").write_text(f"{base.sha}\n")
+            if how == "diff":
+                assert await here.house.diff(base, patch.commit_sha) == patch.diff
+            else:
+                assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
+            assert await told() == before
+
+
+async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) -> None:
+    noise = "".join(f"{n * n * 7919 % 1_000_003}\n" for n in range(100_000))
+    async with world(
+        tmp_path,
+        make_repo(tmp_path / "origin", {"noise.txt": noise}),
+        max_repository_bytes=1_000_000,
+    ) as here:
+        base = await here.house.resolve(RepositoryRef(id=here.id))
+        asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
+        offers = [
+            (await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]
+            for n in range(30)
+        ]
+        assert offers[0]["size"] * len(offers) > 8_000_000
+        kept = [path.stat().st_size for path in here.lending._folder.iterdir()]
+        assert sum(kept) <= 4_000_000
+        _, last = await here.wire.ask(
+            Channel.REPOSITORIES.of(offers[-1]["holder"]),
+            {"ask": "part", "bundle": offers[-1]["bundle"], "offset": 0},
+            5,
+        )
+        assert len(last) == offers[-1]["size"]

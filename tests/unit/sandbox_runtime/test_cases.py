@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.sandbox_runtime.cases import MAX_CASES, MORE, Cases, read_folder, read_junit
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="a.B" name="one" time="0.5"/>
+<testcase classname="a.B" name="two"><failure message="no">at line 3</failure></testcase>
+<testcase classname="a.B" name="three"><skipped/></testcase>
+<testcase classname="a.B" name="one"><error>x</error></testcase>
+<testcase name="bare"/>
+</testsuite></testsuites>"""
+
+
+def write(folder: Path, *lines: object) -> None:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    (folder / "pytest-1.jsonl").write_text(text, encoding="utf-8")
+
+
+def test_an_address_in_a_name_is_the_same_in_every_run() -> None:
+    cases = Cases()
+    cases.tell("TestAs/As((*errors.errorString)(0xc000012ab0))", "passed")
+    cases.tell("test_it[<object at 0x7f12a45b3c40>]", "passed")
+    cases.tell("test_hash[0xdeadbeef-0xcbf29ce484222325]", "passed")
+    assert list(cases.results) == [
+        "TestAs/As((*errors.errorString)(0x…))",
+        "test_it[<object at 0x…>]",
+        "test_hash[0xdeadbeef-0xcbf29ce484222325]",
+    ]
+
+
+def test_lines(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"start": "a"},
+        {"case": "a", "result": "passed", "ms": 12},
+        {"start": "b"},
+        {"case": "b", "result": "failed", "said": "why"},
+        {"case": "b", "result": "passed"},
+        {"start": "c"},
+        {"case": "d", "result": "nonsense"},
+        {"end": 1},
+    )
+    cases = Cases()
+    read_folder(cases, str(tmp_path))
+    assert cases.results == {"a": "passed", "b": "failed"}
+    assert (cases.said, cases.ms, list(cases.begun), cases.ended) == (
+        {"b": "why"},
+        {"a": 12},
+        ["c"],
+        True,
+    )
+    cases.stop("hit the limit of 3 s")
+    assert (cases.results["c"], cases.said["c"]) == ("failed", "hit the limit of 3 s")
+
+
+def test_junit(tmp_path: Path) -> None:
+    (tmp_path / "r.xml").write_text(JUNIT, encoding="utf-8")
+    cases = Cases()
+    read_junit(cases, str(tmp_path / "r.xml"))
+    assert cases.results == {
+        "a.B::one": "passed",
+        "a.B::two": "failed",
+        "a.B::three": "skipped",
+        "a.B::one #2": "errored",
+        "bare": "passed",
+    }
+    assert cases.said["a.B::two"] == "no\nat line 3"
+    assert cases.ms == {"a.B::one": 500}
+
+
+def test_a_report_that_is_none(tmp_path: Path) -> None:
+    cases = Cases()
+    (tmp_path / "broken.xml").write_text(
+        "<testsuites><testcase name='a' classname='b'>", encoding="utf-8"
+    )
+    entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
+    (tmp_path / "bomb.xml").write_text(
+        f'<!DOCTYPE x [<!ENTITY e0 "lol">{entities}]><testcase name="&e11;"/>', encoding="utf-8"
+    )
+    (tmp_path / "deep.xml").write_text("<a>" * 100_000, encoding="utf-8")
+    (tmp_path / "link.xml").symlink_to(tmp_path / "broken.xml")
+    os.mkfifo(tmp_path / "pipe.xml")
+    for name in ("absent.xml", "broken.xml", "bomb.xml", "deep.xml", "link.xml", "pipe.xml", "."):
+        read_junit(cases, str(tmp_path / name))
+    os.mkfifo(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "c.jsonl").mkdir()
+    write(
+        tmp_path,
+        "[" * 100_000,
+        '"text"',
+        '{"case": "x", "result": "passed", "ms": 1e400}',
+        '{"case": [1], "result": {}}',
+        "\x00",
+    )
+    read_folder(cases, str(tmp_path))
+    read_folder(cases, str(tmp_path / "absent"))
+    assert cases.results == {}
+
+
+def test_no_report_is_too_long(tmp_path: Path) -> None:
+    lines = [
+        {"case": f"c{number}", "result": "failed", "said": "x" * 9000} for number in range(2000)
+    ]
+    write(tmp_path, *lines)
+    cases = Cases()
+    read_folder(cases, str(tmp_path))
+    assert len(cases.results) <= MAX_CASES
+    assert sum(map(len, cases.said.values())) <= 400_000
+    cases.tell("y" * 10_000, "passed")
+    assert max(map(len, cases.results)) == 500
+
+
+def test_what_is_red_beyond_the_most_cases_is_seen() -> None:
+    cases = Cases()
+    for number in range(MAX_CASES + 10):
+        cases.tell(f"c{number}", "failed" if number == MAX_CASES + 5 else "passed")
+    assert len(cases.results) == MAX_CASES
+    assert cases.results[MORE] == "failed"
+
+
+@given(st.binary(max_size=2000))
+def test_no_bytes_make_reading_fail(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "a.jsonl").write_bytes(data)
+    (folder / "a.xml").write_bytes(data)
+    cases = Cases()
+    read_folder(cases, str(folder))
+    read_junit(cases, str(folder / "a.xml"))
+    json.dumps(cases.results).encode()
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+objects = st.dictionaries(
+    st.sampled_from(["case", "start", "end", "result", "ms", "said"]),
+    leaves | st.lists(leaves, max_size=2),
+)
+
+
+@given(st.lists(objects, max_size=10))
+def test_no_line_makes_reading_fail(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]
+) -> None:
+    folder = tmp_path_factory.mktemp("reports")
+    write(folder, *lines)
+    cases = Cases()
+    read_folder(cases, str(folder))
+    assert set(cases.results.values()) <= {"passed", "failed", "errored", "skipped"}

@@ -1,0 +1,51 @@
+"""The folder lies in every sandbox as it is: the import contracts say that it imports nothing of
+ours, this that it needs nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moothall import sandbox_runtime
+
+HERE = Path(sandbox_runtime.__file__).parent
+# Imported where they are used, and only on the way to a box that has them.
+BOUND = {
+    "code_runner.py": {"pydantic_monty"},
+    "define.py": {"tree_sitter"},
+    "repo_map.py": {"tree_sitter"},
+    "syntax.py": {"tree_sitter"},
+    "insertion.py": {"tree_sitter"},
+    "wasm.py": {"wasmtime"},
+}
+
+
+def _imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file.name} imports relatively"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("file", sorted(HERE.glob("*.py")), ids=lambda file: file.name)
+def test_it_imports_the_standard_library_itself_and_what_is_bound_beside_it(file: Path) -> None:
+    ours = {name for name in _imported(file) if name.split(".")[0] == "moothall"}
+    assert all(name.startswith("moothall.sandbox_runtime") for name in ours)
+    others = {name.split(".")[0] for name in _imported(file)} - {"moothall"}
+    assert others - sys.stdlib_module_names <= BOUND.get(file.name, set())
+
+
+def test_the_reporters_of_cases_import_only_the_runner_that_loads_them_and_one_another() -> None:
+    for file in HERE.glob("plugins/moothall_*.py"):
+        assert {name.split(".")[0] for name in _imported(file)} - sys.stdlib_module_names <= {
+            "pytest",
+            "_pytest",
+            *(path.stem for path in HERE.glob("plugins/moothall_*.py")),
+        }

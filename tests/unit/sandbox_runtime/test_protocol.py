@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.sandbox_runtime.protocol import MAX_FRAME, Frames, ProtocolError, pack
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@given(
+    messages=st.lists(st.dictionaries(st.text(), VALUES, max_size=3), max_size=4),
+    size=st.integers(1, 50),
+)
+def test_messages_arrive_whole_however_they_are_cut(
+    messages: list[dict[str, Any]], size: int
+) -> None:
+    raw = b"".join(pack(message) for message in messages)
+    frames, came = Frames(), []
+    for at in range(0, len(raw), size):
+        came += frames.feed(raw[at : at + size])
+    assert came == messages
+
+
+@pytest.mark.parametrize(
+    "raw", [(MAX_FRAME + 1).to_bytes(4, "big"), b"\0\0\0\2[]", b"\0\0\0\3no!", b"\0\0\0\2\xff\xff"]
+)
+def test_what_is_no_message_is_refused(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Frames().feed(raw)

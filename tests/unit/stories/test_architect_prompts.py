@@ -1,0 +1,145 @@
+"""Tasks read from an answer of architects: whatever it says, what comes of it is a plan or a
+reason.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.plan import AtomicTask, Story
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest
+from moothall.stories.architect_prompts import question, read_tasks
+from moothall.stories.derive import check_plan
+
+STORY = Story(
+    "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")
+)
+GOOD = {
+    "tasks": [
+        {
+            "id": "t",
+            "role": "qa",
+            "description": "test it",
+            "criteria": [1, 2],
+            "after": ["a", "b"],
+        },
+        {"id": "a", "role": "DEV", "description": "write CSV", "criteria": [1]},
+        {"id": "b", "role": "dev", "description": "be quick", "criteria": [2], "more": "words"},
+        {"id": "d", "role": "architect", "description": "decide", "after": []},
+    ]
+}
+
+
+def read(said: str, most: int = 8) -> tuple[AtomicTask, ...]:
+    return read_tasks(said, STORY, "plan-1", tenant="local", most=most, chars=1000)
+
+
+def test_tasks_are_in_the_order_in_which_they_are_done() -> None:
+    tasks = read(f"Sure, here it is:\n```json\n{json.dumps(GOOD)}\n```\nGood luck!")
+    by_role = {task.description.partition("\n")[0]: task for task in tasks}
+    check_plan(tasks, 8)
+    assert set(by_role["test it"].dependencies) == {
+        by_role["write CSV"].task_id,
+        by_role["be quick"].task_id,
+    }
+    assert by_role["write CSV"].constraints.requirements == ("is CSV",)
+    assert by_role["write CSV"].repository == RepositoryRef(id="repo")
+    assert by_role["decide"].repository is None
+    assert "As a clerk" in by_role["be quick"].description
+    assert read(json.dumps(GOOD)) == tasks
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("I would rather not.", "no JSON document"),
+        ("{" * 50_000 + "}", "no JSON document"),
+        ('{"tasks": []}', "no list of tasks: tasks"),
+        (
+            '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1]}]}',
+            "no task fulfils criterion 2",
+        ),
+        (
+            '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2, 3]}]}',
+            "criterion that there is not",
+        ),
+        (
+            '{"tasks": [{"id": "a", "role": "wizard", "description": "x", "criteria": [1, 2]}]}',
+            "unknown role",
+        ),
+        (
+            (
+                '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
+                '"after": ["b"]}]}'
+            ),
+            "builds on 'b'",
+        ),
+        (
+            (
+                '{"tasks": [{"id": "a", "role": "dev", "description": "x", "criteria": [1, 2], '
+                '"after": ["a"]}]}'
+            ),
+            "in a circle",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_answer_is_said(said: str, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        read(said)
+
+
+def test_two_tasks_of_one_id_and_too_many_are_refused() -> None:
+    twice = {"tasks": [GOOD["tasks"][1], GOOD["tasks"][1]]}
+    with pytest.raises(InvalidRequest, match="one id"):
+        read(json.dumps(twice))
+    with pytest.raises(InvalidRequest, match="at most 3"):
+        read(json.dumps(GOOD), most=3)
+
+
+IDS = st.sampled_from(["a", "b", "c", "d", ""])
+TASK = st.fixed_dictionaries(
+    {
+        "id": IDS,
+        "role": st.sampled_from(["dev", "qa", "po", "boss"]),
+        "description": st.text(max_size=5),
+    },
+    optional={
+        "criteria": st.lists(st.integers(-1, 3), max_size=3),
+        "after": st.lists(IDS, max_size=3),
+        "extra": st.text(max_size=3),
+    },
+)
+ANY = st.one_of(
+    st.fixed_dictionaries({"tasks": st.lists(TASK, max_size=5)}),
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.dictionaries(st.just("tasks"), inner) | st.lists(inner),
+    ),
+)
+
+
+@given(ANY)
+def test_every_answer_is_a_whole_plan_or_a_reason(answer: Any) -> None:
+    try:
+        tasks = read(json.dumps(answer))
+    except InvalidRequest:
+        return
+    check_plan(tasks, 8)
+    assert {line for task in tasks for line in task.constraints.requirements} == set(STORY.ac)
+
+
+def test_the_question_numbers_the_criteria() -> None:
+    asked = question(STORY, "design-1", "plan-1", seats=3, most=8)
+    assert "1. is CSV\n2. is quick" in asked.description
+    assert (asked.role, asked.num_agents, asked.about_text, asked.story_id) == (
+        "architect",
+        3,
+        True,
+        "story-1",
+    )

@@ -1,0 +1,279 @@
+"""The board: a story's state is its log folded, and of two moves at once one wins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from moothall.domain.event import Event, EventType, Recorded
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.topic import Channel, Topic
+from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
+from moothall.events.nats.pruning import prune
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.stories.lifecycle import Blocked
+from moothall.stories.story_state import by_state
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+
+DRAFT = StoryDraft(
+    "Export invoices as CSV",
+    "As an accountant, I want the invoices of a month as a CSV file, so that I can book them.",
+    (
+        "Given two invoices, when May is exported, then the file has two lines",
+        "Given none, when June is exported, then the answer is 404",
+    ),
+)
+EVE = Principal("eve", "elsewhere", roles=frozenset({"po"}))
+CLERK = Principal("clerk", "local")
+
+
+class Meeting(MemoryBus):
+    """A bus on which moves wait until `expected` of them have been decided."""
+
+    expected = 1
+    lose = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._met = asyncio.Condition()
+        self._there = 0
+
+    @property
+    def waiting(self) -> bool:
+        return 1 < self._there < self.expected
+
+    async def arrive(self) -> None:
+        async with self._met:
+            self._there += 1
+            self._met.notify_all()
+
+    async def create(self, event: Event, after_seq: int = 0) -> int:
+        await self.arrive()
+        async with self._met:
+            await self._met.wait_for(lambda: self._there >= self.expected)
+        made = await super().create(event, after_seq)
+        if self.lose:
+            raise AlreadyExists("it was sent again")
+        return made
+
+
+@pytest.fixture
+def bus() -> Meeting:
+    return Meeting()
+
+
+@pytest.fixture
+def board(bus: MemoryBus) -> Board:
+    return Board(bus)
+
+
+async def test_a_story_is_put_on_the_board_once(board: Board) -> None:
+    card = await board.create(DRAFT, LOCAL, key="1", rigor="l3")
+    assert (card.stand.state, card.stand.rigor, card.stand.points, card.draft) == (
+        "backlog",
+        "L3",
+        100,
+        DRAFT,
+    )
+    assert await board.create(DRAFT, LOCAL, key="1") == card
+    with pytest.raises(AlreadyExists):
+        await board.create(StoryDraft("Another title"), LOCAL, key="1")
+    assert await board.cards(LOCAL) == [card]
+    assert by_state([card])["backlog"] == [card]
+
+
+@pytest.mark.parametrize(
+    ("draft", "rigor", "said"),
+    [(StoryDraft(), "", "has no title"), (DRAFT, "L9", "it is one of L0, L1, L2, L3")],
+)
+async def test_what_is_wrong_is_said(
+    board: Board, draft: StoryDraft, rigor: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        await board.create(draft, LOCAL, key="1", rigor=rigor)
+
+
+async def test_a_story_moves_by_the_table_and_by_roles(board: Board) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    with pytest.raises(Refused, match="needs one of the roles po"):
+        await board.move(story_id, "refine", CLERK)
+    await board.move(story_id, "refine", LOCAL)
+    card = await board.move(story_id, "submit", LOCAL, comment="please")
+    assert card.stand.state == "design"
+    with pytest.raises(Blocked, match="its tasks are not derived yet"):
+        await board.move(story_id, "accept_design", LOCAL)
+    assert await board.card(story_id, LOCAL) == card
+
+
+async def test_another_tenant_sees_and_moves_nothing(board: Board) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    for asked in (board.card(story_id, EVE), board.move(story_id, "refine", EVE)):
+        with pytest.raises(NotFound):
+            await asked
+    assert await board.cards(EVE) == []
+
+
+class Reading(MemoryBus):
+    """A bus that counts what is read of all stories, and holds it while it is not `let`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+        self.let = asyncio.Event()
+        self.let.set()
+
+    async def replay(
+        self, topics: Sequence[Topic] = (), after_seq: int = 0
+    ) -> AsyncGenerator[Recorded, None]:
+        every = tuple(topics) == (Channel.STORIES.all,)
+        async for recorded in super().replay(topics, after_seq):
+            if every:
+                self.given += 1
+                await asyncio.sleep(0)
+                await self.let.wait()
+            yield recorded
+
+
+async def test_what_was_read_of_the_board_is_kept_and_what_comes_is_read_once_for_all() -> None:
+    bus = Reading()
+    board = Board(bus)
+    made = [await board.create(DRAFT, LOCAL, key=str(number)) for number in range(5)]
+    await board.create(DRAFT, EVE, key="theirs")
+    assert await board.cards(LOCAL) == sorted(made, key=lambda card: card.story.id)
+    assert [card.story.id for card in await board.cards(EVE)] not in [
+        [card.story.id] for card in made
+    ]
+    read = bus.given
+    await board.move(made[0].story.id, "refine", LOCAL)
+    shown = await asyncio.gather(*(board.cards(LOCAL) for _ in range(20)))
+    assert bus.given - read == 3  # the first event twice, and the move
+    assert shown == [await Board(bus).cards(LOCAL)] * 20
+    assert by_state(shown[0])["draft"][0].story.id == made[0].story.id
+
+
+async def test_who_asks_while_the_board_is_read_sees_what_was_recorded_before_they_asked() -> None:
+    bus = Reading()
+    board = Board(bus)
+    await board.create(DRAFT, LOCAL, key="1")
+    bus.let.clear()
+    first, gone = asyncio.create_task(board.cards(LOCAL)), asyncio.create_task(board.cards(LOCAL))
+    await asyncio.sleep(0)
+    late = await Board(bus).create(DRAFT, LOCAL, key="2")
+    asked = asyncio.create_task(board.cards(LOCAL))
+    await asyncio.sleep(0)
+    first.cancel()  # it was the one that read
+    gone.cancel()
+    bus.let.set()
+    assert late.story.id in {card.story.id for card in await asked}
+
+
+async def test_a_log_that_was_pruned_makes_the_board_anew() -> None:
+    bus = MemoryBus()
+    board = Board(bus)
+    old = await board.create(DRAFT, LOCAL, key="old")
+    new = await board.create(DRAFT, LOCAL, key="new")
+    assert len(await board.cards(LOCAL)) == 2
+    await prune(bus, 1)
+    assert await board.cards(LOCAL) == [new] != [old]
+    await prune(bus, 0)
+    assert await board.cards(LOCAL) == []
+
+
+async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_it_lost_to(
+    board: Board, bus: Meeting
+) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    await board.move(story_id, "refine", LOCAL)
+    bus.expected = 4
+    ends = await asyncio.gather(
+        board.move(story_id, "submit", LOCAL),
+        board.move(story_id, "shelve", LOCAL),
+        return_exceptions=True,
+    )
+    (lost,) = [end for end in ends if isinstance(end, Overtaken)]
+    stands = (await board.card(story_id, LOCAL)).stand.state
+    assert stands in {"design", "backlog"}
+    assert f"is in {stands} now" in lost.message
+
+
+async def test_a_move_whose_ack_was_lost_is_a_move(board: Board, bus: Meeting) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    bus.lose = True
+    assert (await board.move(story_id, "refine", LOCAL)).stand.state == "draft"
+
+
+async def test_what_is_recorded_beside_a_move_does_not_stop_it(board: Board, bus: Meeting) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    bus.expected = 3
+    moving = asyncio.create_task(board.move(story_id, "refine", LOCAL))
+    while not bus.waiting:
+        await asyncio.sleep(0)
+    comment = {"story_id": story_id, "comment": "well", "actor": "local"}
+    await bus.publish(write(EventType.STORY_COMMENTED, story_id, comment))
+    await bus.arrive()
+    assert (await moving).stand.state == "draft"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"event": "accept", "from_state": "docs", "to_state": "done", "roles": ["po"]},
+        {"event": "submit", "to_state": "done", "roles": []},
+        {"event": "refine", "roles": "po"},
+        {"event": ["refine"], "roles": None},
+        {"to_state": "done"},
+    ],
+)
+async def test_what_is_written_past_the_table_moves_nothing(
+    board: Board, bus: MemoryBus, forged: dict[str, object]
+) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    await bus.publish(
+        write(EventType.STORY_TRANSITIONED, story_id, {"story_id": story_id, **forged}, ordinal="x")
+    )
+    assert (await board.card(story_id, LOCAL)).stand.state == "backlog"
+
+
+async def test_plans_are_facts(board: Board, bus: MemoryBus) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    for event in ("refine", "submit"):
+        await board.move(story_id, event, LOCAL)
+    plan = {"story_id": story_id, "plan_id": "plan-1", "tasks": []}
+    await bus.publish(write(EventType.PLAN_DERIVED, "plan-1", plan, tenant="elsewhere", ordinal=1))
+    with pytest.raises(Blocked, match="not derived"):
+        await board.move(story_id, "accept_design", LOCAL)
+    derived = write(EventType.PLAN_DERIVED, "plan-1", plan)
+    await bus.publish(derived)
+    plan |= {"derivation_id": derived.id}
+    await board.move(story_id, "accept_design", LOCAL)
+    await bus.publish(
+        write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "failed"}, ordinal=1)
+    )
+    with pytest.raises(Blocked, match="not all done with a winner"):
+        await board.move(story_id, "build", LOCAL, system=True)
+    await bus.publish(
+        write(EventType.PLAN_FINISHED, "plan-1", {**plan, "status": "completed"}, ordinal=2)
+    )
+    card = await board.move(story_id, "build", LOCAL, system=True)
+    assert (card.stand.state, card.plan and card.plan.data["plan_id"]) == ("test", "plan-1")
+
+
+async def test_words_on_a_story_are_kept_and_told_in_order(board: Board) -> None:
+    story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
+    await board.comment(story_id, "soon, please", LOCAL, key="a")
+    await board.comment(story_id, "soon, please", LOCAL, key="a")
+    await board.move(story_id, "refine", LOCAL, comment="now")
+    told = await board.history(story_id, LOCAL)
+    assert [event.data.get("comment") for event in told] == [None, "soon, please", "now"]
+    with pytest.raises(NotFound):
+        await board.history(story_id, Principal("eve", "elsewhere"))
+    with pytest.raises(NotFound):
+        await board.comment(story_id, "hers", Principal("eve", "elsewhere"), key="b")
+    with pytest.raises(InvalidRequest, match="is empty"):
+        await board.comment(story_id, " ", LOCAL, key="c")
+    with pytest.raises(InvalidRequest, match="allowed are 4000"):
+        await board.comment(story_id, "x" * 4001, LOCAL, key="d")

@@ -1,0 +1,163 @@
+"""Tasks that their product owner changes before they are begun: of two changes one wins, and what
+is built is what was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from moothall.config import LimitSettings
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.plan import Plan
+from moothall.errors import InvalidRequest, NotFound, Overtaken, Refused
+from moothall.stories.board import Board
+from moothall.stories.plan_document import Outline, outlines_of
+from moothall.stories.planner import Planner, changeable, may_change
+from moothall.stories.story_state import Card
+from moothall.stories.task_history import rounds
+from moothall.testing.bus import MemoryBus
+from support.desk import MemoryDesk
+from support.working import DRAFT, House
+
+FIRST = Outline(id="1", role="dev", description="Write CSV.", criteria=(1,))
+SECOND = Outline(id="2", role="qa", description="Test it.", criteria=(2,), after=("1",))
+
+
+@pytest.fixture
+async def house() -> House:
+    """A story whose tasks are derived by its roles, and not begun."""
+    bus = MemoryBus()
+    made = House(bus, MemoryDesk(), Board(bus))
+    made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
+    async with made.working():
+        await made.move("refine", "submit")
+        await made.stands("design", "planned")
+    return made
+
+
+async def change(house: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> Card:
+    return await Planner(house.bus, LimitSettings()).change(
+        house.story_id, seen.plan_id, outlines, who
+    )
+
+
+async def test_what_is_built_is_what_the_product_owner_left(house: House) -> None:
+    before = changeable(await house.card())
+    card = await change(house, before, FIRST, SECOND)
+    after = changeable(card)
+    assert (after.by, after.actor, after.publish, card.stand.state) == (
+        "people",
+        LOCAL.name,
+        True,
+        "design",
+    )
+    assert outlines_of(after.tasks, card.story)[0].description == "Write CSV."
+    (shown,) = rounds(await house.board.history(house.story_id, LOCAL), {}, "design")
+    assert (shown.by, shown.actor, [step.after for step in shown.steps]) == (
+        "people",
+        LOCAL.name,
+        [(), (1,)],
+    )
+    async with house.working():
+        await house.move("accept_design")
+        asked = await house.asked(1)
+    assert (asked.task_id, asked.role) == (after.tasks[0].task_id, "dev")
+
+
+async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(house: House) -> None:
+    seen = changeable(await house.card())
+    ann, bob = (replace(LOCAL, name=name) for name in ("ann", "bob"))
+    whole = FIRST.model_copy(update={"criteria": (1, 2)})
+    ends = await asyncio.gather(
+        change(house, seen, FIRST, SECOND, who=ann),
+        change(house, seen, whole, who=bob),
+        return_exceptions=True,
+    )
+    won, lost = (next(end for end in ends if isinstance(end, kind)) for kind in (Card, Overtaken))
+    assert isinstance(won, Card)
+    assert isinstance(lost, Overtaken)
+    winner = changeable(await house.card())
+    assert changeable(won) == winner
+    assert f"changed by {winner.actor} since" in lost.message
+    again = await change(
+        house,
+        seen,
+        *((FIRST, SECOND) if winner.actor == "ann" else (whole,)),
+        who=replace(LOCAL, name=winner.actor),
+    )
+    assert changeable(again) == winner, "the same sent twice changes nothing"
+
+
+async def test_a_word_on_the_story_between_overtakes_nobody(house: House) -> None:
+    seen = changeable(await house.card())
+    await house.board.comment(house.story_id, "Hurry.", LOCAL, key="1")
+    assert changeable(await change(house, seen, FIRST, SECOND)).by == "people"
+
+
+async def test_only_a_product_owner_changes_them_and_only_before_they_begin(house: House) -> None:
+    seen = changeable(await house.card())
+    qa = replace(LOCAL, name="quinn", roles=frozenset({"qa", "architect"}))
+    with pytest.raises(Refused, match="one of the roles po"):
+        await change(house, seen, FIRST, SECOND, who=qa)
+    assert not may_change(await house.card(), qa)
+    with pytest.raises(NotFound):
+        await change(house, seen, FIRST, SECOND, who=replace(LOCAL, tenant="elsewhere"))
+    async with house.working():
+        await house.move("accept_design")
+        with pytest.raises(
+            InvalidRequest,
+            match=r"is in \w+: tasks can be changed once they are derived in design, until",
+        ):
+            await change(house, seen, FIRST, SECOND)
+
+
+@pytest.mark.parametrize(
+    ("outlines", "said"),
+    [
+        ((), "no task is left"),
+        ((FIRST,), "no task fulfils criterion 2"),
+        (
+            (FIRST, SECOND.model_copy(update={"description": " \n"})),
+            "task 2 does not say what is to be done",
+        ),
+        (
+            (FIRST, SECOND.model_copy(update={"description": "x" * 10_001})),
+            "the words of task 2 are longer than 10000",
+        ),
+        (
+            tuple(FIRST.model_copy(update={"id": str(n), "criteria": (1, 2)}) for n in range(65)),
+            "there are 65 tasks; at most 64",
+        ),
+    ],
+)
+async def test_what_is_no_plan_changes_nothing(
+    house: House, outlines: tuple[Outline, ...], said: str
+) -> None:
+    seen = changeable(await house.card())
+    with pytest.raises(InvalidRequest, match=said):
+        await change(house, seen, *outlines)
+    assert changeable(await house.card()) == seen
+
+
+async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divided_it(
+    house: House,
+) -> None:
+    seen = changeable(await house.card())
+    planner = Planner(house.bus, LimitSettings())
+    await planner.record_plan(
+        await house.card(), replace(seen, plan_id="plan-a", by="architects"), LOCAL
+    )
+    once = changeable(await change(house, changeable(await house.card()), FIRST, SECOND))
+    twice = changeable(await change(house, once, SECOND.model_copy(update={"after": ()}), FIRST))
+    assert (once.design, twice.design) == ("design-a", "design-a")
+    await house.move("accept_design")
+    (said,) = [
+        event
+        for event in await house.board.history(house.story_id, LOCAL)
+        if event.type is EventType.DECISION_MADE
+    ]
+    assert said.data["task_id"] == "design-a"

@@ -1,0 +1,143 @@
+"""What is said of lines and to seats, whoever's door it comes through; a desk and a bus in
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from moothall.domain.event import EventType
+from moothall.domain.identity import LOCAL, Principal
+from moothall.domain.outcome import DeliberationStatus, Outcome, Result
+from moothall.domain.plan import Remark
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import InvalidRequest, NotFound, Refused
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.stories.comments import Spot, remark, steer
+from moothall.telemetry.events import write
+from moothall.testing.bus import MemoryBus
+from support.desk import MemoryDesk
+
+DIFF = "--- a/u.py\n+++ b/u.py\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
+OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
+
+
+class House:
+    """A story with a task that is decided, and who says something of it."""
+
+    def __init__(self) -> None:
+        self.bus, self.desk = MemoryBus(), MemoryDesk()
+        self.board, self.story = Board(self.bus), ""
+
+    async def built(self, task_id: str = "task-1") -> None:
+        self.story = (await self.board.create(StoryDraft("Greet", "", ()), LOCAL, key="1")).story.id
+        await self.desk.submit(DeliberationRequest("do it", "dev", task_id=task_id), LOCAL)
+        results = tuple(
+            Result(
+                rank,
+                f"agent-dev-00{rank}",
+                "dev",
+                0.5,
+                (),
+                passed_gates=True,
+                proven=True,
+                diff=diff,
+            )
+            for rank, diff in ((1, DIFF), (2, OTHER))
+        )
+        await self.desk.decide(
+            Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results)
+        )
+
+    async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
+        await remark(self.board, self.desk, self.story, text, LOCAL, place=place, key=key)
+
+    async def remarks(self) -> tuple[Remark, ...]:
+        return (await self.board.card(self.story, LOCAL)).remarks
+
+
+@pytest.fixture
+async def house() -> House:
+    found = House()
+    await found.built()
+    return found
+
+
+async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: House) -> None:
+    for key, place in enumerate(
+        (
+            Spot("u.py", 2, task_id="task-1"),
+            Spot("u.py", 2, True, "task-1"),
+            Spot("v.py", 1, task_id="task-1", rank=2),
+        )
+    ):
+        await house.say(place, key=str(key))
+    await house.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
+    assert [(said.path, said.line, said.quoted) for said in await house.remarks()] == [
+        ("u.py", 2, "+new"),
+        ("u.py", 2, "-old"),
+        ("v.py", 1, "+only"),
+    ]
+
+
+async def test_without_a_task_it_is_the_last_check_of_the_whole(house: House) -> None:
+    with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
+        await house.say(Spot("u.py", 2))
+    data = {"story_id": house.story, "status": "passed", "task_id": "task-1", "moved": ""}
+    await house.bus.publish(write(EventType.STORY_CHECKED, house.story, data))
+    await house.say(Spot("u.py", 2))
+    assert [said.task_id for said in await house.remarks()] == ["task-1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (Spot("x.py", 1), "the diff changes u.py"),
+        (Spot("u.py", 9), "no such line 9 of that file in the diff; it shows 1 to 2"),
+        (
+            Spot("u.py", 1, removed=True),
+            "no such removed line 1 of that file in the diff; it shows 2 to 2",
+        ),
+        (Spot("v.py", 1, removed=True, rank=2), "it removes none there"),
+        (Spot("u.py", 2, rank=3), "has no candidate 3; it has 2"),
+        (Spot("u.py", -1, rank=-1), "has no candidate -1"),
+    ],
+)
+async def test_what_is_no_line_of_the_diff_is_refused_in_words(
+    house: House, place: Spot, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        await house.say(replace(place, task_id="task-1"))
+    assert await house.remarks() == ()
+
+
+async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(
+    house: House,
+) -> None:
+    eve = Principal("eve", "elsewhere")
+    with pytest.raises(NotFound):
+        await remark(
+            house.board,
+            house.desk,
+            house.story,
+            "x",
+            eve,
+            place=Spot("u.py", 2, task_id="task-1"),
+            key="k",
+        )
+    with pytest.raises(NotFound):
+        await house.say(Spot("u.py", 2, task_id="task-9"))
+    house.story = (await house.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
+    with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
+        await house.say(Spot("u.py", 2, task_id="task-1"))
+
+
+async def test_only_who_has_a_role_tells_the_seats_something(house: House) -> None:
+    with pytest.raises(Refused, match="an operator, or one of the roles po, qa, architect"):
+        await steer(house.desk, "task-1", "Hurry.", Principal("eve", LOCAL.tenant), key="k")
+    await steer(house.desk, "task-1", "Hurry.", LOCAL, key="k")
+    with pytest.raises(InvalidRequest, match="task_id"):
+        await steer(house.desk, "task 1!", "Hurry.", LOCAL, key="k")

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.ids import ROLES
+from moothall.domain.plan import AtomicTask, Story, Strategy
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest
+from moothall.stories.derive import check_plan, derive, sort_roles
+
+PLAIN = Strategy()
+STORY = Story(
+    "story-1",
+    "Greet",
+    "Say hello",
+    ("says hello", "says goodbye", "is polite"),
+    RepositoryRef(id="repo"),
+)
+
+
+def derived(
+    roles: list[str], strategy: Strategy = PLAIN, story: Story = STORY, tenant: str = "local"
+) -> tuple[AtomicTask, ...]:
+    return derive(story, "plan-1", roles, strategy, tenant=tenant, most=64, chars=20_000)
+
+
+roles = st.lists(st.sampled_from([*ROLES, "DEV", " Qa "]), max_size=8)
+counts = st.integers(0, 4)
+
+
+@given(
+    roles,
+    st.booleans(),
+    counts,
+    st.randoms(),
+    st.lists(st.text(min_size=1, max_size=5), max_size=6),
+)
+def test_tasks_are_acyclic_ordered_and_the_same_each_time(
+    asked: list[str],
+    parallel: bool,  # noqa: FBT001 - drawn
+    per_role: int,
+    random: object,
+    ac: list[str],
+) -> None:
+    there = sort_roles(asked, ())
+    order = list(there)
+    random.shuffle(order)  # type: ignore[attr-defined]
+    strategy = Strategy(parallel, tuple(order), per_role)
+    story = Story("story-1", "t", "b", tuple(ac))
+    tasks = derived(asked, strategy, story)
+    check_plan(tasks, 64)
+    assert tasks == derived(asked, strategy, story)
+    assert [task.priority for task in tasks] == list(range(1, len(tasks) + 1))
+    by_id = {task.task_id: task for task in tasks}
+    assert list(dict.fromkeys(task.role for task in tasks)) == order
+    for task in tasks:
+        for name in task.dependencies:
+            earlier = by_id[name]
+            assert earlier.priority < task.priority
+            assert order.index(earlier.role) <= order.index(task.role)
+            assert not (parallel and earlier.role == task.role)
+        if task.role != order[0]:
+            assert task.dependencies
+    for role in order:
+        mine = [task for task in tasks if task.role == role]
+        assert [line for task in mine for line in task.constraints.requirements] == ac
+        assert len(mine) == max(1, min(per_role or 1, len(ac)))
+
+
+def test_the_built_in_order_puts_design_before_code_before_tests() -> None:
+    assert [task.role for task in derived(["QA", "DEV", "ARCHITECT"])] == ["architect", "dev", "qa"]
+    assert [task.role for task in derived([])] == ["architect", "dev", "qa"]
+
+
+def test_one_after_the_other_or_side_by_side() -> None:
+    one, two, three, test = derived(["dev", "qa"], Strategy(per_role=3))[:4]
+    assert [one.dependencies, two.dependencies, three.dependencies] == [
+        (),
+        (one.task_id,),
+        (two.task_id,),
+    ]
+    assert test.dependencies == (three.task_id,)
+    a, b, c, d = derived(["dev", "qa"], Strategy(parallel=True, per_role=3))[:4]
+    assert a.dependencies == b.dependencies == c.dependencies == ()
+    assert d.dependencies == (a.task_id, b.task_id, c.task_id)
+
+
+def test_texts_get_no_repository_and_code_does() -> None:
+    design, code = derived(["architect", "dev"])
+    assert design.repository is None
+    assert code.repository == RepositoryRef(id="repo")
+    assert "Greet" in code.description
+    assert "- is polite" in code.description
+
+
+def test_two_tenants_have_tasks_of_their_own() -> None:
+    mine, hers = derived(["dev"]), derived(["dev"], tenant="elsewhere")
+    assert {task.task_id for task in mine}.isdisjoint(task.task_id for task in hers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "strategy", "wanted"),
+    [
+        (["wizard"], Strategy(), "unknown role 'wizard'; the roles are dev, qa"),
+        (["dev", "qa"], Strategy(order=("dev", "qa", "dev")), "in a circle: dev → qa → dev"),
+        (["dev"], Strategy(order=("qa",)), "names qa, which is not among the roles dev"),
+        (["dev"], Strategy(order=("nobody",)), "unknown role"),
+        (["dev"], Strategy(per_role=-1), "max_tasks_per_role is -1"),
+    ],
+)
+def test_what_cannot_be_derived_is_named(asked: list[str], strategy: Strategy, wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        derived(asked, strategy)
+
+
+def test_a_plan_has_a_limit() -> None:
+    with pytest.raises(InvalidRequest, match=r"limits\.plan_tasks"):
+        derive(
+            STORY, "plan-1", ["dev", "qa"], Strategy(per_role=3), tenant="local", most=5, chars=100
+        )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "wanted"),
+    [
+        (
+            [AtomicTask("a", "dev", "x", ("b",)), AtomicTask("b", "dev", "x", ("a",))],
+            "depends on b, which is no earlier",
+        ),
+        ([AtomicTask("a", "dev", "x", ("a",))], "depends on a"),
+        ([AtomicTask("a", "dev", "x"), AtomicTask("a", "qa", "x")], "twice"),
+        ([AtomicTask("A/../b", "dev", "x")], "is not an id"),
+        ([AtomicTask("a", "wizard", "x")], "unknown role"),
+    ],
+)
+def test_a_plan_from_the_bus_is_not_believed(tasks: list[AtomicTask], wanted: str) -> None:
+    with pytest.raises(InvalidRequest, match=wanted):
+        check_plan(tasks, 64)

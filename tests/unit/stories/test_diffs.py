@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from moothall.stories.diffs import DiffLine, read_diff, runs
+
+DIFF = """diff --git a/src/a.py b/src/a.py
+--- a/src/a.py
++++ b/src/a.py
+@@ -3,3 +3,4 @@ def f():
+ same
+-old
++new
++++ b/passwd
+ end
+diff --git a/b.py b/b.py
+new file mode 100644
+--- /dev/null
++++ b/b.py
+@@ -0,0 +1 @@
++only
+\\ No newline at end of file
+"""
+
+
+def test_each_line_says_what_it_is_and_where() -> None:
+    found = read_diff(DIFF)
+    assert [line.text for line in found] == DIFF.splitlines()
+    assert [line for line in found if line.kind != "place"] == [
+        DiffLine("same", " same", "src/a.py", 3, 3),
+        DiffLine("removed", "-old", "src/a.py", 4),
+        DiffLine("added", "+new", "src/a.py", 4),
+        DiffLine("added", "+++ b/passwd", "src/a.py", 5),
+        DiffLine("same", " end", "src/a.py", 6, 5),
+        DiffLine("added", "+only", "b.py", 1),
+    ]
+
+
+def test_lines_that_are_shown_alike_stand_together_with_their_place_in_the_diff() -> None:
+    found = runs(read_diff(DIFF))
+    assert [(kind, [number for number, _ in run]) for kind, run in found] == [
+        ("place", [1, 2, 3, 4]),
+        ("same", [5]),
+        ("change", [6, 7, 8]),
+        ("same", [9]),
+        ("place", [10, 11, 12, 13, 14]),
+        ("change", [15]),
+        ("place", [16]),
+    ]
+    assert runs([]) == []
+
+
+def test_what_is_no_diff_has_no_lines_to_speak_of() -> None:
+    assert all(line.kind == "place" for line in read_diff("+x\n-y\n z\n@@ nonsense @@\n+x"))
+    assert read_diff("") == []
+
+
+def test_a_browser_gets_no_more_than_it_shows_well() -> None:
+    found = read_diff("--- a/a\n+++ b/a\n@@ -0,0 +1,9000 @@\n" + "+x\n" * 9_000)
+    assert len(found) == 2_001
+    assert "7003 more lines" in found[-1].text

@@ -1,0 +1,173 @@
+"""The life cycle of a story: the table, its guards, and that nothing gets around them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from moothall.errors import InvalidRequest, Permanent, Refused
+from moothall.stories.lifecycle import Blocked, Lifecycle, Need, Stand, decide, lifecycle
+
+EVENTS = sorted({item.event for item in lifecycle().transitions})
+ROLES = ["po", "qa", "architect", "operator", "system", "dev"]
+FACTS = [need for need in get_args(Need) if need != "ready"]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("event"),
+            st.sampled_from([*EVENTS, "planning", ""]),
+            st.sets(st.sampled_from(ROLES)),
+        ),
+        st.tuples(st.just("fact"), st.sampled_from(FACTS), st.just(frozenset())),
+        st.tuples(st.just("points"), st.integers(0, 100), st.just(frozenset())),
+    ),
+    max_size=40,
+)
+WAY = [
+    ("refine", "po", None),
+    ("submit", "po", None),
+    ("accept_design", "architect", "planned"),
+    ("build", "system", "built"),
+    ("accept_test", "qa", "checked"),
+    ("accept", "po", None),
+]
+
+
+def test_a_story_goes_from_backlog_to_done() -> None:
+    stand, seen = Stand(lifecycle().start, points=100), []
+    for event, role, fact in WAY:
+        if fact:
+            with pytest.raises(Blocked):
+                decide(stand, event, [role])
+            stand = stand.record(fact)  # type: ignore[arg-type]
+        stand = decide(stand, event, [role])
+        seen.append(stand.state)
+    assert seen == ["draft", "design", "build", "test", "docs", "done"]
+    with pytest.raises(InvalidRequest, match="it has ended"):
+        decide(stand, "accept", ["po"])
+    with pytest.raises(Refused):
+        decide(stand.record("failed"), "reopen", ["po"])
+    with pytest.raises(Blocked, match="goes together with the base"):
+        decide(stand, "reopen", ["system"])
+    assert decide(stand.record("failed"), "reopen", ["system"]).state == "build"
+
+
+@pytest.mark.parametrize(("rigor", "points"), [("L0", 50), ("L1", 75), ("L2", 85), ("L3", 90)])
+def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
+    assert decide(Stand("draft", rigor, points), "submit", ["po"]).state == "design"
+    with pytest.raises(Blocked, match=f"gives it {points - 1} points, and {rigor} needs {points}"):
+        decide(Stand("draft", rigor, points - 1), "submit", ["po"])
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "roles", "error", "said"),
+    [
+        (
+            "draft",
+            "accept",
+            ["po"],
+            InvalidRequest,
+            "does not happen to a story in draft; possible are shelve, submit",
+        ),
+        ("backlog", "refine", ["qa", "operator"], Refused, "needs one of the roles po"),
+        (
+            "build",
+            "build",
+            ["po", "qa", "architect", "operator"],
+            Refused,
+            "needs one of the roles system",
+        ),
+        ("test", "accept_test", ["qa"], Blocked, "not checked as a whole"),
+    ],
+)
+def test_what_is_missing_is_said(
+    state: str, event: str, roles: list[str], error: type[Permanent], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        decide(Stand(state, points=100), event, roles)
+
+
+def test_evidence_does_not_outlive_its_state() -> None:
+    stand = decide(Stand("design", points=100).record("planned"), "accept_design", ["architect"])
+    stand = decide(stand.record("built"), "build", ["system"])
+    stand = decide(stand.record("checked"), "reject_test", ["qa"])
+    with pytest.raises(Blocked, match="not all done"):
+        decide(stand, "build", ["system"])
+
+
+@given(STEPS)
+def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evidence(
+    steps: list[tuple[str, object, set[str]]],
+) -> None:
+    table, stand = lifecycle(), Stand(lifecycle().start)
+    since: set[object] = set()  # what was recorded since the state was entered
+    for kind, what, roles in steps:
+        if kind == "fact":
+            stand = stand.record(what)  # type: ignore[arg-type]
+            since.add(what)
+        elif kind == "points":
+            stand = Stand(stand.state, stand.rigor, int(str(what)), stand.facts)
+        else:
+            before = stand
+            try:
+                stand = decide(stand, str(what), roles)
+            except Permanent:
+                assert stand == before
+                continue
+            (line,) = [
+                item
+                for item in table.transitions
+                if (item.source, item.event) == (before.state, what)
+            ]
+            assert set(line.by) & roles
+            assert {need for need in line.needs if need != "ready"} <= since
+            assert "ready" not in line.needs or before.points >= table.ready[before.rigor]
+            since = set()
+        assert stand.state in table.states
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"end": ["done", "gone"]},
+        {"start": "nowhere"},
+        {"roles": {"L0": ["dev"]}},
+        {"transitions": [{"event": "a", "from": "backlog", "to": "lost", "by": ["po"]}]},
+        {"transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["boss"]}]},
+        {"transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}] * 2},
+    ],
+)
+def test_a_table_with_a_fault_is_refused(changed: dict[str, object]) -> None:
+    whole = {
+        "start": "backlog",
+        "end": ["done"],
+        "ready": {},
+        "roles": {},
+        "transitions": [{"event": "a", "from": "backlog", "to": "done", "by": ["po"]}],
+    }
+    Lifecycle.model_validate(whole)
+    with pytest.raises(ValidationError):
+        Lifecycle.model_validate(whole | changed)
+
+
+def test_people_move_a_story_on_or_send_it_back() -> None:
+    ways = {
+        state: [
+            line and line.event
+            for line in (lifecycle().way(state), lifecycle().way(state, back=True))
+        ]
+        for state in lifecycle().states
+    }
+    assert ways == {
+        "backlog": ["refine", None],
+        "draft": ["submit", "shelve"],
+        "design": ["accept_design", "reject_design"],
+        "build": [None, "reject_build"],
+        "test": ["accept_test", "reject_test"],
+        "docs": ["accept", "reject"],
+        "done": [None, None],
+    }

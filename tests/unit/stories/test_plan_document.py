@@ -1,0 +1,128 @@
+"""Tasks as people write them: what was derived, written anew, is the same again; what is not whole
+is said in words.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.plan import AtomicTask, Story, Strategy
+from moothall.domain.task import RepositoryRef
+from moothall.errors import InvalidRequest
+from moothall.stories.derive import check_plan, derive
+from moothall.stories.plan_document import Outline, outlines_of, read_outlines, tasks_of
+
+STORY = Story(
+    "story-1", "Export", "As a clerk, I want CSV.", ("is CSV", "is quick"), RepositoryRef(id="repo")
+)
+ONE = Outline(id="1", role="dev", description="Write CSV.\n\nIn two steps.", criteria=(1,))
+TWO = Outline(id="2", role="qa", description="Test it.", criteria=(1, 2), after=("1",))
+
+
+def made(*outlines: Outline, story: Story = STORY, most: int = 8) -> tuple[AtomicTask, ...]:
+    return tasks_of(outlines, story, "plan-1", tenant="local", most=most, chars=10_000)
+
+
+@pytest.mark.parametrize(
+    "story", [STORY, replace(STORY, ac=()), replace(STORY, title="", brief="")]
+)
+def test_what_was_written_can_be_written_anew(story: Story) -> None:
+    given = tuple(
+        outline.model_copy(update={"criteria": outline.criteria if story.ac else ()})
+        for outline in (ONE, TWO)
+    )
+    assert outlines_of(made(*given, story=story), story) == given
+
+
+def test_what_was_derived_by_roles_can_be_written_anew() -> None:
+    tasks = derive(
+        STORY, "plan-0", ["dev", "qa"], Strategy(per_role=2), tenant="local", most=8, chars=10_000
+    )
+    found = outlines_of(tasks, STORY)
+    assert [(one.role, one.criteria, one.after) for one in found] == [
+        ("dev", (1,), ()),
+        ("dev", (2,), ("1",)),
+        ("qa", (1,), ("2",)),
+        ("qa", (2,), ("3",)),
+    ]
+    assert (
+        found[0].description
+        == "Implement this story: working code, the smallest change that does it."
+    )
+    assert "As a clerk" in made(*found)[0].description
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["dev", "qa", "po"]),
+            st.text("ab\n", min_size=1),
+            st.sets(st.integers(1, 2)),
+        ),
+        max_size=6,
+    )
+)
+def test_writing_anew_changes_nothing_whatever_was_written(
+    parts: list[tuple[str, str, set[int]]],
+) -> None:
+    given = [
+        Outline(
+            id=str(number),
+            role=role,
+            description=words,
+            criteria=tuple(sorted(criteria)),
+            after=(str(number - 1),) if number > 1 else (),
+        )
+        for number, (role, words, criteria) in enumerate([*parts, ("dev", "a", {1, 2})], 1)
+    ]
+    tasks = made(*given)
+    check_plan(tasks, 8)
+    assert list(outlines_of(tasks, STORY)) == given
+
+
+@pytest.mark.parametrize(
+    ("outlines", "said"),
+    [
+        ((ONE,), "no task fulfils criterion 2: is quick"),
+        (
+            (ONE, TWO.model_copy(update={"criteria": (2, 3)})),
+            "task 2 names criterion 3, a criterion that there is not",
+        ),
+        (
+            (ONE, TWO.model_copy(update={"after": ("7",)})),
+            "task 2 builds on '7', which there is not",
+        ),
+        ((ONE.model_copy(update={"after": ("2",)}), TWO), "in a circle: "),
+        ((ONE, ONE, TWO), "two tasks have one id"),
+        ((ONE, TWO.model_copy(update={"role": "boss"})), "unknown role 'boss'; the roles are"),
+    ],
+)
+def test_what_is_not_whole_is_said(outlines: tuple[Outline, ...], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        made(*outlines)
+    with pytest.raises(InvalidRequest, match="there are 2 tasks; at most 1"):
+        made(ONE, TWO, most=1)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "[]", "{}", '{"plan_id": "p", "tasks": [{"id": ""}]}', '{"plan_id": 1, "tasks": []}'],
+)
+def test_a_document_that_is_no_list_of_tasks_is_refused(said: str) -> None:
+    with pytest.raises(InvalidRequest, match="this is no list of tasks: "):
+        read_outlines(said)
+
+
+def test_a_document_is_read_as_it_was_told() -> None:
+    document: dict[str, Any] = {
+        "version": 1,
+        "plan_id": "plan-0",
+        "tasks": [ONE.model_dump(), TWO.model_dump()],
+    }
+    assert read_outlines(json.dumps(document)) == ("plan-0", (ONE, TWO))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from moothall.domain.ids import ROLES
+from moothall.errors import InvalidRequest
+from moothall.stories.scopes import Scopes, scopes
+
+TABLE: dict[str, Any] = {
+    "phase": "build",
+    "worth": {"story": 2, "comments": 1},
+    "notes": {"comment": "comments"},
+    "roles": {role: ["comments", "story"] for role in ROLES} | {"data": ["story"]},
+    "phases": {"build": ["story", "comments"], "coach": ["comments"]},
+}
+
+
+def test_a_pack_has_what_role_and_phase_both_name() -> None:
+    table = Scopes.model_validate(TABLE)
+    assert table.allowed_scopes("dev", "build") == ("story", "comments")
+    assert table.allowed_scopes("data", " BUILD ") == ("story",)
+    assert table.allowed_scopes("data", "coach") == ()
+    assert table.allowed_scopes("dev", "") == ("story", "comments")
+    assert table.allowed_scopes("", "") == ("story",), "who has no role is told what all may know"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"phase": "x"},
+        {"roles": {"dev": ["story"]}},
+        {"phases": {"build": ["plan"]}},
+        {"phases": {"build": ["secrets"]}},
+        {"worth": {"story": 0, "comments": 1}},
+        {"notes": {"plan": "plan"}},
+        {"more": 1},
+    ],
+)
+def test_a_table_that_is_not_whole_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Scopes.model_validate(TABLE | wrong)
+
+
+def test_what_nobody_knows_is_named() -> None:
+    for wrong, said in (
+        (("wizard", ""), "unknown role 'wizard'; the roles are dev"),
+        (("dev", "nap"), "the phases are design"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            scopes().allowed_scopes(*wrong)
+    with pytest.raises(InvalidRequest, match="unknown scope moon; the scopes are story"):
+        scopes().check(("story", "moon"))
+
+
+def test_every_role_is_told_of_the_story() -> None:
+    for phase in scopes().phases:
+        assert all("story" in scopes().allowed_scopes(role, phase) for role in ROLES)

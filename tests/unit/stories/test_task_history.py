@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from moothall.domain.event import Event, EventType
+from moothall.domain.outcome import DeliberationStatus
+from moothall.domain.status import TaskView
+from moothall.stories.task_history import RoundTask, rounds, task_ids
+from moothall.telemetry.events import write
+
+TASKS = [
+    {"task_id": "a", "role": "dev", "description": "first"},
+    {"task_id": "b", "role": "dev", "description": "second"},
+    {"task_id": "c", "role": "qa", "description": "both", "dependencies": ["a", "b"]},
+]
+
+
+def derived(tasks: Any = TASKS, plan: str = "plan-1", **more: Any) -> Event:
+    return write(
+        EventType.PLAN_DERIVED,
+        "s",
+        {"story_id": "s", "plan_id": plan, "tasks": tasks, "by": "roles", **more},
+        ordinal=plan,
+    )
+
+
+def ended(plan: Event, why: Mapping[str, str] | None = None, **said: str) -> Event:
+    return write(
+        EventType.PLAN_FINISHED,
+        "s",
+        {"story_id": "s", "derivation_id": plan.id, "tasks": said, "why": why or {}},
+    )
+
+
+def steps(
+    *history: Event, views: Mapping[str, TaskView] | None = None, state: str = "build"
+) -> list[RoundTask]:
+    return list(rounds(history, views or {}, state)[-1].steps)
+
+
+def test_a_task_that_no_council_has_waits_for_what_it_builds_on_or_for_the_design() -> None:
+    found = steps(derived())
+    assert [(step.number, step.stand, step.after, step.begun) for step in found] == [
+        (1, "waits", (), False),
+        (2, "waits", (), False),
+        (3, "waits", (1, 2), False),
+    ]
+    assert found[2].next == "begins when those before it have a winner"
+    assert steps(derived(), state="design")[0].next == "begins when the design is accepted"
+
+
+def test_a_task_under_way_stands_as_its_council_does() -> None:
+    views = {
+        "a": TaskView("a", DeliberationStatus.COMPLETED, winner_id="agent-dev-002", proven=True),
+        "b": TaskView("b", DeliberationStatus.IN_PROGRESS, progress=45),
+    }
+    found = steps(derived(), views=views)
+    assert [(step.stand, step.why, step.begun) for step in found] == [
+        ("won", "agent-dev-002, proven", True),
+        ("at work", "45 %", True),
+        ("waits", "", False),
+    ]
+
+
+def test_a_task_for_which_no_council_could_be_asked_says_why() -> None:
+    plan = derived()
+    first, second, _ = steps(
+        plan, ended(plan, {"a": "the repository is gone"}, a="FAILED", b="COMPLETED", c="SKIPPED")
+    )
+    assert (first.stand, first.why) == ("failed", "the repository is gone")
+    assert second.why == ""
+
+
+def test_a_task_that_ended_without_a_winner_says_why_and_what_next() -> None:
+    plan = derived()
+    views = {
+        "a": TaskView("a", DeliberationStatus.COMPLETED, error="no candidate passed the gates")
+    }
+    first, second, third = steps(
+        plan, ended(plan, a="NO_WINNER", b="TIMEOUT", c="SKIPPED"), views=views
+    )
+    assert (first.stand, first.why, first.lost) == (
+        "no winner",
+        "no candidate passed the gates",
+        True,
+    )
+    assert "reject the build" in first.next
+    assert (second.stand, second.begun) == ("out of time", True)
+    assert (third.stand, third.begun) == ("skipped", False)
+    assert "no winner" in third.why
+    assert not steps(plan, ended(plan, a="NO_WINNER"), state="done")[0].next
+
+
+def test_the_last_round_alone_says_what_next() -> None:
+    plan, again = derived(), derived([{"task_id": "r", "role": "dev"}], "plan-2", by="repair")
+    history = (plan, ended(plan, a="NO_WINNER"), again)
+    before, last = rounds(history, {}, "build")
+    assert not any(step.next for step in before.steps)
+    assert (last.by, last.steps[0].stand) == ("repair", "waits")
+    assert task_ids(history) == ("a", "b", "c", "r")
+
+
+def test_the_council_that_divided_the_story_is_named() -> None:
+    assert rounds([derived()], {}, "build")[0].design == ""
+    assert rounds([derived(by="architects")], {}, "build")[0].design == "design-1"
+    assert rounds([derived(why="no answer")], {}, "build")[0].design == "design-1"
+
+
+@pytest.mark.parametrize("tasks", [None, "x", [1], [{}], {"a": 1}])
+def test_a_malformed_plan_has_no_tasks(tasks: Any) -> None:
+    assert steps(derived(tasks)) == []

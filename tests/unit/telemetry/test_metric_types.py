@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families
+
+from moothall.api.prometheus import figures_page
+from moothall.config import MetricsSettings
+from moothall.domain.topic import Channel, Topic
+from moothall.errors import BusUnavailable, ConfigurationError
+from moothall.telemetry import aggregation, metrics
+from moothall.telemetry.aggregation import Reports
+from moothall.telemetry.metric_types import MOST, OTHER, Figures
+
+
+def test_counting() -> None:
+    registry = Figures()
+    calls = registry.counter("calls_total", "…", "tool")
+    busy = registry.gauge("busy", "…")
+    took = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
+    calls.add("a")
+    calls.add("a", amount=2)
+    with busy.track_inprogress():
+        assert registry.snapshot()["busy"] == [[[], 1.0]]
+    for value in (0.5, 1.0, 1.5, 99.0):
+        took.observe(value)
+    assert registry.snapshot() == {
+        "calls_total": [[["a"], 3.0]],
+        "busy": [[[], 0.0]],
+        "took_seconds": [[[], [2.0, 1.0, 1.0, 102.0]]],
+    }
+
+
+def test_a_wrong_number_of_labels_is_a_bug() -> None:
+    with pytest.raises(TypeError, match="has the labels"):
+        Figures().counter("x", "…", "tool").add("a", "b")
+
+
+def test_a_name_is_taken_once() -> None:
+    registry = Figures()
+    registry.counter("x", "…")
+    with pytest.raises(ValueError, match="already"):
+        registry.gauge("x", "…")
+
+
+def test_hostile_names_fill_no_memory() -> None:
+    registry = Figures()
+    calls, took = (
+        registry.counter("calls_total", "…", "model"),
+        registry.histogram("took", "…", "model"),
+    )
+    for number in range(10_000):
+        calls.add(f"{number}" + "x" * 10_000)
+        took.observe(1, f"{number}")
+    assert len(calls.values) == len(took.counts) == MOST + 1
+    assert sum(calls.values.values()) == 10_000
+    assert calls.values[OTHER,] == 10_000 - MOST
+    assert max(len(label) for labels in calls.values for label in labels) <= 100
+
+
+def test_what_is_looked_up_is_looked_up_at_each_reading() -> None:
+    registry = Figures()
+    gauge = registry.gauge("under_way", "…")
+    seen = iter((1, 2))
+    with registry.looking(lambda: gauge.set(next(seen))):
+        assert [registry.snapshot()["under_way"] for _ in range(2)] == [[[[], 1]], [[[], 2]]]
+    assert registry.snapshot()["under_way"] == [[[], 2]]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_report_replaces_the_last_one_and_a_silent_process_is_forgotten() -> None:
+    clock = Clock()
+    known = Reports(5.0, clock)
+    for value in (3, 1):  # it began again
+        known.take(
+            {"process": "host-1", "figures": {"moothall_model_retries_total": [[[], value]]}}
+        )
+    known.take({"process": "serve", "figures": {"moothall_model_retries_total": [[[], 99]]}})
+    shown = known.snapshots("serve")
+    assert shown["host-1"] == {"moothall_model_retries_total": [[[], 1]]}
+    assert shown["serve"] != {
+        "moothall_model_retries_total": [[[], 99]]
+    }  # nobody speaks for this process
+    clock.now = 31
+    assert set(known.snapshots("serve")) == {"serve"}
+
+
+ROW = [["files.read", "success"], 1.0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "row",
+        [],
+        [["files.read"], 1.0],
+        [["files.read", 1], 1.0],
+        [["files.read", "success"], "1"],
+        [["files.read", "success"], True],
+        [["files.read", "success"], math.nan],
+        [["files.read", "success"], [1.0]],
+        [["files.read", "success"], 1.0, 2.0],
+    ],
+)
+def test_what_is_wrong_in_a_report_is_left_out(row: object) -> None:
+    known = Reports(5.0)
+    known.take(
+        {
+            "process": "host-1",
+            "figures": {"moothall_tool_calls_total": [row, ROW], "invented": [ROW]},
+        }
+    )
+    assert known.snapshots("serve")["host-1"] == {
+        "moothall_tool_calls_total": [ROW],
+        "invented": [],
+    }
+
+
+json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["host-1", "moothall_tool_calls_total"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["process", "figures"]), json), json)
+def test_no_report_breaks_anything(data: dict[str, Any], rows: Any) -> None:
+    known = Reports(5.0)
+    known.take(data)
+    known.take({"process": "host-1", "figures": {"moothall_tool_call_seconds": rows}})
+    assert "serve" in known.snapshots("serve")
+
+
+def test_processes_without_end_fill_no_memory() -> None:
+    known = Reports(5.0)
+    for number in range(3000):
+        known.take({"process": f"host-{number}", "figures": {}})
+    assert len(known.snapshots("serve")) == 1001
+
+
+async def test_a_report_that_cannot_be_sent_is_made_up_by_the_next() -> None:
+    sent: list[Mapping[str, Any]] = []
+
+    async def signal(topic: Topic, data: Mapping[str, Any]) -> None:
+        sent.append({"topic": topic, **data})
+        if len(sent) == 1:
+            raise BusUnavailable("away")
+
+    with aggregation.watch():
+        task = asyncio.ensure_future(aggregation.report(signal, "host-7", 0.001))
+        while len(sent) < 3:
+            await asyncio.sleep(0.001)
+        task.cancel()
+    assert {item["topic"] for item in sent} == {Channel.FIGURES.of("host-7")}
+    known = Reports(5.0)
+    known.take(sent[-1])
+    assert known.snapshots("serve")["host-7"]["moothall_process_resident_memory_bytes"][0][1] > 1e6
+
+
+async def nothing() -> None:
+    """Nothing to look up."""
+
+
+@asynccontextmanager
+async def page(
+    settings: MetricsSettings, known: Reports, **headers: str
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with (
+        figures_page(settings, lambda: known.snapshots("serve"), nothing) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
+    ):
+        yield response
+
+
+async def test_the_page_shows_every_figure_of_every_process() -> None:
+    known = Reports(5.0)
+    known.take(
+        {
+            "process": "host-1",
+            "figures": {
+                "moothall_tool_calls_total": [ROW],
+                "moothall_tool_memory_bytes": [[["files.read"], [1, 0, 2, 0, 0, 0, 0, 1, 9e9]]],
+            },
+        }
+    )
+    async with page(MetricsSettings(port=0), known) as response:
+        read = text_string_to_metric_families(await response.text())
+        families = {family.name: family for family in read}
+    assert {name.removesuffix("_total") for name in metrics.REGISTRY.figures} == set(families)
+    (calls,) = [
+        sample
+        for sample in families["moothall_tool_calls"].samples
+        if sample.labels["process"] == "host-1"
+    ]
+    assert (calls.labels["tool"], calls.labels["status"], calls.value) == (
+        "files.read",
+        "success",
+        1.0,
+    )
+    memory = [
+        sample
+        for sample in families["moothall_tool_memory_bytes"].samples
+        if sample.labels["process"] == "host-1"
+    ]
+    assert [sample.value for sample in memory if sample.name.endswith("_bucket")] == [
+        1,
+        1,
+        3,
+        3,
+        3,
+        3,
+        3,
+        4,
+    ]
+    assert {sample.name: sample.value for sample in memory}["moothall_tool_memory_bytes_sum"] == 9e9
+
+
+async def test_the_page_speaks_openmetrics_too() -> None:
+    async with page(
+        MetricsSettings(port=0), Reports(5.0), Accept="application/openmetrics-text; version=1.0.0"
+    ) as response:
+        assert "openmetrics" in response.headers["Content-Type"]
+        shown = await response.text()
+    families = list(open_families(shown))  # type: ignore[no-untyped-call]
+    assert len(families) == len(metrics.REGISTRY.figures)
+
+
+async def test_a_port_that_was_chosen_must_be_free_and_the_default_one_may_be_taken() -> None:
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}.*metrics\.port"):
+            async with figures_page(MetricsSettings(port=port), dict, nothing):
+                pass
+    async with (
+        figures_page(MetricsSettings(), dict, nothing) as first,
+        figures_page(MetricsSettings(), dict, nothing) as second,
+    ):
+        assert (first in {0, 9464}, second) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:9464", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:1", 200),
+        ("evil.example", 403),
+        ("evil.example:9464", 403),
+        ("[", 403),
+    ],
+)
+async def test_on_the_loopback_it_answers_to_names_of_the_loopback_alone(
+    host: str, status: int
+) -> None:
+    async with page(MetricsSettings(port=0), Reports(5.0), Host=host) as response:
+        assert response.status == status
+
+
+async def test_off_the_loopback_a_token_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match=r"metrics\.token"):
+        async with figures_page(MetricsSettings(host="0.0.0.0", port=0), dict, nothing):  # noqa: S104 - that it is refused
+            pass
+    settings = MetricsSettings.model_validate({"port": 0, "token": "scraper"})
+    for given_token, status in (
+        ("", 401),
+        ("Bearer wrong", 401),
+        ("Basic scraper", 401),
+        ("Bearer scraper", 200),
+    ):
+        async with page(settings, Reports(5.0), Authorization=given_token) as response:
+            assert response.status == status
+
+
+async def test_a_bus_that_does_not_answer_holds_no_page_up() -> None:
+    async def for_ever() -> None:
+        await asyncio.Event().wait()
+
+    async with (
+        asyncio.timeout(30),
+        figures_page(MetricsSettings(port=0), dict, for_ever, measure_seconds=0.05) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as response,
+    ):
+        assert response.status == 200

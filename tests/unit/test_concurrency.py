@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from moothall.concurrency import PATIENCE, Fan, merge, say_if_slow, start_beside, whole_body
+from moothall.errors import BusUnavailable, ConfigurationError
+
+
+async def test_parts_start_side_by_side_and_close() -> None:
+    said: list[str] = []
+    both = asyncio.Barrier(2)
+
+    @asynccontextmanager
+    async def part(name: str) -> AsyncIterator[str]:
+        await both.wait()  # neither passes before the other has begun
+        yield name
+        said.append(f"{name} closed")
+
+    async with start_beside(part("one")) as one, start_beside(part("two")) as two:
+        assert (await one, await two) == ("one", "two")
+    assert said == ["two closed", "one closed"]
+
+
+async def test_a_part_that_cannot_start_says_so_to_whoever_awaits_it() -> None:
+    @asynccontextmanager
+    async def broken() -> AsyncIterator[None]:
+        check_fails()
+        yield
+
+    def check_fails() -> None:
+        raise ConfigurationError("no such thing")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with start_beside(broken()) as part:
+            await part
+    assert caught.group_contains(ConfigurationError, match="no such thing")
+
+
+async def test_a_part_that_still_starts_is_cancelled_when_another_fails() -> None:
+    ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def endless() -> AsyncIterator[None]:
+        try:
+            await asyncio.Event().wait()
+            yield
+        finally:
+            ended.set()
+
+    async def body() -> None:
+        async with start_beside(endless()):
+            await asyncio.sleep(0)  # it has begun
+            raise ConfigurationError("another part")
+
+    with pytest.raises(ExceptionGroup):
+        await body()
+    assert ended.is_set()
+
+
+async def test_a_part_that_dies_later_ends_the_body() -> None:
+    @asynccontextmanager
+    async def dying() -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            yield
+
+    async def fail() -> None:
+        await asyncio.sleep(0.01)
+        raise RuntimeError("a bug")
+
+    async def body() -> None:
+        async with start_beside(dying()) as part:
+            await part
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup):
+        await body()
+
+
+async def test_a_wait_is_spoken_of_only_when_it_is_long() -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    with say_if_slow(told.append, "nothing much"):
+        await asyncio.sleep(0)
+    with say_if_slow(told.append, "the bus"):
+        now = loop.time()
+        loop.time = lambda: now + PATIENCE + 1  # type: ignore[method-assign]  # nobody waits for it
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    del loop.time
+    assert told == ["waiting for the bus"]
+
+
+async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_a_time() -> None:
+    begun, ended, go = 0, 0, asyncio.Queue[int | None]()
+
+    async def source() -> AsyncGenerator[int, None]:
+        nonlocal begun, ended
+        begun += 1
+        try:
+            while (item := await go.get()) is not None:
+                yield item
+        finally:
+            ended += 1
+
+    fan = Fan(source)
+    one, other = fan.listen(), fan.listen()
+    go.put_nowait(1)
+    assert await anext(one) == [1]
+    assert await anext(other) == [1]  # it came later, and hears the latest first
+    for item in (2, 3, 4):
+        go.put_nowait(item)
+    while not go.empty():
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert await anext(one) == [2, 3, 4]
+    await one.aclose()
+    assert (begun, ended) == (1, 0)
+    await other.aclose()
+    await asyncio.sleep(0.01)
+    assert (begun, ended) == (1, 1)  # nobody listens any more
+    again = fan.listen()
+    go.put_nowait(5)
+    assert await anext(again) == [5]
+    go.put_nowait(None)
+    assert await anext(again, None) is None
+    assert (begun, ended) == (2, 2)
+
+
+async def test_who_listens_hears_how_the_source_failed() -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        yield 1
+        raise BusUnavailable("the bus was closed")
+
+    fan = Fan(source)
+    listening = fan.listen()
+    assert await anext(listening) == [1]
+    with pytest.raises(BusUnavailable):
+        await anext(listening)
+    assert await anext(fan.listen()) == [1]  # and it may be tried again
+
+
+async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
+    async def source() -> AsyncGenerator[int, None]:
+        yield 1
+        await asyncio.Event().wait()
+
+    fan = Fan(source)
+    first = fan.listen()
+    assert await anext(first) == [1]
+    await first.aclose()
+    second = fan.listen()
+    assert await asyncio.wait_for(anext(second), 5) == [1]
+    await second.aclose()
+
+
+async def _brings(*items: int, raises: type[Exception] | None = None) -> AsyncGenerator[int, None]:
+    for item in items:
+        await asyncio.sleep(0)
+        yield item
+    if raises is not None:
+        raise raises("it broke")
+
+
+async def _forever(closed: list[bool]) -> AsyncGenerator[int, None]:
+    try:
+        while True:
+            await asyncio.sleep(0)
+            yield 0
+    finally:
+        closed.append(True)
+
+
+async def test_what_several_bring_is_merged_until_the_first_ends() -> None:
+    closed: list[bool] = []
+    async with asyncio.timeout(10):
+        merged_items = [
+            item async for item in merge(_brings(1, 2, 3), _brings(10), _forever(closed), most=2)
+        ]
+    assert [item for item in merged_items if 0 < item < 10] == [1, 2, 3]
+    assert 10 in merged_items
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_what_one_raises_is_raised_and_the_others_are_closed(place: int) -> None:
+    closed: list[bool] = []
+    sources = [_forever(closed), _forever(closed)]
+    sources[place] = _brings(1, raises=OSError)
+    async with asyncio.timeout(10):
+        with pytest.raises(OSError, match="it broke"):
+            [item async for item in merge(sources[0], sources[1], most=2)]
+    assert closed == [True]
+
+
+async def test_no_more_waits_for_who_is_slow_than_may() -> None:
+    brought: list[int] = []
+
+    async def many() -> AsyncGenerator[int, None]:
+        for item in range(100):
+            brought.append(item)
+            yield item
+
+    async with aclosing(merge(many(), most=3)) as items:
+        assert await anext(items) == 0
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(brought) <= 6
+
+
+@pytest.mark.parametrize(("most", "whole"), [(5, None), (6, b"abcdef"), (7, b"abcdef")])
+async def test_a_body_in_pieces_is_read_to_its_end_and_no_further_than_may_be(
+    most: int, whole: bytes | None
+) -> None:
+    stream = asyncio.StreamReader()
+
+    async def comes() -> None:
+        for piece in (b"abc", b"def"):
+            stream.feed_data(piece)
+            await asyncio.sleep(0)
+        stream.feed_eof()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(comes())
+        assert await whole_body(stream.readexactly, most) == whole
+
+
+async def test_a_lead_that_is_cancelled_from_within_ends_the_others() -> None:
+    async def cancelled() -> AsyncGenerator[int, None]:
+        yield 1
+        raise asyncio.CancelledError
+
+    closed: list[bool] = []
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            [item async for item in merge(cancelled(), _forever(closed), most=2)]
+    assert closed == [True]

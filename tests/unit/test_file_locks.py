@@ -1,0 +1,69 @@
+"""Locks that processes share, and texts for their owner alone."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+from moothall.file_locks import lock, lock_file, write_private
+
+_HOLDER = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_is_one_process_s_and_free_when_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with lock_file(path) as free:
+            assert not free
+        holder.kill()
+    with lock_file(path) as free:
+        assert free
+
+
+async def test_who_comes_second_waits_for_the_first(tmp_path: Path) -> None:
+    path, said = tmp_path / "locks" / "base", []
+    first_is_in = asyncio.Event()
+    leave = asyncio.Event()
+
+    async def first() -> None:
+        async with lock(path):
+            first_is_in.set()
+            await leave.wait()
+            said.append("first")
+
+    async def second() -> None:
+        await first_is_in.wait()
+        with lock_file(path) as free:
+            assert not free
+        leave.set()
+        async with lock(path):
+            said.append("second")
+
+    await asyncio.gather(first(), second())
+    assert said == ["first", "second"]
+
+
+def test_a_private_text_is_its_owner_s_alone_also_where_it_was_not(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["token"]

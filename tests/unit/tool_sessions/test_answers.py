@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moothall.domain.tool import ToolResult, ToolStatus
+from moothall.errors import AlreadyExists
+from moothall.tool_sessions.answers import GONE, Answers
+
+
+def result(name: str, size: int) -> ToolResult:
+    return ToolResult(name, "files.read", ToolStatus.SUCCESS, {"content": "x" * size})
+
+
+def kept_in(most_bytes: int, most: int = 100) -> Answers[str, ToolResult]:
+    return Answers(
+        most_bytes,
+        most,
+        size=lambda found: len(str(found.output.get("content", ""))),
+        slim=lambda found: replace(found, output={}, error=GONE),
+    )
+
+
+@given(st.lists(st.integers(min_value=0, max_value=400), min_size=1, max_size=30))
+def test_what_is_kept_is_bounded_and_nothing_is_run_again(sizes: list[int]) -> None:
+    async def scenario() -> None:
+        answers, kept = kept_in(1000), 0
+        for number, size in enumerate(sizes):
+            name = f"r{number}"
+            answers.settle(name, answers.begin(name, f"digest {number}"), result(name, size))
+        for number, size in enumerate(sizes):
+            told = await answers.find(f"r{number}", f"digest {number}")
+            assert told is not None
+            assert told.status is ToolStatus.SUCCESS
+            assert told.output == {"content": "x" * size} or told.error == GONE
+            assert told.output or number < len(sizes) - 1, "the newest is kept whole"
+            kept += len(str(told.output.get("content", "")))
+            with pytest.raises(AlreadyExists):
+                await answers.find(f"r{number}", "another")
+        assert kept <= 1000
+
+    asyncio.run(scenario())
+
+
+async def test_beyond_a_number_the_oldest_is_forgotten_unless_it_still_runs() -> None:
+    answers = kept_in(10**6, most=2)
+    running = answers.begin("a", "a")
+    for name in ("b", "c"):
+        answers.settle(name, answers.begin(name, name), result(name, 1))
+    waiting = asyncio.ensure_future(answers.find("a", "a"))
+    await asyncio.sleep(0)
+    answers.settle("a", running, result("a", 1))
+    assert (await waiting) == result("a", 1)
+    assert await answers.find("a", "a") is None
+    assert await answers.find("c", "c") is not None
+
+
+async def test_what_came_to_nothing_may_be_made_again() -> None:
+    answers = kept_in(1000)
+    for error in (ValueError("no"), asyncio.CancelledError()):
+        answer = answers.begin("a", "1")
+        answers.fail("a", answer, error)
+        assert await answers.find("a", "1") is None
+        with pytest.raises(type(error)):
+            await answer
+
+
+async def test_who_may_not_hear_it_does_not() -> None:
+    def check() -> None:
+        raise PermissionError
+
+    answers = kept_in(1000)
+    answers.settle("a", answers.begin("a", "1"), result("a", 1))
+    with pytest.raises(PermissionError):
+        await answers.find("a", "1", check)

@@ -1,0 +1,113 @@
+"""What a killed owner leaves of its Ray: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moothall.workers.folder import ray_folder, sweep
+
+OWNER = """
+import asyncio, subprocess, sys
+from moothall.workers.folder import ray_folder
+
+async def main():
+    async with ray_folder() as folder:
+        (folder / "session").mkdir()
+        log = open(folder / "session" / "agent.log", "wb") if sys.argv[1] == "open" else None
+        named = [f"--temp-dir={folder}"] if sys.argv[1] == "named" else []
+        command = ["ray::Agent" if log else "agent", "-c", "import time; time.sleep(600)", *named]
+        agent = subprocess.Popen(command, executable=sys.executable, stdout=log, start_new_session=True)
+        print(folder, agent.pid, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""  # noqa: E501 - a line of embedded text
+
+
+@pytest.mark.parametrize(
+    "known_by", ["named", "open"]
+)  # an agent of Ray writes a title over what it names
+async def test_a_killed_owner_takes_its_processes_and_its_directory_along(known_by: str) -> None:
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, known_by, stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    folder, pid = (await owner.stdout.readline()).decode().split()
+    owner.kill()
+    await owner.wait()
+    async with asyncio.timeout(30):
+        while Path(folder).parent.exists() or _lives(int(pid)):
+            await asyncio.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return (
+            "Z"
+            not in Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[0]
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_at_a_quiet_end_the_directory_goes_and_strangers_stay() -> None:
+    async with ray_folder() as folder:
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+        folder.chmod(0o777)  # as Ray does
+        sleeping = ("-c", "import time; time.sleep(600)")
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, *sleeping, f"{folder.parent}"[:-3]
+        )
+        (folder / "driver.log").touch()
+        with (folder / "driver.log").open("rb") as log:  # as a person does who reads it
+            reader = await asyncio.create_subprocess_exec(sys.executable, *sleeping, stdin=log)
+    assert not folder.parent.exists()
+    for other in (stranger, reader):
+        assert other.returncode is None
+        other.send_signal(signal.SIGKILL)
+        await other.wait()
+
+
+OPEN_OWNER = """
+import asyncio
+from moothall.workers.folder import ray_folder
+
+async def main():
+    async with ray_folder() as folder:
+        log = open(folder / "driver.log", "wb")
+    print("ended by itself", flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_an_owner_that_has_a_log_there_open_ends_by_itself() -> None:
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OPEN_OWNER, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await owner.communicate()
+    assert (owner.returncode, out) == (0, b"ended by itself\n")
+
+
+def test_directories_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f"mh-{ended.pid}-abc", f"mh-{os.getpid()}-abc", "mh-other", "elsewhere"):
+        (tmp_path / name).mkdir()
+    assert sweep(tmp_path) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"mh-{os.getpid()}-abc",
+        "mh-other",
+        "elsewhere",
+    }

@@ -1,0 +1,84 @@
+"""Which failing tests are held back from seats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from moothall.domain.evidence import HIDDEN, CheckRun, Verdict
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.orchestrator.hidden_tests import store_hidden
+from moothall.repositories.patch_rules import matches
+from moothall.workers.preparing import files_to_hold, hide_files, prepare
+from support.council import open_council
+
+
+def _prepared(cases: dict[str, str], flaky: tuple[str, ...] = ()) -> Prepared:
+    files = tuple(sorted({case.partition("::")[0] for case in cases}))
+    run = CheckRun("tests", Verdict.FAILED, cases)
+    return Prepared(Base("r", "a" * 40, Profile()), "key", files, {"tests": run}, flaky)
+
+
+def test_whole_files_are_held_back_up_to_the_share_and_one_always_stays() -> None:
+    cases = {
+        f"tests/test_{name}.py::test_{number}": "failed" for name in "abcd" for number in range(2)
+    }
+    assert len(files_to_hold(_prepared(cases), 0.5)) == 2
+    assert len(files_to_hold(_prepared(cases), 0.99)) == 3
+    assert files_to_hold(_prepared(cases), 0.5) == files_to_hold(
+        _prepared(dict(reversed(cases.items()))), 0.5
+    )
+    assert files_to_hold(_prepared(cases), 0.0) == ()
+
+
+def test_few_cases_or_one_file_are_not_divided() -> None:
+    assert (
+        files_to_hold(
+            _prepared({f"tests/test_a.py::test_{number}": "failed" for number in range(9)}), 0.5
+        )
+        == ()
+    )
+    three = {f"tests/test_{name}.py::test_x": "failed" for name in "abc"}
+    assert files_to_hold(_prepared(three), 0.5) == ()
+    four = {**three, "tests/test_d.py::test_x": "failed"}
+    assert files_to_hold(_prepared(four), 0.5) != ()
+    assert files_to_hold(_prepared(four, flaky=("tests/test_d.py::test_x",)), 0.5) == ()
+
+
+def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None:
+    hidden = hide_files(
+        Base("r", "a" * 40, Profile(hidden=("secret/**",))), ("pages/[id].test.tsx", "tests/a*.py")
+    ).profile.hidden
+    assert all(
+        matches(hidden, path) for path in ("pages/[id].test.tsx", "tests/a*.py", "secret/x.py")
+    )
+    assert not any(matches(hidden, path) for path in ("pages/i.test.tsx", "tests/ab.py"))
+
+
+async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None:
+    async with open_council(tmp_path, lambda *_: "") as house:
+        profile = replace(house.prepared.base.profile, folders={"tests": "python"})
+        prepared = replace(house.prepared, base=replace(house.prepared.base, profile=profile))
+
+        class Ready:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(house.workspaces, name)
+
+            async def resolve(self, _ref: Any, *, tenant: str = "local") -> Base:
+                del tenant
+                return prepared.base
+
+            async def prepare(self, _base: Base, _tell: Any = None) -> Prepared:
+                return prepared
+
+        tests = {"python/tests/test_a.py": "", "web/tests/a.test.js": ""}
+        key = await store_hidden(house.bus.bucket(HIDDEN), tests, "local")
+        ready = await prepare(house.bus, Ready(), house.deliberation(hidden=key))
+        told = [recorded.event.data.get("current_task") async for recorded in house.bus.replay()]
+    assert ready is not None
+    assert ready.hidden == tests
+    assert (
+        "No check runs these hidden tests: web/tests/a.test.js. Add one for their folder to "
+        ".moothall.toml." in told
+    )

@@ -1,0 +1,425 @@
+"""A host with a council of text: what is taken from it, cancelled or delivered twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.deliberation.protocols import Parts
+from moothall.domain.budget import Amount, Budget
+from moothall.domain.codec import dump, load
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.evidence import CheckRun, Verdict
+from moothall.domain.fleet import FLEET, HostState
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import Deliberation
+from moothall.domain.topic import Channel
+from moothall.errors import Superseded, WorkspaceFailed
+from moothall.ports import Bus
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.telemetry import metrics
+from moothall.testing.bus import MemoryBus
+from moothall.workers.host import Host
+from support.council import CouncilHouse, finish, forever, open_council, scripted
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+class Answering:
+    """A model that hangs until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.hangs = True
+
+    def __call__(self, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        return forever() if self.hangs else finish("An old silent pond")
+
+
+@asynccontextmanager
+async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilHouse]:
+    async with open_council(folder, scripted(model)) as house:
+        yield house
+
+
+def request(d: Deliberation) -> Event:
+    return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
+
+
+def host_of(house: CouncilHouse, parts: Parts | None = None) -> Host:
+    return Host("host", house.bus, Unsteady(house, 0), parts or house.parts, 4)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def finished(events: list[Event]) -> int:
+    return sum(event.type is EventType.SEAT_FINISHED for event in events)
+
+
+async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends_it(
+    tmp_path: Path,
+) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        slow, quick = host_of(house), host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        listening = group.create_task(slow._listen_for_takers())
+        first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
+        await until(lambda: len(house.server.requests) >= 3)  # the seats have asked
+        model.hangs = False
+        await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
+        assert await first == "SUPERSEDED"
+        assert slow.busy == quick.busy == 0
+        assert finished(await house.events()) == 3
+        assert (
+            await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"
+        )  # an old delivery
+        listening.cancel()
+
+
+async def gone(work: Any) -> str:
+    try:
+        await work
+    except Superseded as error:
+        return error.code
+    return "done"
+
+
+async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not_acked_away(
+    tmp_path: Path,
+) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        first = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "1"})))
+        await until(lambda: len(house.server.requests) >= 3)
+        again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
+        await asyncio.sleep(0)
+        model.hangs = False
+        first.cancel()  # as the bus does with what it holds no more
+        await again
+        assert finished(await house.events()) == 3
+
+
+async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = replace(host_of(house), look_seconds=0.05)
+        d = house.deliberation(repository=None, base_sha=None)
+        looking = group.create_task(host._look_for_ends())
+        work = group.create_task(host._work(Recorded(1, request(d))))
+        await until(lambda: len(house.server.requests) >= 3)
+        await house.bus.publish(
+            new_event(
+                EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
+            )
+        )
+        async with asyncio.timeout(30):
+            await work
+        outcomes = [
+            event.data["outcome"]["status"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        assert outcomes == ["cancelled"] * 3
+        looking.cancel()
+
+
+async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
+    """Nobody looks at the log here."""
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        listening = group.create_task(host._listen_for_cancels())
+        work = group.create_task(host._work(Recorded(1, request(d))))
+        await until(lambda: house.server.in_flight == 3)
+        await house.bus.signal(Channel.CANCEL.of(d.task_id), {"task_id": d.task_id, "reason": ""})
+        await work
+        await until(lambda: house.server.in_flight == 0)
+        listening.cancel()
+
+
+async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        looked = Looked(house.bus)
+        host = replace(host_of(house), bus=looked)
+        d = house.deliberation(repository=None, base_sha=None)
+        await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+        assert looked.replays == 0
+        asked = len(house.server.requests)
+        # A bus that was killed may give it out anew as if nobody had had it.
+        await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
+        assert looked.replays > 0
+        assert len(house.server.requests) == asked
+
+
+async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
+    tmp_path: Path,
+) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host = replace(host_of(house), look_seconds=60)
+        d = house.deliberation(repository=None, base_sha=None)
+        looking = group.create_task(host._look_for_ends())
+        await house.bus.publish(
+            new_event(
+                EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
+            )
+        )
+        async with asyncio.timeout(30):
+            await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
+        outcomes = [
+            event.data["outcome"]["status"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        assert outcomes == ["cancelled"] * 3
+        looking.cancel()
+
+
+class Looked:
+    """A bus that counts how often its log is read."""
+
+    def __init__(self, bus: MemoryBus) -> None:
+        self._bus = bus
+        self.replays = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.replays += name == "replay"
+        return getattr(self._bus, name)
+
+
+class Unsteady:
+    """Repositories whose executor dies under the first preparations."""
+
+    def __init__(self, house: CouncilHouse, deaths: int) -> None:
+        self._house = house
+        self.deaths = deaths
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._house.workspaces, name)
+
+    async def resolve(self, ref: Any, *, tenant: str = "local") -> Any:
+        return self._house.prepared.base
+
+    async def prepare(self, base: Any, on_progress: Any = None) -> Any:
+        if self.deaths:
+            self.deaths -= 1
+            raise WorkspaceFailed("the executor is gone")
+        return self._house.prepared
+
+
+@pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
+async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
+    tmp_path: Path, deaths: int, ended: str
+) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        from support.council import append
+
+        return append()
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        host = Host("host", house.bus, Unsteady(house, deaths), house.parts, 4)
+        d = house.deliberation("single", 1)
+        await host._work(Recorded(1, request(d)))
+        ends = [
+            event.data["outcome"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
+
+
+async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
+    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
+        host, began = host_of(house), time.time()
+        running = group.create_task(host.run())
+        d = house.deliberation(repository=None, base_sha=None)
+        await until(lambda: any(topic == FLEET for topic, _ in house.bus._answering))
+        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        idle = load(HostState, said)
+        assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
+        assert metrics.HOST_OLDEST.values["host",] == 0
+        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: bool(house.server.requests))
+        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        [held] = load(HostState, said).holds
+        assert held.task_id == d.task_id
+        assert held.since >= began - 1
+        assert metrics.HOST_OLDEST.values["host",] == held.since
+        running.cancel()
+        work.cancel()
+    assert metrics.HOST_OLDEST.values["host",] == 0
+
+
+def test_a_memory_bus_is_a_bus_for_hosts() -> None:
+    bus: Bus = MemoryBus()
+    assert bus
+
+
+async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Path) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
+        host = host_of(house)
+        d = house.deliberation(repository=None, base_sha=None)
+        work = group.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: len(house.server.requests) >= 3)
+        host._beat -= 60  # as if it had been stopped for a minute
+        assert not host._ours(d.task_id)
+        assert await work == "SUPERSEDED"
+        assert finished(await house.events()) == 0
+
+
+async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(
+    tmp_path: Path,
+) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        return finish("never asked")
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
+        house.prepared = replace(house.prepared, runs={"tests": run})
+        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
+        await host._work(Recorded(1, request(house.deliberation("vote", 3))))
+        events = await house.events()
+        ends = [event.data["outcome"] for event in events if event.type is EventType.SEAT_FINISHED]
+        assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
+        assert "no test was collected" in ends[0]["error_message"]
+        assert "no tests ran in 0.01s" in ends[0]["error_message"]
+        steps = [
+            item.event.data["current_task"]
+            async for item in house.bus.replay((Channel.PROGRESS.all,))
+        ]
+        assert "base: tests no test was collected" in steps
+        assert house.server.requests == []
+
+
+async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
+    def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        from support.council import append
+
+        return append()
+
+    async with open_council(tmp_path, scripted(answer)) as house:
+        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
+        await host._work(Recorded(1, request(house.deliberation("single", 1))))
+        steps = [
+            item.event.data["current_task"]
+            async for item in house.bus.replay((Channel.PROGRESS.all,))
+        ]
+        assert [
+            step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step
+        ]
+
+
+async def _with_story(house: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, Accounts]:
+    """A host, a deliberation of a story with a budget, and the books."""
+    card = await Board(house.bus).create(
+        StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget
+    )
+    accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
+    host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+    return (
+        host,
+        house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id),
+        accounts,
+    )
+
+
+async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=3))
+        await host._work(Recorded(1, request(d)))
+        ends = [
+            event.data["outcome"]
+            for event in await house.events()
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        refused = [end for end in ends if end["error_code"] == "BUDGET_EXCEEDED"]
+        assert len(house.server.requests) == 3
+        assert refused
+        assert "the story's budget of 3 calls" in refused[0]["error_message"]
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=3))
+        assert (book.spent.calls, book.reserved, book.left.calls) == (3, Amount(), 0)
+        assert book.spent.tokens > 0
+
+
+async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_the_work_up(
+    tmp_path: Path,
+) -> None:
+    model = Answering()
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=100))
+        await house.bus.create(request(d))
+        work = asyncio.create_task(gone(host._work(Recorded(1, request(d)))))
+        await until(lambda: len(house.server.requests) >= 3)
+        work.cancel()
+        await asyncio.wait({work})
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
+        assert book.reserved.calls >= 3
+        over = new_event(
+            EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"}
+        )
+        await house.bus.publish(over)
+        other = Host("other", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+        await other._work(Recorded(1, request(d), {"deliveries": "2"}))
+        book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
+        assert book.reserved == Amount()
+        assert book.spent.calls < 3, "what was not answered is not on record, and not counted"
+
+
+async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:
+    model = Answering()
+    model.hangs = False
+    async with council(tmp_path, model) as house:
+        host, d, accounts = await _with_story(house, Budget(calls=1))
+        assert await host._purse(replace(d, merge=("a" * 40,))) is None
+        assert await host._purse(replace(d, story_id="")) is None
+        assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
+
+
+async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_roles(
+    tmp_path: Path,
+) -> None:
+    running = most = 0
+
+    async def think(body: dict[str, Any], headers: Mapping[str, str]) -> str:
+        nonlocal running, most
+        del body, headers
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.05)
+        running -= 1
+        return finish("An old silent pond")
+
+    async with open_council(tmp_path, scripted(think)) as house, asyncio.TaskGroup() as group:
+        hosting = group.create_task(replace(host_of(house), concurrency=2).run())
+        for number in range(9):
+            role = ("dev", "qa", "architect")[number % 3]
+            d = replace(
+                house.deliberation("single", 1, repository=None, base_sha=None),
+                task_id=f"task-{number}",
+                role=role,
+            )
+            await house.bus.enqueue(Channel.WORK.of(role), request(d))
+        async with asyncio.timeout(30):
+            while finished(await house.events()) < 9:
+                await asyncio.sleep(0.01)
+        hosting.cancel()
+    assert most == 2

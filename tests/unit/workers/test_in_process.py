@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from moothall.workers.in_process import hosting
+
+
+async def test_hosts_are_there_once_all_are_ready_and_gone_at_the_end() -> None:
+    said: list[str] = []
+
+    async def main(name: str, ready: Callable[[], None]) -> None:
+        said.append(f"{name} begins")
+        await asyncio.sleep(0)
+        ready()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # its workspaces are closed
+            said.append(f"{name} has let go")
+
+    async with hosting(2, main) as alive:
+        assert said == ["host-1 begins", "host-2 begins"]
+        assert await alive() == (2, 2)
+    assert said[2:] == ["host-1 has let go", "host-2 has let go"]
+    assert await alive() == (0, 2)
+
+
+async def test_a_host_that_cannot_start_ends_the_start() -> None:
+    async def main(name: str, ready: Callable[[], None]) -> None:
+        raise LookupError(name)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with hosting(1, main):
+            pytest.fail("nothing hosts")
+    assert caught.group_contains(LookupError, match="host-1")
+
+
+async def test_a_host_with_a_bug_ends_the_body() -> None:
+    broken = asyncio.Event()
+
+    async def main(_name: str, ready: Callable[[], None]) -> None:
+        ready()
+        await broken.wait()
+        raise LookupError("a bug")
+
+    async def body() -> None:
+        async with hosting(1, main):
+            broken.set()
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await body()
+    assert caught.group_contains(LookupError, match="a bug")

@@ -1,0 +1,194 @@
+"""A deliberation that is paused: it stops between turns, stays so over a restart, and goes on
+without repeating a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.collector.decide import last_moment, ready
+from moothall.collector.fold import fold
+from moothall.config import LimitSettings
+from moothall.domain.budget import Budget
+from moothall.domain.codec import dump
+from moothall.domain.event import Event, EventType, Recorded, new_event
+from moothall.domain.identity import LOCAL
+from moothall.domain.pauses import NEVER, Pauses
+from moothall.domain.task import DeliberationRequest
+from moothall.errors import InvalidRequest
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.stories.board import Board
+from moothall.stories.coach import StoryDraft
+from moothall.workers.host import Host
+from support.council import CouncilHouse, Thinking, open_council, scripted, until
+from support.story import DEADLINE, START, Remembering, deliberation
+
+ASKED = DeliberationRequest(
+    "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
+)
+
+
+@asynccontextmanager
+async def working(
+    house: CouncilHouse, request: Event
+) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
+    """A host with this in hand, which listens; at the end it is killed."""
+    host = Host("host", house.bus, Remembering(), house.parts, 4)
+    listening = asyncio.create_task(host._listen_for_words())
+    work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))
+    try:
+        yield host, work
+    finally:
+        for task in (listening, work):
+            task.cancel()
+        await asyncio.gather(listening, work, return_exceptions=True)
+
+
+async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_without_repeating_a_call(
+    tmp_path: Path,
+) -> None:
+    model = Thinking()
+    async with open_council(tmp_path, scripted(model)) as house:
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        d = await desk.submit(ASKED, LOCAL)
+        (request,) = await house.events()
+        async with working(house, request) as (host, work):
+            await until(lambda: model.asked == 1)
+            assert await desk.pause(d.task_id, LOCAL)
+            assert not await desk.pause(d.task_id, LOCAL), "it is paused already"
+            await until(lambda: host._running[d.task_id].pauses.held)
+            assert not host._running[d.task_id].down, "the turn under way ends first"
+            model.go_on.set()
+            await until(lambda: host._running[d.task_id].down)
+            assert (model.asked, host.busy, work.done()) == (1, 1, False)
+        kinds = [event.type for event in await house.events()]
+        assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is on record"
+        assert EventType.SEAT_FINISHED not in kinds
+        async with working(house, request) as (host, work):
+            await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            assert model.asked == 1, "the host that was started again lets it wait"
+            assert await desk.pause(d.task_id, LOCAL, paused=False)
+            async with asyncio.timeout(30):
+                await work
+        assert model.asked == 2
+        events = await house.events()
+        calls = [event.data["call_id"] for event in events if event.type is EventType.MODEL_CALLED]
+        assert calls == [f"{d.task_id}/{d.seats[0]}/propose/0.{turn}" for turn in (1, 2)]
+        (end,) = [
+            event.data["outcome"]["status"]
+            for event in events
+            if event.type is EventType.SEAT_FINISHED
+        ]
+        assert end == "proposed"
+
+
+async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
+    model = Thinking()
+    async with open_council(tmp_path, scripted(model)) as house:
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        d = await desk.submit(ASKED, LOCAL)
+        (request,) = await house.events()
+        await desk.pause(d.task_id, LOCAL)
+        async with working(house, request) as (host, work):
+            await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
+            await desk.cancel(d.task_id, "", LOCAL)
+            host._stop(d.task_id)
+            async with asyncio.timeout(30):
+                await work
+        assert model.asked == 0
+
+
+async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
+    model, budget = Thinking(), Budget(calls=100)
+    async with open_council(tmp_path, scripted(model)) as house:
+        card = await Board(house.bus).create(
+            StoryDraft("Say hello"), LOCAL, key="one", budget=budget
+        )
+        accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
+        async with working(house, (await house.events())[-1]) as (host, work):
+            host.accounts = accounts
+            await until(lambda: model.asked == 1)
+            assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
+            await desk.pause(d.task_id, LOCAL)
+            await until(lambda: host._running[d.task_id].pauses.held)
+            model.go_on.set()
+            async with asyncio.timeout(30):
+                while (
+                    book := await accounts.of(card.story.id, LOCAL.tenant, budget)
+                ).reserved.calls:
+                    await asyncio.sleep(0.01)
+            assert book.spent.calls == 1
+            await desk.cancel(d.task_id, "", LOCAL)
+            host._stop(d.task_id)
+            async with asyncio.timeout(30):
+                await work
+        assert (await accounts.of(card.story.id, LOCAL.tenant, budget)) == book
+
+
+async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
+    async with open_council(tmp_path, scripted(Thinking())) as house:
+        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        d = await desk.submit(ASKED, LOCAL)
+        await house.bus.publish(
+            new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
+        )
+        with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):
+            await desk.pause(d.task_id, LOCAL)
+
+
+def turned(number: int, seconds: float) -> Event:
+    kind = EventType.DELIBERATION_RESUMED if number % 2 else EventType.DELIBERATION_PAUSED
+    data = {"task_id": "task-a", "number": number}
+    return new_event(
+        kind, "task-a", data, ordinal=number, time=(START + timedelta(seconds=seconds)).isoformat()
+    )
+
+
+def test_the_time_that_it_waits_is_not_counted_against_its_deadline() -> None:
+    asked = new_event(
+        EventType.DELIBERATION_REQUESTED, "task-a", dump(deliberation()), time=START.isoformat()
+    )
+    turns = [turned(0, 10), turned(1, 110), turned(2, 200), turned(3, 250)]
+    after = DEADLINE + timedelta(hours=1)
+    state = fold(fold(None, asked), turns[0])
+    assert not ready(state, after), "while it waits nothing is late"
+    for order in permutations(turns):
+        state = fold(None, asked)
+        for event in (*order, *order):
+            state = fold(state, event)
+        assert last_moment(state, timedelta()) == DEADLINE + timedelta(seconds=150)
+        assert ready(state, after)
+        assert Pauses.of(order).later(DEADLINE) == DEADLINE + timedelta(seconds=150)
+    assert Pauses.of(turns[:3]).later(DEADLINE) == NEVER
+
+
+@pytest.mark.parametrize("data", [{"number": 1}, {"number": "0"}, {}])
+def test_what_is_malformed_pauses_nothing(data: dict[str, object]) -> None:
+    event = new_event(
+        EventType.DELIBERATION_PAUSED,
+        "task-a",
+        {"task_id": "task-a", **data},
+        time=START.isoformat(),
+    )
+    assert not Pauses.of([event]).held
+
+
+@pytest.mark.parametrize("known", [(0,), (0, 1), (0, 1, 2)])
+def test_what_was_read_before_undoes_nothing_that_came_after(known: tuple[int, ...]) -> None:
+    whole = Pauses.of(turned(number, 10.0 * number) for number in (0, 1, 2))
+    before = Pauses.of(turned(number, 10.0 * number) for number in known)
+    assert whole.with_all(before) == before.with_all(whole) == whole

@@ -1,0 +1,67 @@
+"""What is said to a council while it is under way: heard at the next turn, and the same again after
+a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from moothall.config import LimitSettings
+from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.recorded_model import RecordedModel, Recording
+from moothall.domain.budget import Ledger
+from moothall.domain.event import EventType, Recorded
+from moothall.domain.identity import LOCAL
+from moothall.domain.task import DeliberationRequest
+from moothall.orchestrator.planning import Defaults
+from moothall.orchestrator.service import Desk
+from moothall.workers.host import Host
+from support.council import Thinking, open_council, scripted, until
+from support.story import Remembering
+
+FRENCH = "Say it in French."
+
+
+async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    model = Thinking()
+    async with open_council(tmp_path, scripted(model)) as house, asyncio.TaskGroup() as group:
+        host, desk = (
+            Host("host", house.bus, Remembering(), house.parts, 4),
+            Desk(house.bus, Remembering(), Defaults(LimitSettings())),
+        )
+        asked = DeliberationRequest(
+            "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
+        )
+        d = await desk.submit(asked, LOCAL)
+        listening = group.create_task(host._listen_for_words())
+        events = [recorded.event async for recorded in house.bus.replay()]
+        work = group.create_task(host._work(Recorded(1, events[0])))
+        await until(lambda: model.asked == 1)
+        await desk.steer(d.task_id, FRENCH, LOCAL, key="k")
+        await until(lambda: bool(host._running[d.task_id].words))
+        model.go_on.set()
+        await work
+        listening.cancel()
+        prompts = [str(call.body["messages"][-1]["content"]) for call in house.server.requests]
+        assert [FRENCH in prompt for prompt in prompts] == [False, True]
+        assert "the task, added to by local meanwhile" in prompts[1]
+        log = [recorded.event async for recorded in house.bus.replay()]
+        called = [event for event in log if event.type is EventType.MODEL_CALLED]
+        (said,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
+        assert [event.data.get("told") for event in called] == [None, [said]]
+        again = RecordedModel(
+            house.parts.model,
+            ledger=Ledger(d.budget),
+            facts=Facts(house.bus, d),
+            recording=Recording.of(log),
+            settings=house.parts.llm,
+            words={"later": "and later"},
+        )
+        heard = [len(again.words_for(str(event.data["call_id"]))) for event in called]
+        assert heard == [0, 1]
+        assert len(again.words_for(f"{d.task_id}/{d.seats[0]}/propose/0.9")) == 2, (
+            "a call that was never made hears all"
+        )

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moothall.workflows.runner import contain
+
+
+async def test_a_bug_in_one_workflow_ends_no_other() -> None:
+    async def broken() -> None:
+        await asyncio.sleep(0)
+        raise OverflowError("no calendar holds this")
+
+    done: list[str] = []
+
+    async def fine() -> None:
+        await asyncio.sleep(0.05)
+        done.append("fine")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(contain(broken(), "one"))
+        group.create_task(contain(fine(), "other"))
+    assert done == ["fine"]
+
+
+async def test_a_workflow_that_is_stopped_is_stopped() -> None:
+    task = asyncio.ensure_future(contain(asyncio.sleep(60), "one"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import io
+import os
+import socket
+import struct
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from moothall.errors import WorkspaceFailed
+from moothall.workspace.kubernetes.archive import Pipe, pack, piped, receive, send, unpack
+
+MOST = 10_000_000
+
+
+def through(source: Path, target: Path) -> None:
+    held = io.BytesIO()
+    pack(source, held)
+    held.seek(0)
+    target.mkdir()
+    unpack(held, target, most=MOST)
+
+
+def listed(root: Path) -> dict[str, tuple[str, int]]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        kind = (
+            f"link {path.readlink()}"
+            if path.is_symlink()
+            else "folder"
+            if path.is_dir()
+            else path.read_text()
+        )
+        found[str(path.relative_to(root))] = kind, path.lstat().st_mode & 0o777
+    return found
+
+
+def test_a_tree_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "empty").mkdir(parents=True)
+    (tree / "a" / "run.sh").write_text("echo")
+    (tree / "a" / "run.sh").chmod(0o755)
+    (tree / "a" / "again").hardlink_to(tree / "a" / "run.sh")
+    (tree / "python").symlink_to("/usr/bin/python3")
+    (tree / os.fsdecode(b"no\xfftext")).write_text("named oddly")
+    expected = listed(tree)
+    os.mkfifo(tree / "pipe")
+    through(tree, tmp_path / "back")
+    assert listed(tmp_path / "back") == expected
+
+
+def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> io.BytesIO:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    held.seek(0)
+    return held
+
+
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info, b"evil" if kind == tarfile.REGTYPE else b""
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../out")],
+        [member("a/../../out")],
+        [member("//out")],
+        [member("link", tarfile.SYMTYPE, ".."), member("link/out")],
+        [member("link", tarfile.SYMTYPE, "/"), member("link/tmp/out")],
+        [
+            member("deep", tarfile.DIRTYPE),
+            member("deep/link", tarfile.SYMTYPE, "../.."),
+            member("deep/link/out"),
+        ],
+        [member("out", tarfile.LNKTYPE, "../out")],
+        [member("device", tarfile.CHRTYPE)],
+        [member("pipe", tarfile.FIFOTYPE)],
+        [member("out\0side")],
+    ],
+    ids=lambda members: " ".join(one.name for one, _ in members).replace("\0", "0"),
+)
+def test_nothing_is_written_elsewhere(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
+    (tmp_path / "in").mkdir()
+    with contextlib.suppress(WorkspaceFailed):
+        unpack(archive_of(*members), tmp_path / "in", most=MOST)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert not any(
+        path.is_fifo() or path.is_block_device() or path.is_char_device()
+        for path in tmp_path.rglob("*")
+    )
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "precious").write_text("mine")
+    unpack(
+        archive_of(member("file", tarfile.SYMTYPE, "../precious"), member("file")),
+        tmp_path / "in",
+        most=MOST,
+    )
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "in" / "file").read_text() == "evil"
+
+
+def test_more_than_there_may_be_and_what_is_no_tree_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceFailed, match="more than 3 bytes"):
+        unpack(archive_of(member("file")), tmp_path, most=3)
+    with pytest.raises(WorkspaceFailed, match="no tree"):
+        unpack(io.BytesIO(b"x" * 2000), tmp_path, most=MOST)
+
+
+def test_a_pipe_says_what_ended_its_other_end(tmp_path: Path) -> None:
+    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    while pipe.write(b"x" * 100_000):
+        pass
+    with pytest.raises(WorkspaceFailed, match="no tree"):
+        pipe.finish()
+
+
+def told(name: str, link: str = "", **headers: str) -> tuple[tarfile.TarInfo, bytes]:
+    """A member with headers of its own, which stand for what is in the member itself."""
+    info, content = member(name, tarfile.SYMTYPE if link else tarfile.REGTYPE, link)
+    info.pax_headers = headers
+    return info, content
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        told("link", link="x", linkpath="elsewhere\0"),
+        told("late", mtime=str((1 << 63) - 1)),
+        told("never", mtime="nan"),
+        told("ever", mtime="inf"),
+        told("less", size="-1000000"),
+    ],
+    ids=lambda bad: str(bad[0].name),
+)
+def test_what_cannot_be_written_is_never_taken_for_the_whole_tree(
+    tmp_path: Path, bad: tuple[tarfile.TarInfo, bytes]
+) -> None:
+    pipe = Pipe(lambda source: unpack(source, tmp_path, most=MOST), reads=True)
+    pipe.write(archive_of(member("first"), bad, member("last")).read())
+    with pytest.raises(WorkspaceFailed):
+        pipe.finish()
+
+
+def peak_of(made: io.BytesIO, root: Path, most: int) -> int:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(WorkspaceFailed):
+            unpack(made, root, most=most)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_take_no_memory_to_speak_of(tmp_path: Path) -> None:
+    made = archive_of(told("file", comment="x" * 50_000_000))
+    assert peak_of(made, tmp_path, most=1000) < 10_000_000
+
+
+def test_each_entry_counts_though_it_is_empty_and_none_is_remembered(tmp_path: Path) -> None:
+    made = archive_of(*(member(f"folder-{number}/", tarfile.DIRTYPE) for number in range(3000)))
+    with pytest.raises(WorkspaceFailed, match="more than 4000000 bytes"):
+        unpack(made, tmp_path, most=4_000_000)
+    made.seek(0)
+    assert peak_of(made, tmp_path, most=1_000_000_000) < 1_000_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 18, 5_000_000])
+async def test_a_tree_is_sent_in_pieces_and_the_next_one_after_it(
+    size: int, tmp_path: Path
+) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    for number in range(2):
+        tree, back = tmp_path / f"tree{number}", tmp_path / f"back{number}"
+        tree.mkdir()
+        back.mkdir()
+        (tree / "file").write_bytes(os.urandom(size))
+        async with (
+            piped(functools.partial(unpack, root=back, most=MOST), reads=True) as out,
+            piped(functools.partial(pack, tree), reads=False) as into,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(send(into, ours))
+            await receive(out, reader)
+        assert (back / "file").read_bytes() == (tree / "file").read_bytes()
+    writer.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("cut", [2, 4, 3000])
+async def test_a_tree_that_breaks_off_on_its_way_is_said(cut: int, tmp_path: Path) -> None:
+    held = io.BytesIO()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_bytes(bytes(9000))
+    pack(tmp_path / "tree", held)
+    reader = asyncio.StreamReader()
+    reader.feed_data((struct.pack("!I", len(held.getvalue())) + held.getvalue())[:cut])
+    reader.feed_eof()
+    with pytest.raises(WorkspaceFailed, match="broke off on its way"):
+        async with piped(functools.partial(unpack, root=tmp_path, most=MOST), reads=True) as out:
+            await receive(out, reader)
+
+
+def test_whoever_reads_on_from_a_pipe_that_is_finished_gets_nothing_of_others(
+    tmp_path: Path,
+) -> None:
+    reads, writes = Pipe(lambda end: None, reads=False), Pipe(lambda end: None, reads=True)
+    reads.finish()
+    writes.finish()
+    others = [
+        (tmp_path / name).open("w+b", buffering=0) for name in "abcd"
+    ]  # which have the numbers of its ends now
+    for one in others:
+        one.write(b"another's")
+        one.seek(0)
+    with pytest.raises(BrokenPipeError):
+        reads.read(9)
+    assert not writes.write(b"into another's")
+    for one in others:
+        assert one.read() == b"another's"
+        one.close()

@@ -1,0 +1,286 @@
+"""A host and a link that says what it likes: its pod was taken over, or is just going."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.config import Settings
+from moothall.domain.repository import Base, Prepared, Profile
+from moothall.errors import SandboxUnavailable, WorkspaceFailed
+from moothall.network.credentials import Credentials
+from moothall.network.destinations import Destinations
+from moothall.repositories.changes import ChangeCaps, NewPaths
+from moothall.sandbox_runtime.protocol import Frames, pack
+from moothall.workspace.executor_client import Box, BoxSetup
+from moothall.workspace.kubernetes import archive
+from moothall.workspace.kubernetes.box import JobBox, Pods
+from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.multiplexer import CONTROL, HANDS, Carrier, Streams, Trunk
+from moothall.workspace.packages import Reach
+from moothall.workspace.pool import BoxPool
+from support.council import until
+from support.pods import Queues
+
+CAPS = ChangeCaps(1000, 1000)
+Said = dict[str, Any]
+
+
+class LyingPods(Cluster):
+    """Pods that are nothing but a link; what it answers is said by tests. What it is not told to
+    say is what an honest one says.
+    """
+
+    def __init__(self, settings: Settings, carrier: Carrier) -> None:
+        super().__init__(settings.jobs, "lying")
+        self._carrier = carrier
+        self._links: dict[str, asyncio.Task[None]] = {}
+        self.answers: dict[str, Callable[[Said], Said]] = {}
+        self.hands: Callable[[Streams, Said], Any] = lambda _streams, _asked: None
+
+    async def create(self, manifest: dict[str, Any]) -> None:
+        name = manifest["metadata"]["name"]
+        self._wrong[name] = asyncio.get_running_loop().create_future()
+        self._links[name] = asyncio.create_task(self._serve(name))
+
+    async def remove(self, name: str) -> None:
+        if link := self._links.pop(name, None):
+            link.cancel()
+            await asyncio.wait({link})
+
+    def say(self, name: str, wrong: str) -> None:
+        """Let the cluster say what became of a pod."""
+        self._wrong[name].set_result(wrong)
+
+    async def _serve(self, name: str) -> None:
+        trunk = Trunk(self._carrier, f"{name}-out", f"{name}-in")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(trunk.run())
+            await trunk.connected.wait()
+            for stream, hear in ((CONTROL, self._control), (HANDS, self._hands)):
+                streams = await asyncio.open_connection(sock=await trunk.open(stream))
+                streams[1].write(pack({"id": 0, "status": "ready"}))
+                group.create_task(self._read(streams, hear))
+
+    async def _read(self, streams: Streams, hear: Callable[[Streams, Said], Any]) -> None:
+        frames = Frames()
+        try:
+            while data := await streams[0].read(1 << 20):
+                for asked in frames.feed(data):
+                    hear(streams, asked)
+        finally:
+            streams[1].transport.abort()
+
+    def _control(self, streams: Streams, asked: Said) -> None:
+        answer = self.answers.get(asked["op"])
+        streams[1].write(
+            pack({"status": "success", "id": asked["id"], **(answer(asked) if answer else {})})
+        )
+
+    def _hands(self, streams: Streams, asked: Said) -> None:
+        self.hands(streams, asked)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> LyingPods:
+    queues = Queues()
+    return LyingPods(Settings(data_dir=tmp_path / "data"), Carrier(queues.send, queues.hear))
+
+
+def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobBox:
+    tree = tmp_path / "base"
+    tree.mkdir()
+    (tree / "file").write_text("text")
+    (tmp_path / "secret").write_text("word")
+    settings = Settings(data_dir=tmp_path / "data")
+    return JobBox(
+        BoxSetup("key", (tree,), **place),
+        tmp_path / "box",
+        settings,
+        Pods(pods, pods._carrier, lambda _: {}),
+    )
+
+
+@pytest.fixture
+async def box(pods: LyingPods, tmp_path: Path) -> AsyncIterator[JobBox]:
+    env = tmp_path / "env"
+    env.mkdir()
+    box = box_of(pods, tmp_path, env=env, env_writable=True)
+    await box.start()
+    yield box
+    await box.close()
+
+
+def change(path: str = "file", **more: Any) -> Said:
+    return {"path": path, "mode": "100644", "content": base64.b64encode(b"word").decode(), **more}
+
+
+def question(**more: Any) -> Said:
+    return {"folders": [], "files": [], "lists": {}, **more}
+
+
+async def all_of(new: NewPaths) -> Mapping[str, str]:
+    return dict.fromkeys((*new.folders, *new.files), "a rule")
+
+
+async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobBox) -> None:
+    told: list[Said] = []
+
+    def end(asked: Said) -> Said:
+        told.append(asked["rules"])
+        return {"changes": [], "ignored": ["target/", "a.log"]}
+
+    pods.answers["changes"] = lambda _: {"new": question(folders=["target"], files=["a.log"])}
+    pods.answers["ignored"] = end
+    written = await box.changes(["file"], CAPS, all_of)
+    assert written.ignored == {"target/": "a rule", "a.log": "a rule"}
+    assert told == [{"target": "a rule", "a.log": "a rule"}]
+
+
+async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobBox) -> None:
+    pods.answers["changes"] = pods.answers["ignored"] = lambda _: {"new": question(files=["a.log"])}
+    with pytest.raises(WorkspaceFailed, match="broke its protocol"):
+        await box.changes(["file"], CAPS, all_of)
+
+
+async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: JobBox) -> None:
+    pods.answers["changes"] = lambda _: {
+        "changes": [change(), change(path="gone", content=None)],
+        "ignored": [],
+    }
+    assert [one.path for one in (await box.changes(["file"], CAPS, all_of)).changes] == [
+        "file",
+        "gone",
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"changes": 1},
+        {"changes": ["file"]},
+        {"changes": [{"path": "file"}]},
+        {"changes": [change(content="ü")]},
+        {"changes": [change(content=7)]},
+        {"changes": [change(mode="160000")]},
+        {"changes": [change(mode="040000\\tx")]},
+        {"changes": [change("../secret")]},
+        {"changes": [change("/etc/passwd")]},
+        {"changes": [change(b"a\\0b".decode("unicode_escape"))]},
+        {"changes": []},
+        {"changes": [], "ignored": ["unasked"]},
+        {"changes": [], "ignored": [7]},
+        {"new": 7},
+        {"new": question(files=["../secret"])},
+        {"new": question(folders=["/etc"])},
+        {"new": question(files=[b"a\\0b".decode("unicode_escape")])},
+        {"new": question(lists={"../.gitignore": None})},
+        {"new": question(lists={"file": None})},
+        {"new": question(lists={".gitignore": 7})},
+    ],
+    ids=str,
+)
+async def test_changes_that_no_link_of_ours_tells_of_are_refused(
+    pods: LyingPods, box: JobBox, said: Said
+) -> None:
+    pods.answers["changes"] = lambda _: said
+    with pytest.raises(WorkspaceFailed, match="broke its protocol"):
+        await box.changes(["file"], CAPS, all_of)
+
+
+@pytest.mark.parametrize("said", [{}, {"data": 5}, {"data": "ü"}], ids=str)
+async def test_a_tree_that_is_none_is_refused(pods: LyingPods, box: JobBox, said: Said) -> None:
+    pods.answers["pack"] = lambda _: said
+    with pytest.raises(WorkspaceFailed, match="broke its protocol"):
+        await box.take_back()
+
+
+@pytest.mark.parametrize("said", [{}, {"port": "x"}, {"port": None}], ids=str)
+async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, said: Said) -> None:
+    pods.answers["port"] = lambda _: said
+    box = box_of(
+        pods,
+        tmp_path,
+        reach=Reach(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}),
+    )
+    with pytest.raises(SandboxUnavailable, match="broke its protocol"):
+        await box.start()
+
+
+def some_of_a_tree(folder: Path) -> Said:
+    held = io.BytesIO()
+    archive.pack(folder, held)
+    return {"data": base64.b64encode(held.getvalue()[:700]).decode()}
+
+
+async def test_a_pod_that_goes_while_its_files_come_back_says_why(
+    pods: LyingPods, box: JobBox, tmp_path: Path
+) -> None:
+    def lose(_asked: Said) -> Said:
+        pods.say(box.job, "its pod was ended: Evicted")
+        return some_of_a_tree(tmp_path / "base")
+
+    pods.answers["pack"] = lose
+    with pytest.raises(WorkspaceFailed, match="Evicted"):
+        await box.take_back()
+
+
+async def test_who_gives_up_while_files_come_back_has_given_up(
+    pods: LyingPods, box: JobBox, tmp_path: Path
+) -> None:
+    asked = asyncio.Event()
+
+    def answer(_asked: Said) -> Said:
+        asked.set()
+        return some_of_a_tree(tmp_path / "base")
+
+    pods.answers["pack"] = answer
+    taking = asyncio.create_task(box.take_back())
+    await asked.wait()
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+
+
+async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(
+    pods: LyingPods, box: JobBox
+) -> None:
+    def end(streams: Streams, _asked: Said) -> None:
+        streams[1].close()
+        asyncio.get_running_loop().call_later(
+            0.5, pods.say, box.job, "hands used more memory than it may and was killed"
+        )
+
+    pods.hands = end
+    with pytest.raises(WorkspaceFailed, match="hands used more memory than it may"):
+        await box.request("run", wall_seconds=20, argv=("true",), env={})
+
+
+async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
+    pods: LyingPods, tmp_path: Path
+) -> None:
+    settings, made = Settings(data_dir=tmp_path / "data"), list[JobBox]()
+
+    def make(place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
+        made.append(JobBox(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
+        return made[-1]
+
+    async with BoxPool(settings, make=make) as pool:
+        pool.layout.tree("key").mkdir(parents=True)
+        prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
+        taken: list[Box] = []
+        for old in (0, 1000, 4000):  # of the 7200 seconds of jobs.seconds
+            if made:
+                await until(lambda: len(made) == len(taken) + 1)
+                made[-1]._made -= old
+            async with pool.box(prepared) as box:
+                taken.append(box)
+        assert taken[:2] == made[:2]
+        assert made[2] not in taken

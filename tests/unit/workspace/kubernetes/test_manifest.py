@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from moothall.config import (
+    JobSettings,
+    RunnerSettings,
+    SandboxSettings,
+    Settings,
+    WorkspaceSettings,
+)
+from moothall.domain.repository import Base, Profile
+from moothall.errors import ConfigurationError
+from moothall.settings import load_settings
+from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.kubernetes.link import LINK
+from moothall.workspace.kubernetes.manifest import job, labels_of
+from moothall.workspace.layout import environment_key, prepared_key
+
+JOBS = JobSettings(
+    image="work:1",
+    link_image="moothall:1",
+    runtime_class="gvisor",
+    node_selector={"pool": "work"},
+    pull_secrets=("hub",),
+)
+SETTINGS = Settings(jobs=JOBS, sandbox=SandboxSettings(memory_bytes=1_000_000_000))
+PLACE = BoxSetup("key", (Path("/tree"),), env=Path("/env"))
+LABELS = {"moothall/host": "host"}
+SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
+
+
+def test_only_the_link_has_credentials_and_a_way_to_anything() -> None:
+    pod = job("one", LABELS, PLACE, SETTINGS, SECRET)["spec"]["template"]["spec"]
+    link, *hands = pod["containers"]
+    assert [one["name"] for one in hands] == ["hands", "code"]
+    assert "s3cret" in json.dumps(link)
+    for one in hands:
+        assert "s3cret" not in json.dumps(one)
+        assert "env" not in one
+        assert "envFrom" not in one
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+
+
+def test_it_is_restricted_bounded_and_ends_by_itself() -> None:
+    document = job("one", LABELS, PLACE, SETTINGS, SECRET)
+    spec = document["spec"]
+    assert (
+        spec["backoffLimit"],
+        spec["activeDeadlineSeconds"],
+        spec["ttlSecondsAfterFinished"],
+    ) == (0, 7200, 60)
+    pod = spec["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for one in pod["containers"]:
+        walls = one["securityContext"]
+        assert (walls["allowPrivilegeEscalation"], walls["readOnlyRootFilesystem"]) == (False, True)
+        assert walls["capabilities"] == {"drop": ["ALL"]}
+        assert walls["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert {"cpu", "memory", "ephemeral-storage"} == set(one["resources"]["limits"])
+    assert (pod["runtimeClassName"], pod["nodeSelector"], pod["imagePullSecrets"]) == (
+        "gvisor",
+        {"pool": "work"},
+        [{"name": "hub"}],
+    )
+    assert "tolerations" not in pod
+    tolerations = (
+        {"key": "pool", "operator": "Equal", "value": "work", "effect": "NoSchedule"},
+        {"operator": "Exists"},
+    )
+    tolerant = Settings(jobs=JOBS.model_copy(update={"tolerations": tolerations}))
+    assert job("one", LABELS, PLACE, tolerant, SECRET)["spec"]["template"]["spec"][
+        "tolerations"
+    ] == list(tolerations)
+
+
+@pytest.mark.parametrize(
+    ("most", "asked"), [("1", "100m"), ("4", "400m"), ("50m", "5m"), ("0.5", "50m"), ("5m", "1m")]
+)
+def test_it_asks_for_a_tenth_of_the_processor_that_it_may_have(most: str, asked: str) -> None:
+    settings = Settings(jobs=JOBS.model_copy(update={"cpu": most}))
+    for one in job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"][
+        "containers"
+    ][1:]:
+        assert (one["resources"]["requests"]["cpu"], one["resources"]["limits"]["cpu"]) == (
+            asked,
+            most,
+        )
+
+
+def test_a_processor_that_is_no_amount_is_named() -> None:
+    with pytest.raises(ValidationError, match="cpu"):
+        JobSettings(cpu="two")
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["two beside the link", "one"])
+def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool) -> None:
+    settings = Settings(jobs=JOBS, runner=RunnerSettings(full=full))
+    pod = job("one", LABELS, PLACE, settings, SECRET)["spec"]["template"]["spec"]
+    assert len(pod["containers"]) == 2 + full
+    limits = [int(one["resources"]["limits"]["ephemeral-storage"]) for one in pod["containers"]]
+    assert 0 <= JOBS.disk_bytes - sum(limits) < len(limits)
+    sizes = {one["name"]: one["emptyDir"]["sizeLimit"] for one in pod["volumes"]}
+    assert sizes["tree"] == sizes["env"] == sizes["tmp-hands"] == str(JOBS.disk_bytes)
+    assert sizes["link-hands"] == "1Mi"
+
+
+def test_an_environment_can_be_written_by_set_up_alone() -> None:
+    def read_only(place: BoxSetup) -> bool:
+        hands = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
+        return next(
+            bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env"
+        )
+
+    assert read_only(PLACE)
+    assert not read_only(BoxSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
+
+
+def expanded(text: str, known: dict[str, str]) -> str:
+    """What a kubelet makes of a command, an argument or the value of a variable."""
+
+    def put(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", put, text)
+
+
+@given(st.text(max_size=60) | st.text("$()A", max_size=20))
+@example("$(A)")
+@example("pa$$word")
+@example("$$$(A)$")
+def test_a_value_stays_one_value(text: str) -> None:
+    """Nothing is put into a shell, and what a kubelet would expand is escaped: quotes, `$()`, `$$`
+    and newlines are what they are.
+    """
+    settings = Settings(jobs=JOBS.model_copy(update={"python": text}))
+    document = job(
+        "one",
+        LABELS,
+        replace(PLACE, program=text),
+        settings,
+        {"A": "put in", "MOOTHALL_BUS__TOKEN": text},
+    )
+    link, hands = document["spec"]["template"]["spec"]["containers"][:2]
+    known: dict[str, str] = {}
+    for one in link["env"]:
+        known[one["name"]] = expanded(one["value"], known)
+    assert known["MOOTHALL_BUS__TOKEN"] == text
+    assert json.loads(known[LINK])["name"] == "one"
+    assert expanded(hands["command"][0], known) == text
+    assert hands["command"][1:4] == ["-I", "-S", "-c"]
+    assert json.loads(expanded(hands["args"][1], known))["program"] == text
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["task_id", "seat", "tenant", "trace_id"]), st.text(max_size=200)
+    )
+)
+def test_whatever_a_task_is_called_its_labels_are_labels(whose: dict[str, str]) -> None:
+    for key, value in labels_of(whose).items():
+        assert key.startswith("moothall/")
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", value)
+
+
+def test_labels_say_task_seat_and_tenant() -> None:
+    said = labels_of(
+        {"task_id": "story-1/$(id)", "seat": "agent-dev-001", "tenant": "team a", "trace_id": "x"}
+    )
+    assert said == {
+        "moothall/task": "story-1-id",
+        "moothall/seat": "agent-dev-001",
+        "moothall/tenant": "team-a",
+    }
+
+
+def test_a_repository_has_the_image_that_its_operator_says_and_the_link_is_ours() -> None:
+    jobs = JobSettings(
+        images={"shop": "shop:1", "https://git.example/legacy/*": "old:1", "*": "any:1"}
+    )
+    assert jobs.image_of("shop", "/srv/shop") == "shop:1"
+    assert jobs.image_of("x", "https://git.example/legacy/one.git") == "old:1"
+    assert jobs.image_of("x", "/srv/x") == "any:1"
+    assert JOBS.image_of("shop", "/srv/shop") == ""
+    pod = job("one", LABELS, replace(PLACE, image="shop:1"), SETTINGS, SECRET)["spec"]["template"][
+        "spec"
+    ]
+    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "shop:1", "shop:1"]
+    with pytest.raises(ValidationError, match="at least 1 character"):
+        JobSettings(images={"shop": ""})
+
+
+def test_what_was_made_in_one_image_is_not_taken_for_another() -> None:
+    base = Base(
+        "shop",
+        "0" * 40,
+        Profile(setup=(("pip", "install", "-e", "."),), checks={"tests": ("pytest",)}),
+    )
+    bases = (base, replace(base, image="shop:1"), replace(base, image="shop:2"))
+    assert (
+        len({environment_key(one) for one in bases})
+        == len({prepared_key(one) for one in bases})
+        == 3
+    )
+    assert len({prepared_key(replace(one, profile=Profile())) for one in bases}) == 3, (
+        "nothing is set up, yet its checks run there"
+    )
+
+
+def test_a_kind_without_its_images_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"jobs.image, jobs.link_image, bus.url must be set"
+    ):
+        load_settings(data_dir=tmp_path, workspace=WorkspaceSettings(kind="kubernetes"))

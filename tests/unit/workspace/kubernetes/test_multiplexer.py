@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moothall.workspace.kubernetes.link import Folders, PodLink
+from moothall.workspace.kubernetes.multiplexer import (
+    CODE,
+    CONTROL,
+    FIRST,
+    HANDS,
+    Carrier,
+    Streams,
+    Trunk,
+)
+from support.pods import Queues
+
+
+class Lossy(Queues):
+    """Loses the messages of data after a number of them."""
+
+    def __init__(self, kept: int) -> None:
+        super().__init__()
+        self._kept = kept
+
+    async def send(self, name: str, data: bytes) -> None:
+        if data[:1] == b"d":
+            self._kept -= 1
+            if self._kept == 0:
+                return
+        await super().send(name, data)
+
+
+@asynccontextmanager
+async def trunks(
+    queues: Queues, accepted: list[tuple[int, Streams]] | None = None
+) -> AsyncIterator[tuple[Trunk, Trunk]]:
+    carrier = Carrier(queues.send, queues.hear)
+    host = Trunk(
+        carrier,
+        "pod-in",
+        "pod-out",
+        lambda number, streams: (accepted or []).append((number, streams)),
+    )
+    if accepted is not None:
+        host = Trunk(
+            carrier, "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
+        )
+    pod = Trunk(carrier, "pod-out", "pod-in")
+    running = [asyncio.create_task(one.run()) for one in (host, pod)]
+    try:
+        async with asyncio.timeout(20):
+            await host.connected.wait()
+            await pod.connected.wait()
+            yield host, pod
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+
+async def ends(host: Trunk, pod: Trunk, number: int) -> tuple[Streams, Streams]:
+    return (
+        await asyncio.open_connection(sock=await host.open(number)),
+        await asyncio.open_connection(sock=await pod.open(number)),
+    )
+
+
+async def close(*streams: Streams) -> None:
+    for _, writer in streams:
+        writer.close()
+        await writer.wait_closed()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([CONTROL, HANDS]), st.binary(min_size=1, max_size=400_000)),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=15, deadline=None)
+def test_what_goes_in_comes_out_whole_and_in_order_on_its_own_stream(
+    sent: list[tuple[int, bytes]],
+) -> None:
+    async def main() -> None:
+        async with trunks(Queues()) as (host, pod):
+            pairs = {number: await ends(host, pod, number) for number in (CONTROL, HANDS)}
+
+            async def write(number: int) -> None:
+                for at, data in sent:
+                    if at == number:
+                        pairs[number][0][1].write(data)
+                        await pairs[number][0][1].drain()
+                pairs[number][0][1].close()
+
+            writing = [asyncio.create_task(write(number)) for number in pairs]
+            for number, (_, (reader, _)) in pairs.items():
+                assert await reader.read(-1) == b"".join(data for at, data in sent if at == number)
+            await asyncio.wait(writing)
+            await close(*(one for pair in pairs.values() for one in pair))
+
+    asyncio.run(main())
+
+
+async def test_a_stream_of_the_pod_is_accepted_once_and_frames_after_its_end_are_dropped() -> None:
+    accepted: list[tuple[int, Streams]] = []
+    async with trunks(Queues(), accepted) as (_, pod):
+        theirs = await asyncio.open_connection(sock=await pod.open(FIRST))
+        theirs[1].write(b"CONNECT")
+        while not accepted:
+            await asyncio.sleep(0.01)
+        ((number, (reader, writer)),) = accepted
+        assert number == FIRST
+        assert await reader.readexactly(7) == b"CONNECT"
+        writer.write(b"200")
+        assert await theirs[0].readexactly(3) == b"200"
+        await close((reader, writer))
+        assert await theirs[0].read() == b""
+        await close(theirs)
+        assert len(accepted) == 1
+
+
+async def test_a_message_that_is_lost_ends_everything_and_nothing_wrong_is_read() -> None:
+    async with trunks(Lossy(2)) as (host, pod):
+        (_, ours), (theirs, other) = await ends(host, pod, HANDS)
+        for piece in (b"one", b"two", b"three"):
+            ours.write(piece)
+            await ours.drain()
+            await asyncio.sleep(0.05)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await theirs.readexactly(11)
+        await close((theirs, other))
+        ours.transport.abort()
+
+
+async def test_a_trunk_that_has_ended_opens_nothing() -> None:
+    async with trunks(Queues()) as (host, _):
+        pass
+    with pytest.raises(ConnectionError):
+        await host.open(HANDS)
+
+
+async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
+    queues = Queues()
+    link = PodLink(Folders(links=tmp_path), {HANDS: "hands"})
+    async with asyncio.timeout(20):
+        await link.run(Carrier(queues.send, queues.hear), "pod", first=0.05)
+    assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
+
+
+class Flooding:
+    """A link that says whatever it likes, as fast as the bus takes it."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues, self._number = queues, 0
+
+    async def say(self, stream: int, data: bytes) -> None:
+        self._number += 1
+        await self._queues.send("pod-out", struct.pack("!cII", b"d", self._number, stream) + data)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [HANDS, CODE, 7, FIRST],
+    ids=["read slowly", "not opened yet", "never opened", "opened by the pod"],
+)
+async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
+    accepted: list[tuple[int, Streams]] = []
+    queues = Queues()
+    host = Trunk(
+        Carrier(queues.send, queues.hear),
+        "pod-in",
+        "pod-out",
+        lambda number, streams: accepted.append((number, streams)),
+    )
+    running = asyncio.create_task(host.run())
+    await asyncio.sleep(0)
+    opened = await host.open(HANDS)  # nobody reads it
+    link = Flooding(queues)
+    async with asyncio.timeout(20):
+        for _ in range(200):
+            await link.say(stream, bytes(100_000))
+            await asyncio.sleep(0)
+        await running
+    assert "more than it may have under way" in host.why
+    opened.close()
+    for _, (_, writer) in accepted:
+        writer.transport.abort()
+
+
+async def test_a_message_longer_than_any_that_a_link_sends_ends_the_trunk() -> None:
+    queues = Queues()
+    host = Trunk(Carrier(queues.send, queues.hear), "pod-in", "pod-out")
+    running = asyncio.create_task(host.run())
+    await asyncio.sleep(0)
+    await Flooding(queues).say(CODE, bytes(8_000_000))
+    async with asyncio.timeout(20):
+        await running
+    assert "more than it may have under way" in host.why

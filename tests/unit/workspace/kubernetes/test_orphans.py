@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from moothall.app.jobs import house_of, open_jobs
+from moothall.concurrency import beside
+from moothall.config import BusSettings, JobSettings, Settings
+from moothall.errors import SandboxUnavailable
+from moothall.events.nats.accounts import make
+from moothall.events.nats.server import embedded_server
+from moothall.workspace.kubernetes.cluster import Cluster
+from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
+from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.kubernetes.orphans import PRESENCE, Reconciler
+from support.council import until
+from support.kube.api import KubeApi, kube_api
+from support.pods import Queues
+
+GRACE = 60.0
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[KubeApi]:
+    with kube_api(tmp_path) as api:
+        yield api
+
+
+def jobs(api: KubeApi) -> JobSettings:
+    return JobSettings(kubeconfig=api.kubeconfig)
+
+
+def add(api: KubeApi, name: str, host: str, house: str = "ours") -> None:
+    api.job(name, **{LABEL: NAME, HOST: host, HOUSE: house})
+
+
+@pytest_asyncio.fixture
+async def cluster(api: KubeApi) -> AsyncIterator[Cluster]:
+    async with Cluster(jobs(api), "me", "ours") as cluster:
+        yield cluster
+
+
+class Time:
+    """A clock that goes on when it is told to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def reconciler(cluster: Cluster, time: Time) -> Reconciler:
+    queues = Queues()
+    return Reconciler(cluster, Carrier(queues.send, queues.hear), GRACE, clock=time)
+
+
+def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None:
+    """Let time pass in which these hosts are heard."""
+    for _ in range(seconds):
+        time.now += 1
+        for host in hosts:
+            reconciler.heard(host)
+
+
+async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others(
+    api: KubeApi, reconciler: Reconciler, time: Time
+) -> None:
+    add(api, "lost", "gone")
+    add(api, "kept", "living")
+    add(api, "foreign", "gone", house="theirs")
+    go_on(reconciler, time, 59, "me", "living")
+    await reconciler.look()
+    assert set(api.jobs) == {"lost", "kept", "foreign"}, (
+        "who begins to listen has not heard anybody yet"
+    )
+    go_on(reconciler, time, 2, "me", "living")
+    await reconciler.look()
+    assert set(api.jobs) == {"kept", "foreign"}
+    go_on(reconciler, time, 61, "me")
+    await reconciler.look()
+    assert set(api.jobs) == {"foreign"}
+
+
+async def test_who_does_not_hear_itself_judges_nobody_and_begins_anew_when_it_does(
+    api: KubeApi, reconciler: Reconciler, time: Time
+) -> None:
+    add(api, "kept", "living")
+    go_on(reconciler, time, 100, "me", "living")
+    go_on(reconciler, time, 300)
+    await reconciler.look()
+    go_on(reconciler, time, 59, "me")
+    await reconciler.look()
+    assert set(api.jobs) == {"kept"}, "the bus was away, and the others may not be back yet"
+    go_on(reconciler, time, 3, "me")
+    await reconciler.look()
+    assert not api.jobs
+
+
+async def test_a_job_of_its_own_that_it_had_removed_is_removed_again_and_one_in_use_is_not(
+    api: KubeApi, cluster: Cluster, reconciler: Reconciler
+) -> None:
+    labels = cluster.labels
+    await cluster.create({"metadata": {"name": "used", "labels": labels}})
+    api.job("left", **labels)
+    await reconciler.look()
+    assert set(api.jobs) == {"used"}
+
+
+async def test_a_cluster_that_does_not_answer_is_no_reason_to_end(
+    api: KubeApi, reconciler: Reconciler
+) -> None:
+    api.denied.add(("list", "jobs"))
+    with pytest.raises(SandboxUnavailable, match=r"Jobs cannot be listed: jobs is forbidden"):
+        await reconciler.look()
+    async with beside(reconciler.run(), "reconciler"):
+        await asyncio.sleep(0.1)
+
+
+class Stuck(Cluster):
+    """One whose API server takes its time for every answer."""
+
+    async def hosts(self) -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {}
+
+
+async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: KubeApi) -> None:
+    queues = Queues()
+    heard = 0
+    reconciler = Reconciler(Stuck(jobs(api), "me", "ours"), Carrier(queues.send, queues.hear), 0.3)
+    async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
+        async for _ in queues.hear(PRESENCE):
+            heard += 1
+            if heard == 5:
+                break
+
+
+async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
+    queues = Queues()
+    carrier = Carrier(queues.send, queues.hear)
+    async with AsyncExitStack() as stack:
+        for host in ("first", "second"):
+            one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
+            document: dict[str, Any] = {"metadata": {"name": f"of-{host}", "labels": one.labels}}
+            await one.create(document)
+            await stack.enter_async_context(beside(Reconciler(one, carrier, 2.0).run(), host))
+        add(api, "lost", "gone")
+        await until(lambda: "lost" not in api.jobs)
+        assert set(api.jobs) == {"of-first", "of-second"}
+
+
+@pytest.mark.e2e
+async def test_whoever_makes_jobs_looks_for_those_of_lost_hosts(
+    api: KubeApi, tmp_path: Path
+) -> None:
+    async with embedded_server(BusSettings(), tmp_path / "bus") as url:
+        said = jobs(api).model_copy(update={"orphan_seconds": 2.0})
+        settings = Settings(bus=BusSettings(url=url), jobs=said)
+        add(api, "lost", "gone", house_of(settings))
+        add(api, "foreign", "gone", "theirs")
+        async with open_jobs(settings):
+            await until(lambda: "lost" not in api.jobs)
+    assert set(api.jobs) == {"foreign"}
+
+
+async def test_labels_are_added_to_those_of_a_job_where_that_is_allowed(
+    api: KubeApi, cluster: Cluster
+) -> None:
+    api.job("one", **cluster.labels)
+    await cluster.label("one", {"moothall/task": "t1"})
+    assert api.jobs["one"]["metadata"]["labels"] == {**cluster.labels, "moothall/task": "t1"}
+    api.denied.add(("patch", "jobs"))
+    await cluster.label("one", {"moothall/task": "t2"})
+    assert api.jobs["one"]["metadata"]["labels"]["moothall/task"] == "t1"
+
+
+async def test_of_a_pod_that_was_removed_nothing_is_remembered(cluster: Cluster) -> None:
+    await cluster.create({"metadata": {"name": "one", "labels": cluster.labels}})
+    await cluster.remove("one")
+    for kind in ("MODIFIED", "DELETED"):  # said by the watch a moment later
+        cluster._saw_pod(kind, {"metadata": {"labels": {"job-name": "one"}}})
+    assert not cluster._waits
+
+
+def test_a_house_is_whose_pods_reach_the_same_bus(tmp_path: Path) -> None:
+    def named(**said: Any) -> str:
+        return house_of(
+            Settings(
+                bus=BusSettings(url=said.pop("url", "nats://127.0.0.1:4222")),
+                jobs=JobSettings(**said),
+            )
+        )
+
+    seen = "nats://bus.moothall:4222"
+    assert named(bus_url=seen) == named(url="nats://me:secret@bus.moothall:4222") == named(url=seen)
+    assert named(url="bus.moothall:4222") == named(url=f"{seen}/") == named(url=seen)
+    assert named() != named(bus_url=seen)
+    first, second = (
+        make(tmp_path / name)["links.json"].read_text() for name in ("first", "second")
+    )
+    assert named(link_keys=first) == named(link_keys=first)
+    assert len({named(), named(link_keys=first), named(link_keys=second)}) == 3, (
+        "an account hears its own alone"
+    )

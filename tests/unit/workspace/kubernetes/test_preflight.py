@@ -1,0 +1,143 @@
+"""What `moothall doctor` says of a cluster, of which the API server is a stand-in that the real
+client asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moothall.app.jobs import examine_jobs
+from moothall.cli.doctor import _jobs
+from moothall.config import BusSettings, JobSettings, Settings, WorkspaceSettings
+from moothall.domain.status import Finding
+from support.kube.api import SPACE, KubeApi, kube_api
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[KubeApi]:
+    with kube_api(tmp_path) as api:
+        yield api
+
+
+def configured(folder: Path, kubeconfig: Path, **jobs: Any) -> Settings:
+    said = {"image": "work:1", "link_image": "moothall:1", "kubeconfig": kubeconfig, **jobs}
+    return Settings(
+        data_dir=folder / "data",
+        bus=BusSettings(url="nats://127.0.0.1:9"),
+        workspace=WorkspaceSettings(kind="kubernetes"),
+        jobs=JobSettings(**said),
+    )
+
+
+async def found(api: KubeApi, tmp_path: Path, **jobs: Any) -> dict[str, Finding]:
+    return {
+        finding.part: finding
+        async for finding in examine_jobs(configured(tmp_path, api.kubeconfig, **jobs))
+    }
+
+
+async def test_a_cluster_that_takes_workspaces(api: KubeApi, tmp_path: Path) -> None:
+    api.quotas = [
+        {
+            "status": {
+                "hard": {"pods": "64", "requests.memory": "64Gi"},
+                "used": {"pods": "3", "requests.memory": "1Gi"},
+            }
+        }
+    ]
+    seen = await found(api, tmp_path, tolerations=({"key": "work", "operator": "Exists"},))
+    assert all(one.ok for one in seen.values()), seen
+    assert list(seen) == ["cluster", "cluster rights", "cluster quota", "cluster job"]
+    assert seen["cluster"].detail == f"Kubernetes v1.34.1 at {api.address}"
+    assert seen["cluster quota"].detail == "pods 3 of 64, requests.memory 1Gi of 64Gi"
+    (job,) = api.dry
+    pod = job["spec"]["template"]["spec"]
+    assert [one["image"] for one in pod["containers"]] == ["moothall:1", "work:1", "work:1"], (
+        "the real one is tried"
+    )
+    assert pod["tolerations"] == [{"key": "work", "operator": "Exists"}]
+    assert api.jobs == {}, "and not kept"
+
+
+async def test_what_we_may_not_do_there_is_named(api: KubeApi, tmp_path: Path) -> None:
+    api.denied = {("delete", "jobs"), ("watch", "events"), ("list", "resourcequotas")}
+    seen = await found(api, tmp_path)
+    assert seen["cluster rights"].detail == f"in {SPACE} we may not delete jobs, watch events"
+    assert "rbac.yaml" in seen["cluster rights"].mend
+    assert seen["cluster quota"].ok, "it is not ours to read, and need not be"
+    assert "resourcequotas is forbidden" in seen["cluster quota"].detail
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "full"),
+    [
+        ({"pods": "7"}, {"pods": "7"}, "pods 7 of 7"),
+        ({"count/jobs.batch": "1"}, {"count/jobs.batch": "1"}, "count/jobs.batch 1 of 1"),
+        ({"cpu": "300m"}, {"cpu": "200m"}, "cpu 200m of 300m"),
+        ({"limits.memory": "1Gi"}, {}, "limits.memory 0 of 1Gi"),
+        ({"requests.nvidia.com/gpu": "0", "pods": "1"}, {}, ""),
+    ],
+)
+async def test_a_quota_without_room_for_one_more_workspace_is_said(
+    hard: dict[str, str], used: dict[str, str], full: str, api: KubeApi, tmp_path: Path
+) -> None:
+    api.quotas = [{"status": {"hard": hard, "used": used}}]
+    quota = (await found(api, tmp_path))["cluster quota"]
+    assert quota.ok == (not full)
+    assert not full or quota.detail == f"no room for one more workspace: {full}"
+
+
+async def test_a_job_that_is_refused_or_warned_of_says_why(api: KubeApi, tmp_path: Path) -> None:
+    api.invalid = (
+        'Job.batch "x" is invalid: spec.template.spec.tolerations[0].operator: Unsupported value: '
+        '"Sometimes"'
+    )
+    refused = (await found(api, tmp_path))["cluster job"]
+    assert "Unsupported value" in refused.detail
+    api.invalid, api.warning = "", "would violate PodSecurity"
+    assert "would violate PodSecurity" in (await found(api, tmp_path))["cluster job"].detail
+    wrong = (await found(api, tmp_path, tolerations=({"key": 5},)))["cluster job"]
+    assert "tolerations.0.key" in wrong.detail, "what no API server was asked"
+    elsewhere = (await found(api, tmp_path, namespace="nowhere"))["cluster job"]
+    assert "namespaces 'nowhere' not found" in elsewhere.detail
+    assert "the namespace nowhere" in elsewhere.mend
+
+
+async def test_a_cluster_that_is_not_there_is_all_that_is_said(
+    api: KubeApi, tmp_path: Path
+) -> None:
+    (tmp_path / "none").write_text("{}", encoding="utf-8")
+    (only,) = [finding async for finding in examine_jobs(configured(tmp_path, tmp_path / "none"))]
+    assert "no cluster is known" in only.detail
+    assert "MOOTHALL_JOBS__KUBECONFIG" in only.mend
+    api.kubeconfig.write_text(api.kubeconfig.read_text().replace(api.address, "http://127.0.0.1:9"))
+    (only,) = (await found(api, tmp_path)).values()
+    assert not only.ok
+    assert "127.0.0.1:9" in only.detail
+
+
+async def test_keys_of_links_that_are_none_are_said(api: KubeApi, tmp_path: Path) -> None:
+    (only,) = (await found(api, tmp_path, link_keys="{}")).values()
+    assert "moothall bus keys" in only.detail
+
+
+async def test_the_doctor_asks_for_no_wall_of_this_machine_and_says_what_keeps_a_workspace_away(
+    api: KubeApi, tmp_path: Path
+) -> None:
+    seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]
+    assert [one.part for one in seen] == [
+        "cluster",
+        "cluster rights",
+        "cluster quota",
+        "cluster job",
+        "workspace job",
+    ]
+    assert [one.ok for one in seen] == [True, True, True, True, False]
+    assert "127.0.0.1:9" in seen[-1].detail, "the bus is away, and is named"
+    api.denied = {("create", "jobs")}
+    seen = [finding async for finding in _jobs(configured(tmp_path, api.kubeconfig))]
+    assert "workspace job" not in [one.part for one in seen], "it would only say the same again"

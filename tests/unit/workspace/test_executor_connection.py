@@ -1,0 +1,62 @@
+"""What a host hears from an executor that was taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from moothall.errors import WorkspaceFailed
+from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack
+from moothall.workspace.executor_connection import BoxLink
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter]]:
+    ours, theirs = socket.socketpair()
+    link = await BoxLink.over(ours)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    writer.write(pack({"id": 0, "status": "ready"}))
+    await link.ready
+    yield link, reader, writer
+    link.close()
+    writer.transport.abort()
+
+
+async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
+    ends: tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter],
+) -> None:
+    link, _, writer = ends
+    for _ in range(50):
+        number, answer = link.ask({"op": "run"})
+        answer.cancel()
+        writer.write(pack({"id": number, "op": "call"}))
+        writer.write(pack({"id": number, "status": "cancelled"}))
+    number, answer = link.ask({"op": "run"})
+    writer.write(pack({"id": number, "status": "success"}))
+    async with asyncio.timeout(20):
+        assert (await answer)["status"] == "success"
+
+
+async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
+    ends: tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter],
+) -> None:
+    link, reader, writer = ends
+    _, answer = link.ask({"op": "run"})
+    for number in range(200):
+        writer.write(pack({"id": 1000 + number, "status": "success", "said": "x" * 1000}))
+    async with asyncio.timeout(20):
+        with pytest.raises(WorkspaceFailed, match="what nobody asked"):
+            await answer
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 20):
+                pass
+
+
+def test_a_message_of_more_parts_than_any_of_ours_is_refused_before_it_is_read() -> None:
+    body = b'{"id":1,"x":[' + b"[]," * 5_000_000 + b"0]}"
+    with pytest.raises(ProtocolError, match="parts"):
+        Frames().feed(len(body).to_bytes(4, "big") + body)

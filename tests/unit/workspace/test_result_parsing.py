@@ -1,0 +1,128 @@
+"""What an executor says is taken as what it must be, whatever it says: it may be one that hostile
+code took over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from moothall.domain import codec
+from moothall.domain.tool import ToolCall
+from moothall.errors import WorkspaceFailed
+from moothall.events.codec import dump_json
+from moothall.workspace import result_parsing
+from moothall.workspace.executor_log import line
+from moothall.workspace.stdio_session import code_run, full_run
+
+CALL = ToolCall("r1", "tests.pytest", {}, datetime.now(UTC))
+HUGE = 10**400
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([HUGE, -HUGE, math.inf, math.nan])
+    | st.floats()
+    | st.text()
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = (
+    "duration_ms",
+    "usage",
+    "exit_code",
+    "cases",
+    "details",
+    "durations",
+    "findings",
+    "output",
+    "error",
+    "verdict",
+    "end",
+    "value",
+)
+USED = VALUES | st.dictionaries(st.sampled_from(["cpu_ms", "max_rss_bytes"]), LEAVES)
+BY_CASE = VALUES | st.dictionaries(st.text(max_size=3), LEAVES, max_size=2)
+SAID = dict.fromkeys(FIELDS, VALUES) | {
+    "duration_ms": LEAVES,
+    "usage": USED,
+    "exit_code": LEAVES,
+    "details": BY_CASE,
+    "durations": BY_CASE,
+}
+ANSWERS = st.fixed_dictionaries({}, optional=SAID).map(lambda said: {"status": "success", **said})
+READERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "tool": lambda answer: result_parsing.result_of(CALL, answer),
+    "tests": lambda answer: result_parsing.result_of(
+        CALL, {**answer, "output": result_parsing.tests_output(answer)}
+    ),
+    "check": lambda answer: result_parsing.check_run("tests", answer),
+    "block": lambda answer: code_run(answer, 1000),
+    "full": lambda answer: full_run(answer, 1000),
+    "log": lambda answer: line("run", {"argv": ("pytest",)}, answer),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@given(ANSWERS)
+@example({"status": "success", "exit_code": "1\nforged line", "duration_ms": "x" * 10_000})
+def test_whatever_it_answers_is_a_result_that_can_be_told_or_a_broken_protocol(
+    reader: str, answer: dict[str, Any]
+) -> None:
+    read_as(reader, answer)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_lies_deep_is_no_way_to_end_the_host(reader: str) -> None:
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    said = {
+        "output": {"deep": deep},
+        "details": {"one": deep},
+        "value": deep,
+        "error": deep,
+        "end": {"value": deep},
+    }
+    read_as(reader, {"status": "success", **said})
+
+
+def read_as(reader: str, answer: dict[str, Any]) -> None:
+    try:
+        read = READERS[reader](answer)
+    except WorkspaceFailed:
+        return
+    if isinstance(read, str):
+        assert read.count("\n") == 1
+        assert len(read) < 2000
+    else:
+        dump_json(codec.dump(read))
+
+
+@pytest.mark.parametrize(
+    ("contended_ms", "cpu_ms", "contended"),
+    [(900, 300, True), (100, 300, False), (900, 990 * (os.cpu_count() or 1), False), (0, 0, False)],
+)
+def test_a_check_is_contended_that_waited_for_cores_of_others(
+    contended_ms: int, cpu_ms: int, *, contended: bool
+) -> None:
+    answer = {
+        "status": "success",
+        "verdict": "passed",
+        "duration_ms": 1000,
+        "contended_ms": contended_ms,
+    }
+    assert (
+        result_parsing.check_run("tests", {**answer, "usage": {"cpu_ms": cpu_ms}}).contended
+        is contended
+    )
