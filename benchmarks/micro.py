@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.app.repositories import Hands, open_hands
+from moothall.app.repositories import WorkspaceServices, open_hands
 from moothall.app.repository import register
 from moothall.app.rules import open_rules
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import SeatContext
-from moothall.authorization.code_block_calls import Allowance, BlockCalls
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext
+from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
 from moothall.config import Settings
 from moothall.domain.code import CodeBlock
@@ -105,7 +105,7 @@ async def persisted(folder: Path, count: int) -> Times:
     return Times(tuple(seconds))
 
 
-async def prepared(settings: Settings, hands: Hands, path: Path) -> Prepared:
+async def prepared(settings: Settings, hands: WorkspaceServices, path: Path) -> Prepared:
     """Register a repository and prepare its HEAD."""
     named = await register(settings, str(path), "HEAD")
     return await hands.repositories.prepare(await hands.repositories.resolve(named))
@@ -140,7 +140,7 @@ async def python_round_trip(folder: Path, count: int) -> Times:
             raise RuntimeError("runner.enabled is off")
         seconds = []
         for number in range(count + _WARM):
-            calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, Allowance(10))
+            calls = BlockCalls(through, f"bench/3.{number}", seat.deadline, BlockBudget(10))
             began = time.perf_counter()
             ran = await run_code(block, seat.workspace, calls)
             seconds.append(time.perf_counter() - began)
@@ -179,7 +179,9 @@ async def tool_rate(folder: Path, count: int) -> float:
 
 
 @asynccontextmanager
-async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, SeatContext, Hands]]:
+async def _workspace(
+    folder: Path, count: int
+) -> AsyncIterator[tuple[ToolGateway, CallContext, WorkspaceServices]]:
     """A seat in a workspace behind a gate that lets it make so many calls."""
     settings = _settings(folder)
     make_repo(folder / "repo", {"src/utils.py": "x = 1\n" * 40, "Makefile": "test:\n\ttrue\n"})
@@ -191,7 +193,7 @@ async def _workspace(folder: Path, count: int) -> AsyncIterator[tuple[Gate, Seat
         hands = await stack.enter_async_context(open_hands(settings))
         base = await prepared(settings, hands, folder / "repo")
         rules = await stack.enter_async_context(open_rules(settings, bus))
-        gate = Gate(
+        gate = ToolGateway(
             settings.guard.model_copy(update={"seat_calls": 10 * count + 100}),
             audit,
             bus.publish,
@@ -211,11 +213,11 @@ async def guard(folder: Path, count: int) -> Times:
         AuditLog(settings.data_dir, "bench") as audit,
         open_rules(settings, MemoryBus()) as rules,
     ):
-        gate = Gate(limits, audit, Facts().publish, rules)
+        gate = ToolGateway(limits, audit, Facts().publish, rules)
         return await _reads(gate, gate.with_token(_seat(Room())), count, "src/file{}.py")
 
 
-async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:
+async def _reads(gate: ToolGateway, seat: CallContext, count: int, path: str) -> Times:
     """Time `count` reads, after a few that warm it up. `path` may hold the read's number."""
     seconds = []
     for number in range(count + _WARM):
@@ -230,8 +232,8 @@ async def _reads(gate: Gate, seat: SeatContext, count: int, path: str) -> Times:
     return Times(tuple(seconds[_WARM:]))
 
 
-def _seat(workspace: Workspace) -> SeatContext:
-    return SeatContext(
+def _seat(workspace: Workspace) -> CallContext:
+    return CallContext(
         principal=LOCAL,
         tenant=LOCAL.tenant,
         task_id="bench",

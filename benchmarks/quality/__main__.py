@@ -20,9 +20,9 @@ from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
 from moothall.app.repository import register
-from moothall.app.server import House, model_url, open_house
+from moothall.app.server import App, model_url, open_house
 from moothall.cli.council import hold_council
-from moothall.cli.progress import Narrator
+from moothall.cli.progress import ProgressPrinter
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump
@@ -142,7 +142,7 @@ async def _best_of_n(
 
 
 async def _council(
-    settings: Settings, house: House, judge: Judge, problem: Problem, *, way: str, seed: int
+    settings: Settings, house: App, judge: Judge, problem: Problem, *, way: str, seed: int
 ) -> dict[str, Any]:
     name, _, tokens = way.partition("@")
     asked = equal.COUNCILS[name] if tokens else COUNCILS[name]
@@ -159,7 +159,7 @@ async def _council(
         repository=await register(settings, str(place), ""),
     )
     request = replace(request, constraints=replace(request.constraints, timeout_seconds=_SECONDS))
-    outcome = await hold_council(house.desk, request, Narrator(quiet=True).take)
+    outcome = await hold_council(house.desk, request, ProgressPrinter(quiet=True).take)
     text = await asyncio.to_thread(_solution, place, outcome)
     judgement = await judge.judge(problem, text)
     return {

@@ -16,7 +16,7 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Judgement:
 class Judge:
     """Runs the assertions. Its repositories lie in `folder`, one for each solution."""
 
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     folder: Path
 
     async def judge(self, problem: Problem, solution: str) -> Judgement:

@@ -254,7 +254,7 @@ class _Ear(Generic[T]):
         self.error: BaseException | None = None
 
 
-class Fan(Generic[T]):
+class Broadcast(Generic[T]):
     """One source for all who listen to the same. It runs while anybody does; who is slow gets more
     at a time, and holds nobody up.
     """

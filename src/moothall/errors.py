@@ -136,7 +136,7 @@ class AlreadyExists(Permanent):
     code = "ALREADY_EXISTS"
 
 
-class Overtaken(Permanent):
+class ConcurrentUpdate(Permanent):
     """Another change came first: look again, and decide anew."""
 
     code = "OVERTAKEN"

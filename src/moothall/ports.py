@@ -19,7 +19,7 @@ from moothall.domain.event import Event, Recorded
 from moothall.domain.evidence import CheckRun
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
-from moothall.domain.repository import Base, Landed, Patch, Prepared
+from moothall.domain.repository import Base, MergeResult, Patch, Prepared
 from moothall.domain.task import Deliberation, DeliberationRequest, RepositoryRef
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.domain.topic import Channel, Topic
@@ -401,7 +401,7 @@ class Repositories(Protocol):
         ...
 
 
-Land = Callable[[RepositoryRef, str, str, str, str], Awaitable[Landed]]
+Land = Callable[[RepositoryRef, str, str, str, str], Awaitable[MergeResult]]
 """Does with an approved commit of a repository, which lies on a branch, what the repository's
 policy says: commit, branch, message, tenant.
 """

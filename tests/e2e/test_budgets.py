@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget
 from moothall.events.nats.jetstream import open_bus
@@ -38,7 +38,7 @@ async def test_two_hundred_at_once_in_several_processes_never_overspend(tmp_path
     async with embedded_server(BusSettings(), tmp_path / "bus") as url:
         ends = await asyncio.gather(*(_process(url, number) for number in range(PROCESSES)))
         async with open_bus(BusSettings(), url) as bus:
-            book = await Accounts(bus.bucket(BUCKET), LimitSettings()).of(
+            book = await StoryBudgets(bus.bucket(BUCKET), LimitSettings()).of(
                 STORY, TENANT, Budget(tokens=TOKENS)
             )
     used, refused = sum(end["used"] for end in ends), sum(end["refused"] for end in ends)

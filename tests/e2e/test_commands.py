@@ -18,7 +18,7 @@ from moothall.config import LlmSettings
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.settings import load_settings
 from moothall.testing.servers import SERVERS, served
 
@@ -232,7 +232,7 @@ async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(
     alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     settings = load_settings(data_dir=alone.data_dir)
     async with open_log(settings, lambda _: None) as bus:
-        desk = Desk(bus, trusted_repositories(settings), Defaults(settings.limits))
+        desk = DeliberationService(bus, trusted_repositories(settings), Defaults(settings.limits))
         await desk.submit(
             DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL
         )

@@ -20,7 +20,7 @@ from moothall.errors import (
 )
 from moothall.network.destinations import Destinations
 from moothall.repositories.objects import Change
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.githttp import git_server
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
@@ -36,7 +36,7 @@ class Unprepared:
         return Prepared(base, base.sha, ())
 
 
-async def winning(trusted: TrustedRepositories, base: Base) -> str:
+async def winning(trusted: RepositoryService, base: Base) -> str:
     content = (SAMPLE["src/utils.py"] + SOLUTION).encode()
     change = Change("src/utils.py", "100644", content)
     return (await trusted.clone(base.repository).commit_changes(base.sha, [change], "solve")).diff
@@ -54,7 +54,7 @@ async def test_a_url_is_fetched_and_pushed_with_its_credential(tmp_path: Path) -
     pair = base64.b64encode(b"x-access-token:s3cret").decode()
     with git_server(served, required=f"Basic {pair}") as server:
         url = f"{server.url}/app.git"
-        trusted = TrustedRepositories(
+        trusted = RepositoryService(
             tmp_path / "data",
             settings,
             Unprepared().prepare,
@@ -114,7 +114,7 @@ async def test_what_nobody_registered_is_fetched_as_nobody(
         whole.git("commit", "--quiet", "-m", "modules")
         destinations = Destinations.read((server.url.removeprefix("http://"),), only=False)
         settings = WorkspaceSettings(allowed_schemes=("http", "ssh"))
-        trusted = TrustedRepositories(
+        trusted = RepositoryService(
             tmp_path / "data", settings, Unprepared().prepare, pin=destinations.pin
         )
         base = await trusted.resolve(RepositoryRef(url=f"{server.url}/whole.git"), tenant="acme")
@@ -146,7 +146,7 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
         url, ref = f"{server.url}/app.git", RepositoryRef(id="app")
-        trusted = TrustedRepositories(
+        trusted = RepositoryService(
             tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare
         )
         await trusted.register(url, id="app", on_approval="merge", base="main")
@@ -189,7 +189,7 @@ async def test_an_approved_commit_is_merged_into_a_branch_at_a_url(tmp_path: Pat
 async def test_a_branch_of_ours_at_a_url_moves_on_from_its_parent_alone(tmp_path: Path) -> None:
     remote = writable(tmp_path)
     with git_server(remote.path.parent) as server:
-        trusted = TrustedRepositories(
+        trusted = RepositoryService(
             tmp_path / "data", WorkspaceSettings(allowed_schemes=("http",)), Unprepared().prepare
         )
         await trusted.register(f"{server.url}/app.git", id="app")

@@ -27,7 +27,7 @@ from moothall.errors import GraphUnavailable
 from moothall.events.lease import BUCKET
 from moothall.events.nats import accounts
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
-from moothall.graph.remote import OverBus
+from moothall.graph.remote import BusGraphClient
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.testing.model import ScriptedModel
@@ -205,7 +205,7 @@ async def test_the_writer_of_the_graph_is_killed_and_the_other_has_everything(
     cluster: Cluster,
 ) -> None:
     await deliberate(cluster.door(0), "graph-1")
-    asked = OverBus(cluster.bus, 30)
+    asked = BusGraphClient(cluster.bus, 30)
     await written(cluster, asked)
     writer = await holder(cluster, "graph")
     await writer.end(signal.SIGKILL)
@@ -357,7 +357,7 @@ async def figure(part: Part, name: str) -> float:
     )
 
 
-async def written(cluster: Cluster, asked: OverBus) -> None:
+async def written(cluster: Cluster, asked: BusGraphClient) -> None:
     """Wait until the graph has all that is recorded now, whoever writes it."""
     last = (await cluster.bus.state("EVENTS")).last_seq
     async with asyncio.timeout(120):

@@ -12,7 +12,7 @@ from moothall.config import Settings
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import SetupStep
 from moothall.errors import RepositoryError, WorkspaceFailed
-from moothall.workspace.executor_client import Box
+from moothall.workspace.executor_client import ExecutorClient
 from moothall.workspace.layout import environment_key, prepared_key
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
@@ -272,7 +272,7 @@ async def test_a_spare_executor_is_kept_ready_and_used(tmp_path: Path) -> None:
     assert list((house.settings.data_dir / "run").iterdir()) == []
 
 
-async def _spare(house: Local, key: str) -> Box:
+async def _spare(house: Local, key: str) -> ExecutorClient:
     async with asyncio.timeout(10):
         while not house.workspaces.pool._spares[key]:
             await asyncio.sleep(0.02)

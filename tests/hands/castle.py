@@ -23,8 +23,8 @@ import pytest_asyncio
 from corpus.attempt import MARK, OUTSIDE, PID, PORT, SITE, Attempt, filled
 from hostile_site import site
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import Meter, SeatContext
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext, Meter
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, SandboxSettings
 from moothall.domain.identity import LOCAL
@@ -33,7 +33,7 @@ from moothall.domain.tool import Grant, ToolCall, ToolResult, ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.sandbox.spawn import drop_uid
 from moothall.telemetry import get_logger
-from moothall.tool_sessions.persistent_workspace import StandingWorkspace
+from moothall.tool_sessions.persistent_workspace import PersistentWorkspace
 from moothall.toolkits.web.settings import HttpSettings
 from moothall.toolkits.web.toolkit import WebTools
 from moothall.tools.spec import Rate
@@ -150,19 +150,19 @@ class Castle:
     """One workspace, and the gate before it."""
 
     house: Local
-    gate: Gate
+    gate: ToolGateway
     prepared: Prepared
     canaries: Canaries
     facts: Facts
     site: str
-    standing: StandingWorkspace
+    standing: PersistentWorkspace
     _numbers: Any = field(default_factory=count)
 
-    def seat(self) -> SeatContext:
+    def seat(self) -> CallContext:
         """A seat that may do everything, with nothing used up."""
         deadline = in_seconds(600)
         name = self.standing.id
-        seat = SeatContext(
+        seat = CallContext(
             LOCAL,
             LOCAL.tenant,
             "task-1",
@@ -298,9 +298,9 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
             web = WebTools(HttpSettings(allow=(name,), seconds=8))
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
-            gate = Gate(GuardSettings(breaker_failures=1000), audit, facts.publish, rules)
+            gate = ToolGateway(GuardSettings(breaker_failures=1000), audit, facts.publish, rules)
             prepared = await house.prepared({"tests": PYTEST})
-            standing = StandingWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
+            standing = PersistentWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(standing.keep(closing))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import Meter, SeatContext
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext, Meter
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings, Settings
 from moothall.domain.identity import LOCAL
@@ -59,7 +59,7 @@ def hostile(folder: Path, *way: str, **more: Any) -> dict[str, Any]:
 class Hall:
     """A gate before a workspace, with what was taken of the servers."""
 
-    gate: Gate
+    gate: ToolGateway
     workspace: LocalWorkspace
     facts: Facts
     audit: Path
@@ -69,7 +69,7 @@ class Hall:
 
     async def call(self, tool: str, *, grant: str = "mcp.*", **arguments: Any) -> ToolResult:
         name = self.workspace.id
-        seat = SeatContext(
+        seat = CallContext(
             LOCAL,
             LOCAL.tenant,
             "task-1",
@@ -102,7 +102,7 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
         facts = Facts()
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
         async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
-            gate = Gate(
+            gate = ToolGateway(
                 GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
             )
             yield Hall(

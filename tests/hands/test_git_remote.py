@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.repositories import Hands, open_hands
+from moothall.app.repositories import WorkspaceServices, open_hands
 from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Prepared
 from moothall.domain.task import RepositoryRef
@@ -42,7 +42,7 @@ class Scene:
     read, `public`.
     """
 
-    hands: Hands
+    hands: WorkspaceServices
     server: GitServer
     public: GitServer
     app: Repo

@@ -17,7 +17,7 @@ from querying import PASSWORD, ask
 
 from moothall.app.rules import open_rules
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.domain.tool import ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
@@ -362,7 +362,7 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()
         house = House(tmp_path, audit, settings.guard)
-        house.gate = Gate(settings.guard, audit, facts.publish, rules)
+        house.gate = ToolGateway(settings.guard, audit, facts.publish, rules)
         seat = house.seat(role="data", grant=rules.grants.of("data"))
         assert [spec.name for spec in house.gate.list_tools("local", seat.grant)] == ["db.postgres"]
         result = await house.gate.call(

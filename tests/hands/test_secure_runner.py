@@ -18,7 +18,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.task import RepositoryRef
 from moothall.pb.runner.v1 import runner_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
-from moothall.tool_sessions.manager import Awaited
+from moothall.tool_sessions.manager import PendingWorkspace
 from support.callers import OTHER
 from support.visitors import ToolHouse, tool_house
 
@@ -178,9 +178,13 @@ async def test_another_caller_and_another_token_are_refused(house: ToolHouse) ->
 async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
     house: ToolHouse,
 ) -> None:
-    async def find(workspace: str, who: Principal) -> Awaited | None:
+    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         del who
-        return Awaited(RepositoryRef(url=str(house.repo)), "dev") if workspace == "task-1" else None
+        return (
+            PendingWorkspace(RepositoryRef(url=str(house.repo)), "dev")
+            if workspace == "task-1"
+            else None
+        )
 
     house.visits.await_calls(find)
     token = house.visits.token(LOCAL, "task-1", "dev", 60)

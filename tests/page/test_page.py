@@ -13,7 +13,7 @@ from served import Served, served
 from steps import AC, BRIEF, look, stands, write
 
 from house import Command, git
-from moothall.api.web.user_accounts import People
+from moothall.api.web.user_accounts import UserAccounts
 from world import BIDI, HOSTILE, Reader, commits, reader
 
 pytest_plugins = ["given"]
@@ -208,7 +208,7 @@ async def test_a_council_is_watched_told_something_and_cancelled(
 async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
     chromium: Browser, command: Command
 ) -> None:
-    People(command.data_dir).add("alice", "correct horse battery", roles=["po"])
+    UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
     async with reader(chromium) as who:
         async with served(command) as house:
             who.web = house.link.partition("/sign-in")[0]

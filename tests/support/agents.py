@@ -15,7 +15,7 @@ import pytest
 
 from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET, AgentSessions
-from moothall.api.health import Checkup, Probe
+from moothall.api.health import HealthCheck, Probe
 from moothall.authorization.grants import read_grants
 from moothall.config import AgentSettings
 from moothall.domain.budget import Usage
@@ -128,7 +128,7 @@ async def serving_agents(
         async def away() -> tuple[Condition, str]:
             raise Temporary("the model server is away")
 
-        checkup = Checkup(
+        checkup = HealthCheck(
             probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2
         )
         async with serving(

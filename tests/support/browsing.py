@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.stories.coach import StoryDraft
 from support.callers import TOKEN
 
@@ -40,7 +40,7 @@ class Browser:
 
     http: aiohttp.ClientSession
     url: str
-    doors: Doors
+    doors: ApiDependencies
 
     async def get(self, path: str) -> Got:
         """Ask for a path."""

@@ -14,17 +14,17 @@ import grpc.aio
 from moothall import config
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import Server, grpc_server
-from moothall.api.health import Checkup
+from moothall.api.health import HealthCheck
 from moothall.authorization.recent_decisions import Decisions
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.overview import Overview
-from moothall.collector.statistics import Tally
+from moothall.collector.statistics import Statistics
 from moothall.deliberation.prompts.briefing import Briefings
 from moothall.domain.identity import LOCAL, Principal
-from moothall.orchestrator.council_registry import Roster
-from moothall.orchestrator.story_writer import Author
+from moothall.orchestrator.council_registry import CouncilRegistry
+from moothall.orchestrator.story_writer import StoryWriter
 from moothall.pb.orchestrator.v1 import orchestrator_pb2_grpc as pb_grpc
 from moothall.stories.board import Board
 from moothall.stories.notes import Notes
@@ -89,8 +89,8 @@ def doors_of(
     desk: MemoryDesk,
     bus: MemoryBus | None = None,
     graph: MemoryGraph | None = None,
-    checkup: Checkup | None = None,
-) -> Doors:
+    checkup: HealthCheck | None = None,
+) -> ApiDependencies:
     """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the
     desk.
     """
@@ -100,22 +100,22 @@ def doors_of(
         config.LlmSettings(model="scripted"),
         {"large": config.LlmSettings(model="deep", tier="large")},
     )
-    roster = Roster(bus, limits, models)
-    return Doors(
+    roster = CouncilRegistry(bus, limits, models)
+    return ApiDependencies(
         desk=desk,
         councils=roster,
         plans=Planner(bus, limits, desk.check),
         board=Board(bus),
-        accounts=Accounts(bus.bucket(BUCKET), limits),
-        author=Author(desk, 1, model=False),
-        tallies=Tally(bus, roster, desk.under_way),
+        accounts=StoryBudgets(bus.bucket(BUCKET), limits),
+        author=StoryWriter(desk, 1, model=False),
+        tallies=Statistics(bus, roster, desk.under_way),
         decisions=Decisions(bus),
         tasks=Overview(bus, tuple),
         briefings=Briefings(graph.ask, limits),
         ask=graph.ask,
         notes=Notes(bus),
         bundles=Bundles(bus.bucket(BUNDLES)),
-        checkup=checkup or Checkup({}),
+        checkup=checkup or HealthCheck({}),
         models=models,
         visits=None,
         parking=None,
@@ -129,7 +129,7 @@ def doors_of(
 
 @asynccontextmanager
 async def serving(
-    desk: MemoryDesk, doors: Doors | None = None, **settings: Any
+    desk: MemoryDesk, doors: ApiDependencies | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
     """Serve `desk`, and the other rooms where given, until the context ends."""
     asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))

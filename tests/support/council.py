@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.collector.decide import decide
 from moothall.collector.fold import fold
 from moothall.config import (
@@ -24,8 +24,8 @@ from moothall.config import (
     LlmSettings,
     RunnerSettings,
 )
-from moothall.deliberation.prompts.repo_map import Surveyor
-from moothall.deliberation.protocols import Parts, deliberate
+from moothall.deliberation.prompts.repo_map import RepoMapper
+from moothall.deliberation.protocols import Dependencies, deliberate
 from moothall.deliberation.recorded_model import Recording
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
@@ -89,7 +89,7 @@ class CouncilHouse:
     bus: MemoryBus
     workspaces: TempWorkspaces
     prepared: Prepared
-    parts: Parts
+    parts: Dependencies
     runs: int = field(default=0)
 
     def deliberation(self, protocol: str = "vote", seats: int = 3, **fields: Any) -> Deliberation:
@@ -226,9 +226,9 @@ async def open_council(
         ) as model,
         AuditLog(folder / "data", "host-1") as audit,
     ):
-        gate = Gate(GuardSettings(), audit, bus.publish)
+        gate = ToolGateway(GuardSettings(), audit, bus.publish)
         prepared = await workspaces.prepare()
-        parts = Parts(
+        parts = Dependencies(
             model=model,
             gate=gate,
             workspaces=workspaces,
@@ -238,7 +238,7 @@ async def open_council(
             evidence=evidence or NO_AGENTS,
             llm=settings,
             run_code=run_code,
-            surveyor=Surveyor(workspaces, limits or LimitSettings(patience=0)),
+            surveyor=RepoMapper(workspaces, limits or LimitSettings(patience=0)),
             python=python or RunnerSettings(),
         )
         yield CouncilHouse(server, bus, workspaces, prepared, parts)

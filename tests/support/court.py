@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Bench
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -61,7 +61,7 @@ class Court:
         tests = tuple(path for path in files if patch_rules.is_test(path))
         return Proposal(f"agent-dev-{seat:03d}", "dev", "", self.diff(files), own_tests=tests)
 
-    def bench(self) -> Bench:
+    def bench(self) -> Evaluator:
         """Return what judges the candidates of one deliberation on this base."""
         d = Deliberation(
             task_id="task-1",
@@ -75,8 +75,10 @@ class Court:
             repository=RepositoryRef(id=self.prepared.base.repository),
             base_sha=self.prepared.base.sha,
         )
-        runs = FreshRuns(d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3))
-        return Bench(runs, Facts(MemoryBus(), d))
+        runs = CleanCheckoutRunner(
+            d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3)
+        )
+        return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def rank(self, *patches: Mapping[str, str]) -> tuple[RankedCandidate, ...]:
         """Rank the patches of so many seats, as a council without reviews does."""

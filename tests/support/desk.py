@@ -16,7 +16,7 @@ from moothall.domain.ids import key_of, new_task_id, read_role, seat_id
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.pauses import Pauses
 from moothall.domain.protocol import DEFAULT_PROTOCOL
-from moothall.domain.repository import Landed
+from moothall.domain.repository import MergeResult
 from moothall.domain.task import DEFAULT_SEATS, Deliberation, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent
 
@@ -37,16 +37,16 @@ class Lands:
     it was left after that.
     """
 
-    says: list[Landed] = field(default_factory=list)
+    says: list[MergeResult] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
     async def __call__(
         self, ref: RepositoryRef, commit_sha: str, branch: str, message: str, tenant: str
-    ) -> Landed:
+    ) -> MergeResult:
         """Remember commit and message."""
         del ref, tenant
         self.asked.append((commit_sha, message))
-        return self.says.pop(0) if self.says else Landed("left", branch, commit_sha)
+        return self.says.pop(0) if self.says else MergeResult("left", branch, commit_sha)
 
 
 class MemoryDesk:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Bench
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.proposal import Proposal
 from moothall.domain.repository import Profile
 from moothall.domain.task import VALIDATION, Deliberation, RepositoryRef
@@ -66,8 +66,8 @@ async def _choose_one(folder: Path, program: Program, generated: Sequence[Genera
         repository=RepositoryRef(id=prepared.base.repository),
         base_sha=prepared.base.sha,
     )
-    runs = FreshRuns(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(1))
-    bench = Bench(runs, Facts(MemoryBus(), d))
+    runs = CleanCheckoutRunner(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(1))
+    bench = Evaluator(runs, EventWriter(MemoryBus(), d))
     judged = [
         await bench.judge(Proposal(seat, "dev", "", _diff(repo, path, f"{item.text}\n")))
         for seat, item in zip(d.seats, generated, strict=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.call_context import SeatContext
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import grant_for
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
@@ -126,7 +126,7 @@ class House:
         self.room = Room()
         self.facts = Facts()
         self.audit = audit
-        self.gate = Gate(limits, audit, self.facts.publish, Rules(**rules))
+        self.gate = ToolGateway(limits, audit, self.facts.publish, Rules(**rules))
         self.data_dir = data_dir
         self.chain = data_dir / "audit" / "local" / "host-1.jsonl"
 
@@ -140,9 +140,9 @@ class House:
         workspace_id: str = "ws-1",
         ledger: Ledger | None = None,
         seconds: float = 600,
-    ) -> SeatContext:
+    ) -> CallContext:
         """Return a seat in the room."""
-        seat = SeatContext(
+        seat = CallContext(
             principal=principal,
             tenant=tenant,
             task_id="task-1",

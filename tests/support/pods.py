@@ -17,11 +17,11 @@ from moothall.config import Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, drop_uid, spawn
 from moothall.workspace.bundle import INSIDE, bundle
-from moothall.workspace.executor_client import Box, BoxSetup
-from moothall.workspace.kubernetes.box import CodeBox, JobBox, Pods
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
+from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
-from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.pool import MakeBox
 
 
@@ -69,7 +69,7 @@ def _owner() -> tuple[int, int]:
 class NearbyPods(Cluster):
     """A cluster whose pods are processes of this machine, and whose words are said by tests."""
 
-    def __init__(self, folder: Path, settings: Settings, carrier: Carrier) -> None:
+    def __init__(self, folder: Path, settings: Settings, carrier: Transport) -> None:
         super().__init__(settings.jobs, "nearby")
         self._folder, self._settings, self._carrier = folder, settings, carrier
         self._running: dict[str, tuple[asyncio.Task[None], list[Sandboxed]]] = {}
@@ -185,15 +185,15 @@ class NearbyPods(Cluster):
 def nearby(folder: Path, settings: Settings) -> tuple[MakeBox, NearbyPods]:
     """Return what makes boxes of pods nearby, and the pods."""
     queues = Queues()
-    carrier = Carrier(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.hear)
     cluster = NearbyPods(folder, settings, carrier)
     pods = Pods(cluster, carrier, lambda _: {})
 
-    def make(place: BoxSetup, within: Path, beside: Box | None) -> Box:
+    def make(place: ExecutorSetup, within: Path, beside: ExecutorClient | None) -> ExecutorClient:
         return (
-            CodeBox(place, within, settings, beside)
-            if isinstance(beside, JobBox)
-            else JobBox(place, within, settings, pods)
+            CodeExecutor(place, within, settings, beside)
+            if isinstance(beside, JobExecutor)
+            else JobExecutor(place, within, settings, pods)
         )
 
     return make, cluster

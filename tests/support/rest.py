@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from moothall import config
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.server import http_server
 from support.callers import TOKEN, TOKENS
 
@@ -56,7 +56,7 @@ class Web:
 
 
 @asynccontextmanager
-async def serving_http(doors: Doors, **settings: Any) -> AsyncIterator[Web]:
+async def serving_http(doors: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
     asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (

@@ -21,9 +21,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Bench, Judged
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import Proposal, RankedCandidate
 from moothall.domain.repository import Base, Prepared
@@ -36,7 +36,7 @@ from moothall.testing.bus import MemoryBus
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from moothall.app.repositories import Hands
+    from moothall.app.repositories import WorkspaceServices
 
 NO_TEST, NEW_FILE, EXISTING_FILE, SECOND = "no test", "new file", "existing file", "second right"
 MODES = (NO_TEST, NEW_FILE, EXISTING_FILE, SECOND)
@@ -321,7 +321,7 @@ class Outcome:
 class Pools:
     """Judges pools on real clones, with what a host works with."""
 
-    def __init__(self, hands: Hands, tell: Callable[[str], None]) -> None:
+    def __init__(self, hands: WorkspaceServices, tell: Callable[[str], None]) -> None:
         self._hands = hands
         self._tell = tell
 
@@ -341,7 +341,7 @@ class Pools:
                 if pool := pool_of(recipe, sources, mode):
                     yield await self._judge_mode(recipe, prepared, bench, mode, pool)
 
-    def _bench(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Bench:
+    def _bench(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Evaluator:
         d = Deliberation(
             task_id=f"corpus-{recipe.name}",
             description=recipe.task,
@@ -354,19 +354,26 @@ class Pools:
             repository=ref,
             base_sha=prepared.base.sha,
         )
-        runs = FreshRuns(d, prepared, self._hands.workspaces, self._read, asyncio.Semaphore(1))
-        return Bench(runs, Facts(MemoryBus(), d))
+        runs = CleanCheckoutRunner(
+            d, prepared, self._hands.workspaces, self._read, asyncio.Semaphore(1)
+        )
+        return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
         return await self._hands.repositories.read(base, path, limit)
 
     async def _judge_mode(
-        self, recipe: Recipe, prepared: Prepared, bench: Bench, mode: str, pool: Mapping[str, str]
+        self,
+        recipe: Recipe,
+        prepared: Prepared,
+        bench: Evaluator,
+        mode: str,
+        pool: Mapping[str, str],
     ) -> Outcome:
         began = asyncio.get_running_loop().time()
         clone = self._hands.repositories.clone(prepared.base.repository)
         names: dict[str, str] = {}
-        judged: list[Judged] = []
+        judged: list[EvaluatedProposal] = []
         for number, (name, diff) in enumerate(pool.items(), 1):
             made = await clone.apply(prepared.base.sha, diff)
             seat = f"agent-dev-{number:03d}"

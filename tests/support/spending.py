@@ -12,7 +12,7 @@ import json
 import random
 import sys
 
-from moothall.authorization.story_budgets import BUCKET, Accounts, Purse
+from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import BusSettings, LimitSettings
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.errors import BudgetExceeded
@@ -22,7 +22,7 @@ STORY, TENANT = "story-1", "local"
 _CALLS = 4
 
 
-async def spend(purse: Purse, ledger: Ledger, call: str, dice: random.Random) -> bool:
+async def spend(purse: BudgetReservation, ledger: Ledger, call: str, dice: random.Random) -> bool:
     """Make a call, if the budget has room for it."""
     ledger.reserve(call, Usage(prompt_tokens=100, calls=1))
     try:
@@ -35,7 +35,7 @@ async def spend(purse: Purse, ledger: Ledger, call: str, dice: random.Random) ->
     return True
 
 
-async def deliberate(accounts: Accounts, name: str, tokens: int) -> tuple[int, int]:
+async def deliberate(accounts: StoryBudgets, name: str, tokens: int) -> tuple[int, int]:
     """Make some calls side by side; return what they used, and how many were refused."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
     purse = accounts.purse(STORY, TENANT, name, Budget(tokens=tokens))
@@ -49,7 +49,7 @@ async def deliberate(accounts: Accounts, name: str, tokens: int) -> tuple[int, i
 async def main(url: str, process: str, count: int, tokens: int) -> None:
     """Run them all at once."""
     async with open_bus(BusSettings(), url) as bus:
-        accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
+        accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
         done = await asyncio.gather(
             *(deliberate(accounts, f"task-{process}-{number}", tokens) for number in range(count))
         )

@@ -27,7 +27,7 @@ from moothall.pb.runner.v1 import runner_pb2, runner_pb2_grpc
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
 from moothall.settings import load_settings
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.workflows.runner import Workflows
 from support.callers import TOKEN, doors_of, serving
 from support.desk import MemoryDesk
@@ -40,7 +40,7 @@ class ToolHouse:
     """What a test looks at."""
 
     bus: JetStreamBus
-    visits: Visits
+    visits: ToolSessions
     workflows: Workflows
     stub: Any
     repo: Path

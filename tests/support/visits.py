@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, Parking
+from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
 from moothall.authorization.rules import Rules
 from moothall.config import GuardSettings
 from moothall.domain.repository import Base, Prepared, Profile
@@ -18,7 +18,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import NotFound
 from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from support.gate import House, Room, open_house
 
 SHA = "a" * 40
@@ -100,11 +100,11 @@ class OneRepository:
 class Visiting:
     """Visits, and what is behind them."""
 
-    visits: Visits
+    visits: ToolSessions
     rooms: Rooms
     repository: OneRepository
     house: House
-    parking: Parking | None
+    parking: ApprovalQueue | None
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def visiting(
 
     guard = GuardSettings(**(limits or {}))
     if bus is not None:
-        rules["parking"] = Parking(
+        rules["parking"] = ApprovalQueue(
             bus.bucket(BUCKET),
             bus.bucket(SPENT_BUCKET),
             Approvals(b"k" * 32, guard.approval_seconds),
@@ -138,7 +138,7 @@ async def visiting(
         )
         rooms, repository = Rooms(), OneRepository()
         visits = await stack.enter_async_context(
-            Visits(house.gate, made.tokens, rooms, repository, guard)
+            ToolSessions(house.gate, made.tokens, rooms, repository, guard)
         )
         if made.parking is not None:
             made.parking.on_resolved(visits.heed_resolution)

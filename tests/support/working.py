@@ -14,9 +14,9 @@ from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
-from moothall.stories.executor import Work
+from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 from moothall.testing.bus import MemoryBus
 from support.desk import Lands, MemoryDesk
 
@@ -86,7 +86,7 @@ class House:
         planner = Planner(self.bus, LimitSettings())
         async with asyncio.TaskGroup() as group:
             task = group.create_task(
-                Work(
+                StoryExecutor(
                     self.bus,
                     self.desk,
                     LimitSettings(),
@@ -107,7 +107,7 @@ class House:
             while not await condition():
                 await asyncio.sleep(0.005)
 
-    async def card(self) -> Card:
+    async def card(self) -> StoryState:
         """Return the story as it is now."""
         return await self.board.card(self.story_id, LOCAL)
 

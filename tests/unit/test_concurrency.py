@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from moothall.concurrency import PATIENCE, Fan, merge, say_if_slow, start_beside, whole_body
+from moothall.concurrency import PATIENCE, Broadcast, merge, say_if_slow, start_beside, whole_body
 from moothall.errors import BusUnavailable, ConfigurationError
 
 
@@ -107,7 +107,7 @@ async def test_a_fan_reads_its_source_once_for_all_and_who_is_slow_gets_more_at_
         finally:
             ended += 1
 
-    fan = Fan(source)
+    fan = Broadcast(source)
     one, other = fan.listen(), fan.listen()
     go.put_nowait(1)
     assert await anext(one) == [1]
@@ -136,7 +136,7 @@ async def test_who_listens_hears_how_the_source_failed() -> None:
         yield 1
         raise BusUnavailable("the bus was closed")
 
-    fan = Fan(source)
+    fan = Broadcast(source)
     listening = fan.listen()
     assert await anext(listening) == [1]
     with pytest.raises(BusUnavailable):
@@ -149,7 +149,7 @@ async def test_who_comes_as_the_last_one_goes_has_a_source_too() -> None:
         yield 1
         await asyncio.Event().wait()
 
-    fan = Fan(source)
+    fan = Broadcast(source)
     first = fan.listen()
     assert await anext(first) == [1]
     await first.aclose()

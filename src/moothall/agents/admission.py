@@ -52,7 +52,7 @@ class TimedOut(DeadlineExceeded):
     code = "timeout"
 
 
-class RollingBreaker:
+class RollingCircuitBreaker:
     """What came of the last calls, in a window that rolls. Open where `share` of at least `least`
     of them failed; then one call is let through once `seconds` are over, and what comes of it
     decides.
@@ -100,7 +100,7 @@ class RollingBreaker:
             self._until = now + self._settings.breaker_seconds
 
 
-class Enforcer:
+class CallAdmission:
     """Admits calls, unary and streamed alike. One a process; belongs to one event loop.
 
     Limits and breakers are per tenant: nothing that one tenant does refuses the calls of another.
@@ -108,7 +108,7 @@ class Enforcer:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._breakers: LRUCache[str, RollingBreaker] = LRUCache(_TENANTS)
+        self._breakers: LRUCache[str, RollingCircuitBreaker] = LRUCache(_TENANTS)
         self._buckets: LRUCache[tuple[str, str], tuple[float, float]] = LRUCache(_USERS)
         self._active: Counter[str] = Counter()
 
@@ -128,7 +128,7 @@ class Enforcer:
         """
         self._check_limits(who, text, seconds)
         breaker = (
-            self._breakers.setdefault(who.tenant, RollingBreaker(self._settings))
+            self._breakers.setdefault(who.tenant, RollingCircuitBreaker(self._settings))
             if uses_model
             else None
         )

@@ -13,7 +13,7 @@ from moothall.errors import InvalidRequest
 _SHOWN = 500  # characters of names that an error lists
 
 
-class Order:
+class DependencyOrder:
     """Names in the order in which they may begin. `needs` maps each to those before it,
     `priorities` to how soon it is.
 
@@ -58,24 +58,24 @@ class Order:
             self.finish(name)
 
 
-def of_specs(specs: Iterable[Spec]) -> Order:
-    """Return the order of agents. Raises as `Order` does."""
+def of_specs(specs: Iterable[Spec]) -> DependencyOrder:
+    """Return the order of agents. Raises as `DependencyOrder` does."""
     named = {spec.name: spec for spec in specs}
     needs = {
         name: {one.name for one in spec.dependencies if not one.optional or one.name in named}
         for name, spec in named.items()
     }
-    return Order(needs, {name: spec.spec.priority for name, spec in named.items()})
+    return DependencyOrder(needs, {name: spec.spec.priority for name, spec in named.items()})
 
 
 def of_tasks(tasks: Sequence[Task]) -> tuple[Task, ...]:
     """Return an agent's tasks in their order: one without a name keeps its place among those of its
-    priority. Raises as `Order` does.
+    priority. Raises as `DependencyOrder` does.
     """
     named = {task.name or f"task {number:03}": task for number, task in enumerate(tasks, 1)}
     if len(named) < len(tasks):
         raise InvalidRequest("two tasks have one name")
-    order = Order(
+    order = DependencyOrder(
         {name: set(task.dependencies) for name, task in named.items()},
         {name: task.priority for name, task in named.items()},
     )

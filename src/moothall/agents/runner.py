@@ -31,7 +31,7 @@ from moothall.domain.task import (
 from moothall.domain.tool import Bounds, ToolUsage
 from moothall.errors import MoothallError
 from moothall.ports import Deliberations
-from moothall.stories.integration import Aim, ask, together, why_not
+from moothall.stories.integration import IntegrationTarget, ask, together, why_not
 
 _LONGEST_BACKOFF, _CANCEL_SECONDS = 300.0, 5.0
 
@@ -161,7 +161,7 @@ class AgentRun:
         commits = tuple(dict.fromkeys(end.commit_sha for end in before))
         if len(commits) < 2:  # noqa: PLR2004 - one needs no bringing together
             return replace(self.repository, ref=commits[0]) if commits else self.repository, ""
-        aim = Aim(
+        aim = IntegrationTarget(
             self.repository,
             "",
             "",

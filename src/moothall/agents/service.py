@@ -13,10 +13,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moothall.agents.admission import Enforcer
+from moothall.agents.admission import CallAdmission
 from moothall.agents.queries import Mode, Query, SessionContext
 from moothall.agents.sessions import AgentSessions, written_paths
-from moothall.agents.tool_sequence import Direct, ToolRun
+from moothall.agents.tool_sequence import ToolRun, ToolSequenceRunner
 from moothall.concurrency import merge
 from moothall.config import AgentSettings
 from moothall.domain.budget import Budget, Usage
@@ -30,7 +30,7 @@ from moothall.domain.tool import Action, ToolResult, ToolStatus
 from moothall.errors import InvalidRequest, MoothallError
 from moothall.ports import Deliberations
 from moothall.telemetry import get_logger
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import ToolSpec
 
@@ -123,7 +123,7 @@ class AgentTasks:
     def __init__(
         self,
         desk: Deliberations,
-        visits: Visits,
+        visits: ToolSessions,
         sessions: AgentSessions,
         settings: AgentSettings,
         *,
@@ -135,10 +135,10 @@ class AgentTasks:
         self._visits = visits
         self._sessions = sessions
         self._settings = settings
-        self._direct = Direct(visits, parallelism)
+        self._direct = ToolSequenceRunner(visits, parallelism)
         self._deliberation_seconds = deliberation_seconds
         self.memory_mb = memory_mb
-        self._enforcer = Enforcer(settings)
+        self._enforcer = CallAdmission(settings)
 
     def count_active(self, who: Principal) -> int:
         """Return how many queries of the caller's tenant are running."""

@@ -19,7 +19,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import Action
 from moothall.errors import AlreadyExists, NotFound, Temporary
 from moothall.ports import Bucket
-from moothall.tool_sessions.manager import OpenedVisit, Visits
+from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 from moothall.tools.spec import ToolSpec
 
 BUCKET = "sessions"
@@ -33,13 +33,13 @@ class AgentSessions:
     """All sessions that this process serves. Belongs to one event loop."""
 
     def __init__(
-        self, bucket: Bucket, visits: Visits, blank: Blank, settings: AgentSettings
+        self, bucket: Bucket, visits: ToolSessions, blank: Blank, settings: AgentSettings
     ) -> None:
         self._bucket = bucket
         self._visits = visits
         self.blank = blank
         self._settings = settings
-        self._open: dict[tuple[str, ...], OpenedVisit] = {}
+        self._open: dict[tuple[str, ...], OpenedSession] = {}
         self._opening: defaultdict[tuple[str, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def with_session(self, query: Query, who: Principal) -> Query:
@@ -97,7 +97,7 @@ class AgentSessions:
         raise Temporary(f"session {query.session.session_id} is written by too many at once")
 
     @asynccontextmanager
-    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[OpenedVisit]:
+    async def workspace(self, query: Query, who: Principal) -> AsyncIterator[OpenedSession]:
         """Yield a workspace on the query's repository, or on an empty one: the session's, or one
         that ends with the block.
         """
@@ -120,7 +120,7 @@ class AgentSessions:
 
     async def _open_workspace(
         self, query: Query, who: Principal, repository: RepositoryRef | None
-    ) -> OpenedVisit:
+    ) -> OpenedSession:
         named = repository or await self.blank(who.tenant)
         return await self._visits.open(who, named, query.role, self._settings.session_seconds)
 

@@ -12,7 +12,7 @@ from moothall.authorization.rate_limits import Rates, too_often
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
 from moothall.domain.tool import Action, ToolCall, ToolResult, ToolStatus
-from moothall.tool_sessions.manager import OpenedVisit, Visits
+from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 
 _LONGEST = timedelta(hours=1)  # the gate's own limits are nearer
 
@@ -31,23 +31,23 @@ class ToolRun:
         return self.result.status is ToolStatus.SUCCESS
 
 
-class Direct:
+class ToolSequenceRunner:
     """Runs tools in callers' workspaces, at most `parallelism` of a list side by side. How often a
     caller may use a tool that runs code or acts outside is counted here for all its workspaces
     together: each call may have one of its own.
     """
 
-    def __init__(self, visits: Visits, parallelism: int) -> None:
+    def __init__(self, visits: ToolSessions, parallelism: int) -> None:
         self._visits = visits
         self._parallelism = parallelism
         self._rates = Rates()
 
     async def run(
-        self, who: Principal, opened: OpenedVisit, wanted: Sequence[Action], task_id: str
+        self, who: Principal, opened: OpenedSession, wanted: Sequence[Action], task_id: str
     ) -> tuple[ToolRun, ...]:
         """Return what came of each, in their order. One that fails stops no other.
 
-        Raises what `Visits.call` raises for a call that isn't let through at all, once the others
+        Raises what `ToolSessions.call` raises for a call that is refused, once the others
         have been called off.
         """
         slots = asyncio.Semaphore(self._parallelism)

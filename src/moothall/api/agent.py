@@ -16,7 +16,7 @@ from moothall.agents.service import AgentTasks, QueryUpdate, Report
 from moothall.agents.tool_sequence import ToolRun
 from moothall.api import protobuf
 from moothall.api.agent_usage import MOST_TOKENS, USAGE, token_usage, usage_metrics
-from moothall.api.health import Checkup
+from moothall.api.health import HealthCheck
 from moothall.api.identity import caller
 from moothall.config import Models
 from moothall.domain.ids import new_task_id
@@ -57,7 +57,7 @@ _USUAL_MS = {Cost.NONE: 5, Cost.LOW: 500, Cost.MONEY: 2_000, Cost.HIGH: 30_000}
 class AgentService(pb_grpc.AgentServiceServicer):
     """The gRPC door of the agent service."""
 
-    def __init__(self, tasks: AgentTasks, checkup: Checkup, models: Models) -> None:
+    def __init__(self, tasks: AgentTasks, checkup: HealthCheck, models: Models) -> None:
         self._tasks = tasks
         self._checkup = checkup
         self._models = models

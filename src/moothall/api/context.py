@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import json_format, struct_pb2
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.briefing import Briefing, BriefingRequest
 from moothall.domain.ids import check_id, read_role
@@ -23,7 +23,7 @@ _COUNTED = 1000
 class Context(pb_grpc.ContextServiceServicer):
     """The gRPC door of briefings, of notes, and of the graph."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: ApiDependencies) -> None:
         self._briefings = doors.briefings
         self._ask = doors.ask
         self._notes = doors.notes

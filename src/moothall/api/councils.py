@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from moothall.api import protobuf
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.council import Agent, Capabilities, Council, CouncilConfig
 from moothall.errors import InvalidRequest
@@ -21,7 +21,7 @@ _AT_ITS_ENDPOINT = (
 class CouncilCalls:
     """Who sits for a role."""
 
-    _doors: Doors
+    _doors: ApiDependencies
 
     async def CreateCouncil(
         self, request: pb.CreateCouncilRequest, context: Any

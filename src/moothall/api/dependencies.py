@@ -7,28 +7,28 @@ from dataclasses import dataclass, field
 
 from moothall.agents.service import AgentTasks
 from moothall.api.bundles import Bundles
-from moothall.api.health import Checkup
-from moothall.authorization.approval_queue import Parking
+from moothall.api.health import HealthCheck
+from moothall.authorization.approval_queue import ApprovalQueue
 from moothall.authorization.recent_decisions import Decisions
-from moothall.authorization.story_budgets import Accounts
+from moothall.authorization.story_budgets import StoryBudgets
 from moothall.collector.overview import Overview
-from moothall.collector.statistics import Tally
+from moothall.collector.statistics import Statistics
 from moothall.config import Models
 from moothall.deliberation.prompts.briefing import Ask, Briefings
-from moothall.orchestrator.council_registry import Roster
-from moothall.orchestrator.story_writer import Author
+from moothall.orchestrator.council_registry import CouncilRegistry
+from moothall.orchestrator.story_writer import StoryWriter
 from moothall.ports import Deliberations
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from moothall.stories.board import Board
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.tool_sessions.executions import Executions
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.workflows.runner import Workflows
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class ApiDependencies:
     """The rooms behind the services; `models` are those of the settings. `visits`: where callers
     may use
     tools themselves, None where another process has the role. `ask` asks the graph, `repositories`
@@ -38,26 +38,26 @@ class Doors:
     """
 
     desk: Deliberations
-    councils: Roster
+    councils: CouncilRegistry
     plans: Planner
-    author: Author
+    author: StoryWriter
     board: Board
-    accounts: Accounts
-    tallies: Tally
+    accounts: StoryBudgets
+    tallies: Statistics
     tasks: Overview
     decisions: Decisions
     briefings: Briefings
     ask: Ask
     notes: Notes
     bundles: Bundles
-    checkup: Checkup
+    checkup: HealthCheck
     models: Models
-    visits: Visits | None
-    parking: Parking | None
+    visits: ToolSessions | None
+    parking: ApprovalQueue | None
     executions: Executions | None
     workflows: Workflows | None
     agents: AgentTasks | None
-    repositories: TrustedRepositories | None
+    repositories: RepositoryService | None
     served: frozenset[str]
     taking: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from moothall import config
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import IdentityInterceptor, is_loopback
 from moothall.api.interceptor import FAREWELL_SECONDS, CallInterceptor
 from moothall.api.protos import services_of
@@ -45,7 +45,7 @@ class Server:
 async def grpc_server(
     settings: config.GrpcSettings,
     limits: config.LimitSettings,
-    doors: Doors,
+    doors: ApiDependencies,
     tokens: Mapping[str, Principal],
     leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:

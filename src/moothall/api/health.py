@@ -25,7 +25,7 @@ class Probe:
     needed: bool = True
 
 
-class Checkup:
+class HealthCheck:
     """Asks every part how it is. An answer stands for `keep_seconds`, so that whoever asks often
     costs nothing; a part that does not answer within `patience_seconds` is down.
     """

@@ -150,7 +150,7 @@ def _principals(path: Path) -> dict[str, Principal]:
     return named
 
 
-class Bearers:
+class BearerTokens:
     """The accepted tokens, and whom each stands for: the one look-up of every door."""
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
@@ -178,7 +178,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, tokens: Mapping[str, Principal]) -> None:
-        self._bearers = Bearers(tokens)
+        self._bearers = BearerTokens(tokens)
 
     async def intercept_service(
         self,

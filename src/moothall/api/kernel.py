@@ -22,7 +22,7 @@ from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.kernel.v1 import kernel_pb2 as pb
 from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.ports import Deliberations
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 
 ROLE, PROTOCOL = "dev", "ask"
 _EXECUTION_ID = 200
@@ -31,7 +31,7 @@ _EXECUTION_ID = 200
 class AgentKernel(pb_grpc.AgentKernelServicer):
     """The gRPC door of the kernel."""
 
-    def __init__(self, desk: Deliberations, visits: Visits) -> None:
+    def __init__(self, desk: Deliberations, visits: ToolSessions) -> None:
         self._desk = desk
         self._visits = visits
 

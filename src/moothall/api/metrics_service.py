@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.status import Condition
 from moothall.errors import InvalidRequest
@@ -14,10 +14,10 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 METRICS = ("performance", "agents", "councils")
 
 
-class TallyCalls:
+class MetricsService:
     """Figures of the caller's tenant."""
 
-    _doors: Doors
+    _doors: ApiDependencies
     _since: float
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:

@@ -11,9 +11,9 @@ from typing import Any
 from moothall import telemetry
 from moothall.api import protobuf
 from moothall.api.councils import CouncilCalls
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
-from moothall.api.metrics_service import TallyCalls
+from moothall.api.metrics_service import MetricsService
 from moothall.api.planning import StoryCalls
 from moothall.collector.progress import Progress, ProgressStep, describe
 from moothall.domain.codec import load
@@ -34,11 +34,11 @@ _CANCEL_SECONDS = 10.0
 
 
 class OrchestratorService(
-    StoryCalls, CouncilCalls, TallyCalls, pb_grpc.OrchestratorServiceServicer
+    StoryCalls, CouncilCalls, MetricsService, pb_grpc.OrchestratorServiceServicer
 ):
     """All of orchestrator.v1: deliberations here, the rest in the classes above."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: ApiDependencies) -> None:
         self._doors = doors
         self._desk = doors.desk
         self._since = time.monotonic()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from moothall.api import protobuf
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
 from moothall.domain.briefing import BriefingRequest
 from moothall.domain.identity import Principal
@@ -22,7 +22,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 class StoryCalls:
     """What is done for a story. Needs `_decided` of the part about deliberations."""
 
-    _doors: Doors
+    _doors: ApiDependencies
 
     async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         raise NotImplementedError

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from moothall.api.agent import AgentService
 from moothall.api.context import Context
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.kernel import AgentKernel
 from moothall.api.orchestrator import OrchestratorService
 from moothall.api.runner import SecureRunner
@@ -40,7 +40,7 @@ class Service:
     add: Callable[[Any, Any], None]
 
 
-def services_of(doors: Doors) -> list[Service]:
+def services_of(doors: ApiDependencies) -> list[Service]:
     """Return what can be called."""
     found = (
         []

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from moothall.agents.admission import CircuitOpen, RollingBreaker
+from moothall.agents.admission import CircuitOpen, RollingCircuitBreaker
 from moothall.api import protobuf
 from moothall.api.agent_usage import USAGE, read_usage
 from moothall.api.remote import PASSING, open_channel
@@ -52,7 +52,7 @@ class _Replica:
 
     target: str
     stub: Any
-    breaker: RollingBreaker
+    breaker: RollingCircuitBreaker
     most: int = 1
     active: int = 0
     ours: int = 0
@@ -74,7 +74,9 @@ class RemoteAgent:
     ) -> None:
         often = settings.model_copy(update={"breaker_calls": _BREAKER_CALLS})
         self._endpoint = endpoint
-        self._replicas = [_Replica(target, stub, RollingBreaker(often)) for target, stub in stubs]
+        self._replicas = [
+            _Replica(target, stub, RollingCircuitBreaker(often)) for target, stub in stubs
+        ]
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._pause = settings.endpoint_pause_seconds
         self._most = settings.endpoint_chars

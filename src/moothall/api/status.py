@@ -28,7 +28,7 @@ _CODES: Mapping[type[errors.MoothallError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
-    errors.Overtaken: grpc.StatusCode.ABORTED,
+    errors.ConcurrentUpdate: grpc.StatusCode.ABORTED,
     errors.Refused: grpc.StatusCode.PERMISSION_DENIED,
     errors.BudgetExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

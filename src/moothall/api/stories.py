@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 from moothall.api import protobuf
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.identity import caller
-from moothall.domain.budget import Account, Budget
+from moothall.domain.budget import Budget, BudgetAccount
 from moothall.domain.ids import new_task_id
 from moothall.errors import InvalidRequest, Refused
 from moothall.pb.planning.v1 import planning_pb2 as pb
@@ -20,13 +20,13 @@ from moothall.stories.comments import Spot, remark
 from moothall.stories.lifecycle import Blocked
 from moothall.stories.plan_document import outline_of, outlines_of
 from moothall.stories.planner import plan_of
-from moothall.stories.story_state import PASSED, Card
+from moothall.stories.story_state import PASSED, StoryState
 
 
 class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC door of the board."""
 
-    def __init__(self, doors: Doors) -> None:
+    def __init__(self, doors: ApiDependencies) -> None:
         self._board = doors.board
         self._accounts = doors.accounts
         self._desk = doors.desk
@@ -165,7 +165,7 @@ class Planning(pb_grpc.PlanningServiceServicer):
                         )
 
 
-def _story(card: Card) -> pb.Story:
+def _story(card: StoryState) -> pb.Story:
     story, stand = card.story, card.stand
     return pb.Story(
         story_id=story.id,
@@ -176,14 +176,14 @@ def _story(card: Card) -> pb.Story:
     )
 
 
-def _account(book: Account) -> pb.Account:
+def _account(book: BudgetAccount) -> pb.Account:
     said = {"limit": book.limit, "spent": book.spent, "reserved": book.reserved, "left": book.left}
     return pb.Account(
         **{name: protobuf.to_message(pb.Amount, amount) for name, amount in said.items()}
     )
 
 
-def _check(card: Card) -> pb.Check | None:
+def _check(card: StoryState) -> pb.Check | None:
     if card.check is None:
         return None
     said = {
@@ -193,5 +193,5 @@ def _check(card: Card) -> pb.Check | None:
     return pb.Check(passed=card.check.data.get("status") == PASSED, **said)
 
 
-def _plan(card: Card) -> str:
+def _plan(card: StoryState) -> str:
     return json.dumps(dict(card.plan.data)) if card.plan else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moothall.api.identity import caller
-from moothall.orchestrator.story_writer import Author, WrittenStory
+from moothall.orchestrator.story_writer import StoryWriter, WrittenStory
 from moothall.pb.storycoach.v1 import storycoach_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as pb_grpc
 from moothall.stories import coach
@@ -14,7 +14,7 @@ from moothall.stories import coach
 class StoryCoach(pb_grpc.StoryCoachServiceServicer):
     """The gRPC door of the coach."""
 
-    def __init__(self, author: Author) -> None:
+    def __init__(self, author: StoryWriter) -> None:
         self._author = author
 
     async def ScoreStory(

@@ -14,7 +14,7 @@ from google.protobuf import timestamp_pb2
 
 from moothall.api import protobuf
 from moothall.api.identity import caller
-from moothall.authorization.approval_queue import Parked, Parking, refuse_unless_operator
+from moothall.authorization.approval_queue import ApprovalQueue, Parked, refuse_unless_operator
 from moothall.domain.codec import load
 from moothall.domain.event import Recorded
 from moothall.domain.ids import own_id
@@ -23,7 +23,7 @@ from moothall.domain.tool import ToolCall, ToolResult
 from moothall.errors import InvalidRequest, NotFound
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2_grpc as pb_grpc
-from moothall.tool_sessions.manager import OpenedVisit, Visits
+from moothall.tool_sessions.manager import OpenedSession, ToolSessions
 from moothall.workflows.runner import Workflows
 
 _LONGEST = timedelta(hours=1)
@@ -44,7 +44,10 @@ class Tools:
     """
 
     def __init__(
-        self, visits: Visits, parking: Parking | None, workflows: Workflows | None = None
+        self,
+        visits: ToolSessions,
+        parking: ApprovalQueue | None,
+        workflows: Workflows | None = None,
     ) -> None:
         self._visits = visits
         self._parking = parking
@@ -52,7 +55,7 @@ class Tools:
 
     async def open(
         self, repository: RepositoryRef | None, role: str, ttl_seconds: int, persona: str
-    ) -> OpenedVisit:
+    ) -> OpenedSession:
         """Open a workspace and hand out its token."""
         if repository is None or not (repository.id or repository.url):
             lacking = "missing" if repository is None else "empty"

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from moothall.api.bundles import BUCKET as BUNDLES
 from moothall.api.bundles import Bundles
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.grpc_server import grpc_server
-from moothall.api.health import Checkup, Probe
+from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import Served, http_server
 from moothall.api.identity import read_tokens
 from moothall.api.web.oidc import Provider
-from moothall.api.web.user_accounts import People
+from moothall.api.web.user_accounts import UserAccounts
 from moothall.app.bus import Bus, Tell, alone, lease_of, watch_log
 from moothall.app.graph import Answers
 from moothall.app.repositories import trusted_repositories
@@ -30,11 +30,11 @@ from moothall.app.tool_sessions import (
 )
 from moothall.authorization.recent_decisions import Decisions
 from moothall.authorization.rules import Rules
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector import Collector
-from moothall.collector.observer import Onlooker
+from moothall.collector.observer import Observer
 from moothall.collector.overview import Overview
-from moothall.collector.statistics import Tally
+from moothall.collector.statistics import Statistics
 from moothall.concurrency import beside, enter_beside, say_if_slow
 from moothall.config import MetricsSettings, Models, Settings, secret_values
 from moothall.config.models import DEFAULT
@@ -46,12 +46,12 @@ from moothall.domain.topic import Channel
 from moothall.errors import ModelUnavailable, Temporary
 from moothall.events.registry import EVENTS
 from moothall.llm.health import look
-from moothall.orchestrator.council_registry import Roster
-from moothall.orchestrator.service import Desk
-from moothall.orchestrator.story_writer import Author
+from moothall.orchestrator.council_registry import CouncilRegistry
+from moothall.orchestrator.service import DeliberationService
+from moothall.orchestrator.story_writer import StoryWriter
 from moothall.sandbox.probe import Layer
 from moothall.stories.board import Board
-from moothall.stories.executor import Work
+from moothall.stories.executor import StoryExecutor
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.telemetry import aggregation, metrics
@@ -69,7 +69,7 @@ def checkup(
     graph: Answers,
     alive: Alive,
     walls: Sequence[Layer],
-) -> Checkup:
+) -> HealthCheck:
     """Return what looks at all parts. The graph is behind the answers: nothing waits for it."""
 
     async def see_bus() -> Found:
@@ -110,7 +110,7 @@ def checkup(
             return Condition.DEGRADED, f"missing, as allowed: {', '.join(missing)}"
         return Condition.HEALTHY, f"all {len(walls)} layers hold"
 
-    return Checkup(
+    return HealthCheck(
         {
             "bus": Probe(see_bus),
             **({"model": Probe(see_model)} if model_url else {}),
@@ -122,13 +122,13 @@ def checkup(
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class ApiInputs:
     """What the doors lead to."""
 
     bus: Bus
-    desk: Desk
-    roster: Roster
-    collector: Collector | Onlooker
+    desk: DeliberationService
+    roster: CouncilRegistry
+    collector: Collector | Observer
     graph: Answers
     alive: Alive
     walls: Sequence[Layer]
@@ -140,7 +140,7 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
+class ListeningPorts:
     """Where the doors are. 0: there is none."""
 
     grpc: int = 0
@@ -150,7 +150,9 @@ class Ports:
 
 
 @asynccontextmanager
-async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIterator[Ports]:
+async def open_doors(
+    settings: Settings, behind: ApiInputs, tell: Tell
+) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, desk = behind.bus, behind.desk
 
@@ -178,7 +180,7 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
                 trusted_repositories(settings).land,
                 functools.partial(alone, settings, bus),
             )
-            work = Work(
+            work = StoryExecutor(
                 bus, desk, settings.limits, planner, land, architects=architects, alone=turns
             )
             await enter_beside(stack, beside(work.run(), "planner"))
@@ -194,16 +196,16 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
             workflows = await enter_beside(stack, workflow_service(settings.guard, bus, visits))
             visits.await_calls(of_tasks(desk))
-        doors = Doors(
+        doors = ApiDependencies(
             desk=desk,
             councils=behind.roster,
             plans=planner,
             board=Board(bus),
-            accounts=Accounts(bus.bucket(BUCKET), settings.limits),
-            author=Author(
+            accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            author=StoryWriter(
                 desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None
             ),
-            tallies=Tally(bus, behind.roster, behind.collector.deliberations),
+            tallies=Statistics(bus, behind.roster, behind.collector.deliberations),
             briefings=behind.briefed(rules),
             ask=behind.graph.ask,
             models=settings.choice,
@@ -232,12 +234,12 @@ async def open_doors(settings: Settings, behind: Behind, tell: Tell) -> AsyncIte
         server = await stack.enter_async_context(
             grpc_server(settings.grpc, settings.limits, doors, tokens, settings.serve.leave_seconds)
         )
-        yield Ports(server.port, http.port, metrics, http.link)
+        yield ListeningPorts(server.port, http.port, metrics, http.link)
 
 
 @asynccontextmanager
 async def _serve_http(
-    settings: Settings, doors: Doors, tokens: Mapping[str, Principal]
+    settings: Settings, doors: ApiDependencies, tokens: Mapping[str, Principal]
 ) -> AsyncIterator[Served]:
     """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
@@ -245,7 +247,7 @@ async def _serve_http(
         return
 
     configured = settings.grpc.token is not None or settings.grpc.tokens_file is not None
-    people = People(settings.data_dir)
+    people = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
         settings.web, doors, tokens, configured=configured, people=people, provider=provider

@@ -18,7 +18,14 @@ from moothall.config import Settings
 from moothall.domain.identity import LOCAL
 from moothall.events.adapter import pruning
 from moothall.repositories.clone import TrustedClone
-from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept, prune_preparations
+from moothall.workspace.cleaning import (
+    StoredItem,
+    at_work,
+    choose,
+    clean,
+    list_kept,
+    prune_preparations,
+)
 from moothall.workspace.executor_client import remove_tree
 
 
@@ -28,9 +35,9 @@ class Cleaned:
     stays.
     """
 
-    there: Sequence[Kept]
-    gone: Sequence[Kept]
-    busy: Sequence[Kept]
+    there: Sequence[StoredItem]
+    gone: Sequence[StoredItem]
+    busy: Sequence[StoredItem]
     why_not: str = ""
 
 
@@ -40,7 +47,7 @@ async def clean_up(
     older_than: float | None,
     everything: bool,
     dry_run: bool,
-    removed: Callable[[Kept], None],
+    removed: Callable[[StoredItem], None],
 ) -> Cleaned:
     """Remove what was not used for `older_than` days (`workspace.keep_days` by default), or
     everything.
@@ -101,7 +108,7 @@ def _alone(data_dir: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneReport:
     """How many of each went. `preparations` is None where a process serves: its workspaces may show
     them.
     """
@@ -113,7 +120,7 @@ class Pruned:
     preparations: int | None
 
 
-async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> Pruned:
+async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> PruneReport:
     """Keep the last `keep` events; drop documents, large values and patches that the rest does not
     tell of, and
     checkouts and environments that were not used for `workspace.keep_days`.
@@ -142,4 +149,4 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     patches = 0
     for clone in sorted((settings.data_dir / "repos").glob("*.git")):
         patches += await TrustedClone(clone, settings.workspace).prune(commits)
-    return Pruned(events, documents, blobs, patches, preparations)
+    return PruneReport(events, documents, blobs, patches, preparations)

@@ -21,7 +21,7 @@ from moothall.events.lease import Lease
 from moothall.events.raw_store import StreamState
 from moothall.events.registry import EVENTS
 from moothall.graph.projector import Projector
-from moothall.graph.remote import Elsewhere, OverBus, answer_on, answering
+from moothall.graph.remote import BusGraphClient, SocketGraphClient, answer_on, answering
 from moothall.graph.store import CypherGraph
 from moothall.telemetry import get_logger
 
@@ -63,7 +63,7 @@ async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
     which has the embedded one.
     """
     if settings.graph.url is None:
-        yield OverBus(bus, settings.graph.query_seconds)
+        yield BusGraphClient(bus, settings.graph.query_seconds)
         return
     async with open_graph(settings.graph, settings.data_dir, at_once=False) as graph:
         yield graph
@@ -87,7 +87,7 @@ class _Nearest:
     does.
     """
 
-    def __init__(self, own: CypherGraph, other: OverBus, lease: Lease) -> None:
+    def __init__(self, own: CypherGraph, other: BusGraphClient, lease: Lease) -> None:
         self._own, self._other, self._lease = own, other, lease
 
     async def ask(self, question: str, **parameters: Any) -> Sequence[Mapping[str, Any]]:
@@ -97,7 +97,7 @@ class _Nearest:
         return await (self._own if self._lease.held else self._other).position()
 
 
-Answers = CypherGraph | OverBus | _Nearest
+Answers = CypherGraph | BusGraphClient | _Nearest
 """Whoever answers questions about the graph, and says up to which seq the log is written."""
 
 
@@ -120,7 +120,7 @@ async def open_in_turns(settings: Settings, bus: Bus, *, at_once: bool) -> Async
 
         answers: Answers = graph
         if settings.graph.url is None:
-            answers = _Nearest(graph, OverBus(bus, settings.graph.query_seconds), lease)
+            answers = _Nearest(graph, BusGraphClient(bus, settings.graph.query_seconds), lease)
             await stack.enter_async_context(answering(graph, _socket(settings.data_dir)))
         async with beside(lease.lead(write), "graph"):
             yield answers
@@ -163,7 +163,7 @@ async def _drain(seconds: float, projector: Projector, bus: Bus) -> None:
 
 
 @asynccontextmanager
-async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewhere]:
+async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | SocketGraphClient]:
     """Yield the graph, caught up; or, where another process has the data directory, what asks that
     one.
     """
@@ -179,11 +179,11 @@ async def open_answers(settings: Settings) -> AsyncIterator[CypherGraph | Elsewh
         elif settings.graph.url:
             yield await stack.enter_async_context(open_graph(settings.graph, settings.data_dir))
         else:
-            yield Elsewhere(_socket(settings.data_dir))
+            yield SocketGraphClient(_socket(settings.data_dir))
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuildReport:
     """What a rebuild came to. `before` and `after` are the graph's lines, in order."""
 
     events: int
@@ -194,7 +194,7 @@ class Rebuilt:
 
 async def rebuild(
     settings: Settings, on_batch: Callable[[int, int], None], *, lossy: bool = False
-) -> Rebuilt:
+) -> RebuildReport:
     """Empty the graph and replay the log. `on_batch` hears (seq, the log's end).
 
     Raises `ConfigurationError` where another process has the data directory, or where the log's
@@ -228,7 +228,7 @@ async def rebuild(
         await graph.clear()
         events = await projector.catch_up(state.last_seq, lambda seq: on_batch(seq, state.last_seq))
         after = tuple([line async for line in graph.dump()])
-        return Rebuilt(events, before, after, await graph.counts())
+        return RebuildReport(events, before, after, await graph.counts())
 
 
 async def _free(settings: Settings, stack: AsyncExitStack) -> bool:

@@ -15,16 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from moothall.app.bus import Bus, open_bus
-from moothall.app.repositories import Home, Leaving, disk_of, for_hosts, home_of, open_hands, sees
+from moothall.app.repositories import (
+    Home,
+    NotifyingWorkspaces,
+    disk_of,
+    for_hosts,
+    home_of,
+    open_hands,
+    sees,
+)
 from moothall.app.rules import audit_log, open_rules
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.concurrency import leaves
 from moothall.config import MetricsSettings, Settings, secret_values
 from moothall.config.models import DEFAULT
-from moothall.deliberation.prompts.repo_map import Surveyor
-from moothall.deliberation.protocols import Parts
+from moothall.deliberation.prompts.repo_map import RepoMapper
+from moothall.deliberation.protocols import Dependencies
 from moothall.deliberation.recorded_model import NamedModel
 from moothall.domain.ids import digest
 from moothall.domain.secrets import scrub
@@ -142,12 +150,12 @@ async def _host(
             )  # gRPC costs start time, and most hosts call nobody
 
             remote_agents = await stack.enter_async_context(open_remote_agents(settings.agents))
-        parts = Parts(
+        parts = Dependencies(
             model=models[DEFAULT],
             named={name: NamedModel(llm, models[name]) for name, llm in settings.models.items()},
             remote_agents=remote_agents,
-            gate=Gate(settings.guard, audit, bus.publish, rules),
-            workspaces=Leaving(hands.workspaces, rules.close_workspace),
+            gate=ToolGateway(settings.guard, audit, bus.publish, rules),
+            workspaces=NotifyingWorkspaces(hands.workspaces, rules.close_workspace),
             read=hands.repositories.read,
             merge=hands.repositories.merge,
             log=bus,
@@ -155,11 +163,11 @@ async def _host(
             evidence=settings.evidence,
             llm=settings.llm,
             run_code=hands.run_code,
-            surveyor=Surveyor(hands.workspaces, settings.limits),
+            surveyor=RepoMapper(hands.workspaces, settings.limits),
             python=settings.runner,
             clean=functools.partial(scrub, known=secret_values(settings)),
         )
-        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         seats, patience = settings.ray.seats_per_host, settings.bus.ack_wait_seconds
         host = Host(name, bus, hands.repositories, parts, seats, accounts, patience, node=node)
         ready()

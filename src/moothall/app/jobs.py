@@ -14,8 +14,8 @@ from moothall.config import Settings
 from moothall.domain.ids import digest
 from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
-from moothall.workspace.executor_client import Box, BoxSetup
-from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
+from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.pool import MakeBox
 
 _MISSING = "workspace.kind is kubernetes: pip install 'moothall[kubernetes]'"
@@ -68,7 +68,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
 
     house = house_of(settings)  # keys that are none are said at the start
     try:
-        from moothall.workspace.kubernetes.box import CodeBox, JobBox, Pods
+        from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
         from moothall.workspace.kubernetes.cluster import Cluster
         from moothall.workspace.kubernetes.orphans import Reconciler
     except ModuleNotFoundError as error:
@@ -78,13 +78,15 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
         open_carrying(settings.bus, settings.bus.url or "") as carrying,
         Cluster(settings.jobs, host, house) as cluster,
     ):
-        carrier = Carrier(carrying.send, carrying.hear)
+        carrier = Transport(carrying.send, carrying.hear)
         pods = Pods(cluster, carrier, lambda name: _reach(settings, name))
 
-        def make(place: BoxSetup, folder: Path, beside: Box | None) -> Box:
-            if isinstance(beside, JobBox):
-                return CodeBox(place, folder, settings, beside)
-            return JobBox(place, folder, settings, pods)
+        def make(
+            place: ExecutorSetup, folder: Path, beside: ExecutorClient | None
+        ) -> ExecutorClient:
+            if isinstance(beside, JobExecutor):
+                return CodeExecutor(place, folder, settings, beside)
+            return JobExecutor(place, folder, settings, pods)
 
         async with beside(
             Reconciler(cluster, carrier, settings.jobs.orphan_seconds).run(), "jobs without a host"

@@ -16,7 +16,7 @@ from moothall.events.adapter import open_carrying
 from moothall.settings import load_settings
 from moothall.telemetry import configure_logs
 from moothall.workspace.kubernetes.link import LINK, Folders, PodLink
-from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.kubernetes.multiplexer import Transport
 
 
 async def serve(folders: Folders) -> None:
@@ -39,7 +39,7 @@ async def serve(folders: Folders) -> None:
     )
     async with open_carrying(settings.bus, settings.bus.url) as carrying:
         serving = asyncio.ensure_future(
-            link.run(Carrier(carrying.send, carrying.hear), order["name"])
+            link.run(Transport(carrying.send, carrying.hear), order["name"])
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         await asyncio.wait({serving})

@@ -22,28 +22,28 @@ from moothall.network.destinations import Destinations
 from moothall.ports import Answerer, Bus, RunCode, Workspace, Workspaces
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.gitcmd import GitRunner
-from moothall.repositories.service import Prepare, Remote, TrustedRepositories
+from moothall.repositories.service import Prepare, Remote, RepositoryService
 from moothall.toolkits.web.family import WebFamily
 from moothall.workspace.local import LocalWorkspaces
 from moothall.workspace.prepare import Preparer
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # nothing of it is needed on one machine
-    from moothall.repositories.bundle_transfer import Lender
-    from moothall.repositories.remote import FarRepositories
+    from moothall.repositories.bundle_transfer import BundleServer
+    from moothall.repositories.remote import RemoteRepositories
 _MARK, _DISK_CHARS = "house.mark", 8
 
 
-def trusted_repositories(settings: Settings) -> TrustedRepositories:
+def trusted_repositories(settings: Settings) -> RepositoryService:
     """Repositories to register, pin, read and deliver to."""
-    return _make_trusted(settings, _refuse_to_prepare, TrustedRepositories)
+    return _make_trusted(settings, _refuse_to_prepare, RepositoryService)
 
 
 async def _refuse_to_prepare(base: Base, _on_progress: Callable[[str], None] | None) -> Prepared:
     raise ConfigurationError(f"repository {base.repository} is prepared by the hosts, not here")
 
 
-_Kind = TypeVar("_Kind", bound=TrustedRepositories)
+_Kind = TypeVar("_Kind", bound=RepositoryService)
 
 
 def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _Kind:
@@ -55,16 +55,18 @@ def _make_trusted(settings: Settings, prepare: Prepare, kind: type[_Kind]) -> _K
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class WorkspaceServices:
     """What a host works with."""
 
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     workspaces: LocalWorkspaces
     run_code: RunCode | None
 
 
 @asynccontextmanager
-async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterator[Hands]:
+async def open_hands(
+    settings: Settings, far: Bus | None = None
+) -> AsyncIterator[WorkspaceServices]:
     """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the
     house lends them, where they lie on another disk.
     """
@@ -75,7 +77,7 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
     def remote_of(repository: str) -> Remote:
         return repositories.remote(repository)
 
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     async with AsyncExitStack() as stack:
         make = (
             await stack.enter_async_context(open_jobs(settings))
@@ -85,21 +87,21 @@ async def open_hands(settings: Settings, far: Bus | None = None) -> AsyncIterato
         workspaces = LocalWorkspaces(settings, clone_of, remote_of, make)
         preparer = Preparer(settings, clone_of, workspaces)
         if far is None:
-            repositories = _make_trusted(settings, preparer.prepare, TrustedRepositories)
+            repositories = _make_trusted(settings, preparer.prepare, RepositoryService)
         else:
-            from moothall.repositories.remote import FarRepositories
+            from moothall.repositories.remote import RemoteRepositories
 
-            repositories = borrower = _make_trusted(settings, preparer.prepare, FarRepositories)
+            repositories = borrower = _make_trusted(settings, preparer.prepare, RemoteRepositories)
             await stack.enter_async_context(open_borrowing(settings, far, borrower))
         await stack.enter_async_context(workspaces)
-        yield Hands(
+        yield WorkspaceServices(
             repositories,
             workspaces,
             LocalRunner(settings, workspaces.pool).run if settings.runner.enabled else None,
         )
 
 
-class Leaving:
+class NotifyingWorkspaces:
     """Workspaces of which `left` hears the id when they end: tools may have left something
     elsewhere. See `ports.Workspaces`.
     """
@@ -175,8 +177,8 @@ def for_hosts(settings: Settings) -> Settings:
 
 @asynccontextmanager
 async def open_lending(
-    settings: Settings, bus: Bus, repositories: TrustedRepositories, *, lends: bool = True
-) -> AsyncIterator[TrustedRepositories]:
+    settings: Settings, bus: Bus, repositories: RepositoryService, *, lends: bool = True
+) -> AsyncIterator[RepositoryService]:
     """Yield the repositories, which hosts on other disks are answered from where there may be such
     hosts, where it `lends`: who only runs the seats has credentials by which he is not asked. What
     they made is fetched from them.
@@ -200,7 +202,7 @@ async def open_lending(
 
 @asynccontextmanager
 async def open_borrowing(
-    settings: Settings, bus: Bus, repositories: FarRepositories
+    settings: Settings, bus: Bus, repositories: RemoteRepositories
 ) -> AsyncIterator[None]:
     """Ask the house for repositories, and lend it what is made here."""
     from moothall.repositories.remote import HOSTS
@@ -215,14 +217,16 @@ async def open_borrowing(
 
 
 @asynccontextmanager
-async def _lender(settings: Settings) -> AsyncIterator[Lender]:
-    from moothall.repositories.bundle_transfer import Lender
+async def _lender(settings: Settings) -> AsyncIterator[BundleServer]:
+    from moothall.repositories.bundle_transfer import BundleServer
 
-    async with Lender(
+    async with BundleServer(
         GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace
     ) as lender:
         yield lender
 
 
-def _answer(bus: Bus, lender: Lender, answerer: Answerer) -> AbstractAsyncContextManager[object]:
+def _answer(
+    bus: Bus, lender: BundleServer, answerer: Answerer
+) -> AbstractAsyncContextManager[object]:
     return beside(bus.answer(Channel.REPOSITORIES.of(lender.holder), answerer), "bundles")

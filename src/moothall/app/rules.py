@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moothall.authorization.approval_queue import BUCKET as PARKED_BUCKET
-from moothall.authorization.approval_queue import SPENT_BUCKET, Parking
+from moothall.authorization.approval_queue import SPENT_BUCKET, ApprovalQueue
 from moothall.authorization.approvals import Approvals
 from moothall.authorization.audit import AuditLog
 from moothall.authorization.grants import ROLES_FILE, Grants, policies_folder, read_grants
@@ -100,10 +100,10 @@ def catalogue_of(settings: Settings, families: Families = FAMILIES) -> Mapping[s
     }
 
 
-def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> Parking:
+def parking_of(guard: GuardSettings, bus: Bus, keys: Keys) -> ApprovalQueue:
     """Return what waits for operators; not read yet."""
     approvals = Approvals(keys.guard, guard.approval_seconds, public=keys.approvals)
-    return Parking(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
+    return ApprovalQueue(bus.bucket(PARKED_BUCKET), bus.bucket(SPENT_BUCKET), approvals)
 
 
 def longest_token(guard: GuardSettings, limits: LimitSettings) -> float:
@@ -184,7 +184,7 @@ async def open_switches(settings: Settings) -> AsyncIterator[Switches]:
 
 
 @asynccontextmanager
-async def open_parking(settings: Settings) -> AsyncIterator[Parking]:
+async def open_parking(settings: Settings) -> AsyncIterator[ApprovalQueue]:
     """Yield what waits for an operator now."""
     from moothall.app.bus import open_log
 

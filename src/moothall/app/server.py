@@ -35,15 +35,15 @@ from moothall.app.fingerprints import describe_difference, fingerprints
 from moothall.app.preflight import check_first, check_parts, defaults
 from moothall.app.repositories import open_lending, trusted_repositories
 from moothall.collector import Collector
-from moothall.collector.observer import Onlooker
+from moothall.collector.observer import Observer
 from moothall.concurrency import beside, enter_beside, say_if_slow, start_beside
 from moothall.config import LlmSettings, RaySettings, Settings, secret_values
 from moothall.domain.identity import LOCAL
 from moothall.domain.secrets import scrub
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.events.registry import EVENTS
-from moothall.orchestrator.council_registry import Roster
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.council_registry import CouncilRegistry
+from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Repositories
 from moothall.workers.in_process import Alive
 
@@ -51,10 +51,10 @@ _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """What a command works with. A port is 0 where none is served."""
 
-    desk: Desk
+    desk: DeliberationService
     bus: Bus
     grpc_port: int
     metrics_port: int = 0
@@ -65,7 +65,7 @@ class House:
 @asynccontextmanager
 async def open_house(
     settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False
-) -> AsyncIterator[House]:
+) -> AsyncIterator[App]:
     """Serve this data directory, or attach to the process that does.
 
     `serving`: a second server with embedded parts on the same data directory is an error. `asked`:
@@ -127,16 +127,16 @@ async def _watch_owner(data_dir: Path) -> None:
     )
 
 
-async def _attach(
-    settings: Settings, address: data_dir_lock.Address, stack: AsyncExitStack
-) -> House:
+async def _attach(settings: Settings, address: data_dir_lock.Address, stack: AsyncExitStack) -> App:
     if differs := describe_difference(settings, address):
         raise ConfigurationError(differs)
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-    roster = Roster(bus, settings.limits, settings.choice)
+    roster = CouncilRegistry(bus, settings.limits, settings.choice)
     await roster.refresh()
-    desk = Desk(bus, trusted_repositories(settings), defaults(settings), councils=roster)
-    return House(desk, bus, address.grpc_port)
+    desk = DeliberationService(
+        bus, trusted_repositories(settings), defaults(settings), councils=roster
+    )
+    return App(desk, bus, address.grpc_port)
 
 
 async def _build(
@@ -147,7 +147,7 @@ async def _build(
     *,
     own: bool,
     asked: bool,
-) -> tuple[House, Collector | Onlooker]:
+) -> tuple[App, Collector | Observer]:
     """Open what the roles need that are served; None: what a command needs. `own`: others on this
     data directory are to find this process.
     """
@@ -200,7 +200,7 @@ async def _build(
     repositories = await stack.enter_async_context(
         open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
     )
-    deciding = Deciding(
+    deciding = CollectorRole(
         settings,
         bus,
         repositories,
@@ -209,7 +209,7 @@ async def _build(
     )
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     await enter_beside(stack, beside(deciding.run(), "collector"))
-    roster = Roster(bus, settings.limits, settings.choice)
+    roster = CouncilRegistry(bus, settings.limits, settings.choice)
     await roster.refresh()
     await enter_beside(stack, beside(roster.run(), "councils"))
     with say_if_slow(tell, "the model"):
@@ -233,16 +233,18 @@ async def _build(
         count=count,
         clean=functools.partial(scrub, known=secret_values(settings)),
     )
-    desk = Desk(bus, repositories, defaults(settings), councils=roster, tell=briefed().tell)
-    house = House(desk, bus, 0)
+    desk = DeliberationService(
+        bus, repositories, defaults(settings), councils=roster, tell=briefed().tell
+    )
+    house = App(desk, bus, 0)
     if serving:
-        from moothall.app.api import Behind, open_doors
+        from moothall.app.api import ApiInputs, open_doors
 
-        behind = Behind(
+        behind = ApiInputs(
             bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named
         )
         ports = await stack.enter_async_context(open_doors(settings, behind, tell))
-        house = House(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
+        house = App(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
         data_dir_lock.announce(
@@ -274,7 +276,7 @@ def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
 
 
 async def _leave(
-    settings: Settings, collector: Collector | Onlooker, tell: Tell, *, serving: bool
+    settings: Settings, collector: Collector | Observer, tell: Tell, *, serving: bool
 ) -> None:
     """Other commands may be attached to this process: let them end, unless it is a server that was
     told to stop, or others on its bus take their work up.
@@ -315,7 +317,7 @@ def collector_of(settings: Settings, bus: Bus, repositories: Repositories) -> Co
     )
 
 
-class Deciding:
+class CollectorRole:
     """The collector of this process where it decides, and what sees all that is under way where
     somebody asks it.
 
@@ -335,8 +337,8 @@ class Deciding:
         self._bus = bus
         self._collector = collector_of(settings, bus, repositories) if decides else None
         apart = watches and (self._collector is None or settings.bus.url is not None)
-        self._onlooker = Onlooker(bus) if apart else None
-        self.sees: Collector | Onlooker = self._onlooker or self._collector or Onlooker(bus)
+        self._onlooker = Observer(bus) if apart else None
+        self.sees: Collector | Observer = self._onlooker or self._collector or Observer(bus)
 
     async def run(self) -> None:
         """Decide and follow, until cancelled."""

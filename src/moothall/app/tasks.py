@@ -15,7 +15,7 @@ from moothall.app import data_dir_lock
 from moothall.app.bus import Tell, is_served, open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.app.repository import Diff, files_here, files_of
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.fold import DeliberationState, fold
 from moothall.collector.overview import Overview
 from moothall.config import Settings
@@ -27,13 +27,13 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import Channel, deliberation_topics
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest, NotFound
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
 from moothall.stories.planner import Planner
 
 if TYPE_CHECKING:  # whoever has a house has imported it
-    from moothall.app.server import House
+    from moothall.app.server import App
 
 _CANCEL_SECONDS = 10.0
 _LOOKED_AT = 200
@@ -47,7 +47,7 @@ class Tasks:
         self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
     ) -> None:
         self._bus = bus
-        self.desk = Desk(bus, repositories, defaults)
+        self.desk = DeliberationService(bus, repositories, defaults)
         self.served = served
         """Whether another process works on them."""
 
@@ -218,7 +218,7 @@ class Tasks:
         return state
 
 
-def tasks_of(settings: Settings, house: House) -> Tasks:
+def tasks_of(settings: Settings, house: App) -> Tasks:
     """Return the tasks that a house knows."""
     return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
 
@@ -356,7 +356,7 @@ class Stories:
     """The board, the plans and tasks of its stories, and whether another process works on them."""
 
     board: Board
-    accounts: Accounts
+    accounts: StoryBudgets
     plans: Planner
     tasks: Tasks
     served: bool
@@ -368,7 +368,7 @@ async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]
     async with open_log(settings, tell) as bus:
         served = await is_served(settings, bus)
         tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
-        accounts = Accounts(bus.bucket(BUCKET), settings.limits)
+        accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)
         yield Stories(Board(bus), accounts, Planner(bus, settings.limits), tasks, served)
 
 

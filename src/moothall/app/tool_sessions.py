@@ -14,9 +14,9 @@ from moothall.agents.service import AgentTasks
 from moothall.agents.sessions import BUCKET as SESSIONS
 from moothall.agents.sessions import AgentSessions
 from moothall.app.bus import Bus, bus_url, hold_or_find, open_bus
-from moothall.app.repositories import Leaving, open_hands, trusted_repositories
+from moothall.app.repositories import NotifyingWorkspaces, open_hands, trusted_repositories
 from moothall.app.rules import audit_log, open_rules
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.rules import Rules
 from moothall.concurrency import beside
@@ -27,11 +27,11 @@ from moothall.domain.task import RepositoryRef
 from moothall.ports import Deliberations
 from moothall.repositories.sample import make_blank_repository
 from moothall.tool_sessions.executions import Executions
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.tool_sessions.requests import Requests
 from moothall.workflows.plan import document_digest
-from moothall.workflows.record import Chronicle
-from moothall.workflows.runner import BUCKET, Begun, Workflows, entries
+from moothall.workflows.record import WorkflowLog
+from moothall.workflows.runner import BUCKET, WorkflowEntry, Workflows, entries
 
 WRITER = "serve"
 
@@ -39,7 +39,7 @@ WRITER = "serve"
 @asynccontextmanager
 async def tool_service(
     settings: Settings, bus: Bus, rules: Rules, writer: str = WRITER
-) -> AsyncIterator[Visits]:
+) -> AsyncIterator[ToolSessions]:
     """Answer requests on the bus, and yield what the other doors lead to. At the end every
     workspace is closed. `writer` names this process in the audit.
     """
@@ -48,10 +48,10 @@ async def tool_service(
             audit_log(settings, bus, keys_of(settings.guard, settings.data_dir), writer)
         )
         hands = await stack.enter_async_context(open_hands(settings))
-        gate = Gate(settings.guard, audit, bus.publish, rules, source="executor")
-        places = Leaving(hands.workspaces, rules.close_workspace)
+        gate = ToolGateway(settings.guard, audit, bus.publish, rules, source="executor")
+        places = NotifyingWorkspaces(hands.workspaces, rules.close_workspace)
         visits = await stack.enter_async_context(
-            Visits(
+            ToolSessions(
                 gate,
                 rules.tokens,
                 places,
@@ -66,7 +66,9 @@ async def tool_service(
         yield visits
 
 
-def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Visits) -> AgentTasks:
+def agent_service(
+    settings: Settings, bus: Bus, desk: Deliberations, visits: ToolSessions
+) -> AgentTasks:
     """Return what answers other orchestrators."""
     repositories, folder, making = (
         trusted_repositories(settings),
@@ -93,14 +95,14 @@ def agent_service(settings: Settings, bus: Bus, desk: Deliberations, visits: Vis
     )
 
 
-def execution_service(settings: RunnerSettings, visits: Visits) -> Executions | None:
+def execution_service(settings: RunnerSettings, visits: ToolSessions) -> Executions | None:
     """Return what runs the code of visitors; None where `runner.enabled` is off."""
     return Executions(visits, visits.run_code, settings) if visits.run_code is not None else None
 
 
 @asynccontextmanager
 async def workflow_service(
-    settings: GuardSettings, bus: Bus, visits: Visits, *, resume: bool = True
+    settings: GuardSettings, bus: Bus, visits: ToolSessions, *, resume: bool = True
 ) -> AsyncIterator[Workflows]:
     """Run workflows in the workspaces of visitors. `resume`: those that a process left that is gone
     go on at once.
@@ -132,7 +134,7 @@ async def run_workflow(
     """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it
     was, in its own workspace.
 
-    Raises what `Visits.open` and `Workflows.run` raise, or `Permanent` with the words of the
+    Raises what `ToolSessions.open` and `Workflows.run` raise, or `Permanent` with the words of the
     process that serves.
     """
     async with AsyncExitStack() as stack:
@@ -158,7 +160,7 @@ async def _here(
         open_bus(settings.bus, url, secrets=secret_values(settings))
     )
     rules = await stack.enter_async_context(open_rules(settings, bus))
-    visits: Visits = await stack.enter_async_context(tool_service(settings, bus, rules))
+    visits: ToolSessions = await stack.enter_async_context(tool_service(settings, bus, rules))
     workflows: Workflows = await stack.enter_async_context(
         workflow_service(settings.guard, bus, visits, resume=False)
     )
@@ -171,7 +173,7 @@ async def _here(
     return workflows.run(LOCAL, opened.workspace, opened.token, asked.document)
 
 
-async def _find_begun(bus: Bus, asked: WorkflowRequest) -> Begun | None:
+async def _find_begun(bus: Bus, asked: WorkflowRequest) -> WorkflowEntry | None:
     """Return the workflow of this id, if it was ever begun."""
     found = (
         entry for entry in await entries(bus.bucket(BUCKET)) if entry.visit.tenant == LOCAL.tenant
@@ -207,5 +209,5 @@ async def _begin_there(settings: Settings, port: int, asked: WorkflowRequest) ->
 
 
 def _follow(bus: Bus, workspace: str, asked: WorkflowRequest) -> AsyncGenerator[Recorded, None]:
-    chronicle = Chronicle(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
+    chronicle = WorkflowLog(bus, workspace, LOCAL.tenant, str(asked.document["id"]))
     return chronicle.follow(document_digest(asked.document), 0)

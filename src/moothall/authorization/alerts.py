@@ -12,7 +12,7 @@ from typing import Literal
 
 from cachetools import LRUCache
 
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.config import GuardSettings
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
@@ -55,7 +55,7 @@ class Alerts:
         self._raised: list[Alert] = []
 
     def count_refusal(
-        self, seat: SeatContext, call: ToolCall, reason: str, *, escape: bool
+        self, seat: CallContext, call: ToolCall, reason: str, *, escape: bool
     ) -> None:
         """Count a refused call. One too many raises an alert, and the counting begins anew."""
         self._count("denials", self._limits.alert_denials, seat, call, reason)
@@ -67,7 +67,7 @@ class Alerts:
         raised, self._raised = self._raised, []
         return raised
 
-    def _count(self, kind: Kind, most: int, seat: SeatContext, call: ToolCall, reason: str) -> None:
+    def _count(self, kind: Kind, most: int, seat: CallContext, call: ToolCall, reason: str) -> None:
         now = self._clock()
         windows = [
             self._windows.setdefault((kind, seat.tenant, *who), deque())

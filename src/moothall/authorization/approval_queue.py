@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from moothall.authorization.approvals import Approval, Approvals, ExpiredApproval, Subject
-from moothall.authorization.call_context import SeatContext, Stopped
+from moothall.authorization.call_context import CallContext, Stopped
 from moothall.domain.codec import dump, load
 from moothall.domain.identity import Principal
 from moothall.domain.ids import digest
@@ -59,7 +59,7 @@ class Parked:
         )
 
 
-class Parking:
+class ApprovalQueue:
     """The buckets `parked` and `spent` as this process knows them."""
 
     def __init__(self, parked: Bucket, spent: Bucket, approvals: Approvals) -> None:
@@ -104,7 +104,7 @@ class Parking:
         )
         return sorted(found, key=lambda item: (item.time, item.id))
 
-    async def park(self, seat: SeatContext, call: ToolCall, reason: str) -> Parked:
+    async def park(self, seat: CallContext, call: ToolCall, reason: str) -> Parked:
         """Let a request wait; the same of the same seat waits once. Raises `BusUnavailable`."""
         known = self._known.get(_key(seat, call))
         if known is not None and known.state in {"waiting", "refused"}:
@@ -157,7 +157,7 @@ class Parking:
         await self._put(resolved)
         return resolved
 
-    async def spend_approval(self, seat: SeatContext, call: ToolCall) -> Approval | None:
+    async def spend_approval(self, seat: CallContext, call: ToolCall) -> Approval | None:
         """Spend the approval of this call, if there is one; None where there is none. Good once,
         whoever asks first.
 
@@ -214,7 +214,7 @@ class Parking:
 
 
 async def check_approval(
-    parking: Parking, seat: SeatContext, call: ToolCall, stopped: Stopped
+    parking: ApprovalQueue, seat: CallContext, call: ToolCall, stopped: Stopped
 ) -> Approval:
     """Return the word of the operator who has allowed this call, once; else it waits for one, and
     `Stopped` says so.
@@ -253,7 +253,7 @@ def refuse_unless_operator(who: Principal) -> None:
         )
 
 
-def _key(seat: SeatContext, call: ToolCall) -> str:
+def _key(seat: CallContext, call: ToolCall) -> str:
     named = digest(seat.workspace_id, seat.seat, call.tool, arguments_digest(call.arguments))[:24]
     return f"{seat.tenant}.{named}"
 

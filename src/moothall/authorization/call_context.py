@@ -22,7 +22,7 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatContext:
+class CallContext:
     """A seat as the gate knows it: made by the trusted side from credentials and the deliberation,
     never from
     what a model said. `ledger` is the deliberation's, None where no budget was set. `deadline` is a

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from moothall.authorization.call_context import SeatContext, Stopped
+from moothall.authorization.call_context import CallContext, Stopped
 from moothall.authorization.paths import covers, refuse_path, relative_path
 from moothall.authorization.tokens import Tokens, request_digest
 from moothall.concurrency import seconds_until
@@ -89,7 +89,7 @@ def check_schema(
     return CheckedCall(spec, arguments)
 
 
-def check_identity(seat: SeatContext, call: ToolCall) -> None:
+def check_identity(seat: CallContext, call: ToolCall) -> None:
     """The seat is one tenant's, in its own workspace, and the request can be told from others."""
     if seat.principal.tenant != seat.tenant:
         raise Stopped(
@@ -152,7 +152,7 @@ def check_set(checked: CheckedCall, unset: Mapping[str, str]) -> None:
 
 
 def check_capability(
-    tokens: Tokens, seat: SeatContext, call: ToolCall, checked: CheckedCall
+    tokens: Tokens, seat: CallContext, call: ToolCall, checked: CheckedCall
 ) -> None:
     """The seat's token is good here and now, is this seat's, and covers the tool and what it
     writes.
@@ -195,7 +195,7 @@ def note_of(grant: Grant, checked: CheckedCall) -> str:
     return ""
 
 
-def with_token(tokens: Tokens, seat: SeatContext) -> SeatContext:
+def with_token(tokens: Tokens, seat: CallContext) -> CallContext:
     """Return the seat with a token for what it is granted, until its deadline."""
     seconds = seconds_until(seat.deadline)
     token = tokens.mint(

@@ -50,7 +50,7 @@ class _Circuit:
     probing: bool = False
 
 
-class Breakers:
+class CircuitBreakers:
     """One circuit a key, which lives across calls. Closed until `failures` calls in a row failed,
     then open for `rest_seconds`; then half open: one call may try. If it fails the rest doubles, up
     to ten minutes.

@@ -15,7 +15,7 @@ from moothall.tools.arguments import arguments_digest
 
 
 @dataclass(slots=True)
-class Allowance:
+class BlockBudget:
     """What is left to a block and to all that it starts: tool calls and sub-agents."""
 
     calls: int
@@ -31,7 +31,7 @@ class BlockCalls:
     through: Callable[[ToolCall], Awaitable[ToolResult]]
     ids: str
     deadline: datetime
-    allowance: Allowance
+    allowance: BlockBudget
     made: list[tuple[ToolCall, ToolResult]] = field(default_factory=list)
     exhausted: bool = False
 

@@ -21,7 +21,7 @@ from moothall.authorization.alerts import Alerts, alert_event
 from moothall.authorization.approval_queue import check_approval
 from moothall.authorization.audit import AuditEntry, AuditLog
 from moothall.authorization.cache import ResultCache, cache_key
-from moothall.authorization.call_context import SeatContext, Stopped
+from moothall.authorization.call_context import CallContext, Stopped
 from moothall.authorization.checks import (
     CheckedCall,
     check_capability,
@@ -32,7 +32,7 @@ from moothall.authorization.checks import (
     note_of,
     with_token,
 )
-from moothall.authorization.circuit_breaker import Breakers
+from moothall.authorization.circuit_breaker import CircuitBreakers
 from moothall.authorization.limits import (
     book_time,
     check_limits,
@@ -61,7 +61,7 @@ Noted = Callable[[ToolResult], ToolResult]
 _UNKNOWN = "unknown"
 
 
-class Gate:
+class ToolGateway:
     """Lets calls of many seats through; one a process. Belongs to one event loop."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Gate:
     ) -> None:
         self._rules = rules or Rules()
         self._rates = Rates()
-        self._breakers = Breakers(limits.breaker_failures, limits.breaker_seconds)
+        self._breakers = CircuitBreakers(limits.breaker_failures, limits.breaker_seconds)
         self._cache = ResultCache(limits.cache_bytes)
         self._alerts = Alerts(limits)
         self._limits = limits
@@ -101,11 +101,11 @@ class Gate:
         """Return what a role's seats may do; see `Grants.of`. Raises `InvalidRequest`."""
         return self._rules.grants.of(role, protected, persona)
 
-    def with_token(self, seat: SeatContext) -> SeatContext:
+    def with_token(self, seat: CallContext) -> CallContext:
         """Return the seat with a capability token for its workspace, until its deadline."""
         return with_token(self._rules.tokens, seat)
 
-    async def call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
+    async def call(self, seat: CallContext, call: ToolCall) -> ToolResult:
         """Return exactly one result, whatever a model asked for; two audit records and one
         `tool.finished` go with it.
 
@@ -118,7 +118,7 @@ class Gate:
         with tool_call(seat, call, self._rules.catalogue) as noted:
             return noted(await self._call(seat, call))
 
-    async def _call(self, seat: SeatContext, call: ToolCall) -> ToolResult:
+    async def _call(self, seat: CallContext, call: ToolCall) -> ToolResult:
         started = monotonic()
         entry = AuditEntry(
             tenant=seat.tenant,
@@ -169,7 +169,7 @@ class Gate:
         return result
 
     async def _admit_and_run(
-        self, seat: SeatContext, call: ToolCall, entry: AuditEntry
+        self, seat: CallContext, call: ToolCall, entry: AuditEntry
     ) -> ToolResult:
         try:
             checked = await self._admit(seat, call, entry)
@@ -190,7 +190,7 @@ class Gate:
             self._alerts.count_refusal(seat, call, result.error, escape=True)
         return result
 
-    async def _admit(self, seat: SeatContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
+    async def _admit(self, seat: CallContext, call: ToolCall, entry: AuditEntry) -> CheckedCall:
         rules = self._rules
         off = rules.off(seat.tenant)
         checked = check_schema(
@@ -219,7 +219,7 @@ class Gate:
         except AuditUnavailable as error:
             raise Stopped(ToolStatus.ERROR, f"{error.message}; the tool was not run") from error
 
-    async def _run(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
+    async def _run(self, seat: CallContext, call: ToolCall, checked: CheckedCall) -> ToolResult:
         allowed = self._seconds(seat, call, checked)
         if allowed <= 0:
             raise Stopped(ToolStatus.TIMEOUT, "the deadline was over before the tool could start")
@@ -240,7 +240,7 @@ class Gate:
         return result
 
     async def _hand_over(
-        self, seat: SeatContext, call: ToolCall, checked: CheckedCall, held: float
+        self, seat: CallContext, call: ToolCall, checked: CheckedCall, held: float
     ) -> ToolResult:
         """Let whoever runs the tool run it, for at most `held` seconds."""
         deadline = datetime.now(UTC) + timedelta(seconds=held)
@@ -282,7 +282,7 @@ class Gate:
         finally:
             self._slots.release()
 
-    def _seconds(self, seat: SeatContext, call: ToolCall, checked: CheckedCall) -> float:
+    def _seconds(self, seat: CallContext, call: ToolCall, checked: CheckedCall) -> float:
         until = min(call.deadline, seat.deadline) - datetime.now(UTC)
         return min(
             until.total_seconds(),
@@ -307,7 +307,7 @@ class Gate:
             result, request_id=call.request_id, tool=call.tool, output=output, error=error
         )
 
-    async def _publish(self, seat: SeatContext, result: ToolResult) -> None:
+    async def _publish(self, seat: CallContext, result: ToolResult) -> None:
         # The tool's name is the model's word where there is no such tool.
         shown = replace(
             result,
@@ -324,7 +324,7 @@ class Gate:
             EventType.TOOL_FINISHED, seat, result.request_id, dump(shown), ordinal=ordinal
         )
 
-    async def _publish_start(self, seat: SeatContext, call: ToolCall) -> None:
+    async def _publish_start(self, seat: CallContext, call: ToolCall) -> None:
         """Tell of an effect outside before it happens: where its end is not told, whether it
         happened is not known.
         """
@@ -338,7 +338,7 @@ class Gate:
     async def _say(
         self,
         kind: EventType,
-        seat: SeatContext,
+        seat: CallContext,
         request_id: str,
         told: Mapping[str, Any],
         *,
@@ -369,7 +369,7 @@ def _refusal(call: ToolCall, status: ToolStatus, reason: str) -> ToolResult:
 
 
 @contextmanager
-def tool_call(seat: SeatContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
+def tool_call(seat: CallContext, call: ToolCall, known: Container[str]) -> Iterator[Noted]:
     """Watch one call of one of the tools `known`; give its result to what is yielded. One that ends
     otherwise was cancelled or failed.
     """

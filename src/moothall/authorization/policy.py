@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from cachetools import TTLCache
 
-from moothall.authorization.call_context import SeatContext, Stopped
+from moothall.authorization.call_context import CallContext, Stopped
 from moothall.authorization.checks import CheckedCall
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PolicyUnavailable
@@ -59,7 +59,7 @@ class PolicyQuestion:
         }
 
 
-def policy_question(seat: SeatContext, checked: CheckedCall) -> PolicyQuestion:
+def policy_question(seat: CallContext, checked: CheckedCall) -> PolicyQuestion:
     """Return what the policy is asked about a call. Requirements are the catalogue's."""
     spec = checked.spec
     return PolicyQuestion(
@@ -118,7 +118,7 @@ class Policy:
             _KEPT, keep_seconds, timer=clock
         )
 
-    async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
+    async def check(self, seat: CallContext, checked: CheckedCall) -> None:
         """The policy allows the call; else `Stopped`. An engine that cannot be asked, or that gives
         no clear answer, blocks. In dry-run it is only told what would have been.
         """

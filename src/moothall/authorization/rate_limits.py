@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from cachetools import LRUCache
 
-from moothall.authorization.call_context import SeatContext, Stopped
+from moothall.authorization.call_context import CallContext, Stopped
 from moothall.domain.tool import ToolStatus
 from moothall.errors import AlreadyExists, BusUnavailable
 from moothall.ports import Bucket
@@ -95,7 +95,7 @@ def is_shared(spec: ToolSpec) -> bool:
     return spec.outside or spec.requirements.network_access
 
 
-def scope_of(seat: SeatContext, spec: ToolSpec) -> Key:
+def scope_of(seat: CallContext, spec: ToolSpec) -> Key:
     """Return whose calls of a tool are counted together: a tenant's where it acts or asks beyond
     the workspace, else a seat's.
     """
@@ -105,7 +105,7 @@ def scope_of(seat: SeatContext, spec: ToolSpec) -> Key:
 
 
 async def check_rate(
-    rates: Rates, together: SharedRates | None, seat: SeatContext, spec: ToolSpec
+    rates: Rates, together: SharedRates | None, seat: CallContext, spec: ToolSpec
 ) -> None:
     """The tool may be called just now, here and in all processes `together`; else `Stopped`."""
     seconds = rates.take(scope_of(seat, spec), spec)

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from moothall.authorization.approval_queue import Parking
+from moothall.authorization.approval_queue import ApprovalQueue
 from moothall.authorization.grants import Grants, shipped_grants
 from moothall.authorization.policy import Policy
 from moothall.authorization.rate_limits import SharedRates
@@ -49,7 +49,7 @@ class Rules:
     tokens: Tokens = field(default_factory=lambda: Tokens(secrets.token_bytes(32), 3600.0))
     policy: Policy = field(default_factory=lambda: Policy("off", None))
     toolkits: Mapping[str, Toolkit] = field(default_factory=dict)
-    parking: Parking | None = None
+    parking: ApprovalQueue | None = None
     rates: SharedRates | None = None
     close_workspace: Callable[[str], Awaitable[None]] = _no_trace
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from moothall.config import LimitSettings
-from moothall.domain.budget import Account, Amount, Budget, Ledger, Usage
+from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage
 from moothall.domain.codec import dump, load
 from moothall.errors import AlreadyExists
 from moothall.ports import Bucket
@@ -24,7 +24,7 @@ fourth or so.
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.002, 0.1
 
 
-class Accounts:
+class StoryBudgets:
     """The books, in the bucket BUCKET. The limits fill the zeros of a story's own budget."""
 
     def __init__(self, bucket: Bucket, limits: LimitSettings) -> None:
@@ -34,22 +34,25 @@ class Accounts:
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def of(self, story_id: str, tenant: str, budget: Budget) -> Account:
+    async def of(self, story_id: str, tenant: str, budget: Budget) -> BudgetAccount:
         """Return the book of a story as it is now."""
         document = await self._bucket.get(f"{tenant}.{story_id}")
         return replace(
-            load(Account, document) if document else Account(), limit=self._limit(budget)
+            load(BudgetAccount, document) if document else BudgetAccount(),
+            limit=self._limit(budget),
         )
 
-    def purse(self, story_id: str, tenant: str, task_id: str, budget: Budget) -> Purse:
+    def purse(self, story_id: str, tenant: str, task_id: str, budget: Budget) -> BudgetReservation:
         """Return what a deliberation draws on."""
-        return Purse(self, f"{tenant}.{story_id}", task_id, self._limit(budget))
+        return BudgetReservation(self, f"{tenant}.{story_id}", task_id, self._limit(budget))
 
     def _limit(self, budget: Budget) -> Amount:
         whole = budget.or_default(self._default)
         return Amount(whole.tokens, whole.calls, whole.cost_usd)
 
-    async def change(self, key: str, change: Callable[[Account], Account]) -> Account:
+    async def change(
+        self, key: str, change: Callable[[BudgetAccount], BudgetAccount]
+    ) -> BudgetAccount:
         """Change a book and return it. Of those who do it at once each has a turn. Raises what
         `change` raises, `BusUnavailable`.
         """
@@ -60,7 +63,7 @@ class Accounts:
             longest = _FIRST_SECONDS
             while True:
                 document, revision = await self._bucket.get_with_revision(key)
-                after = change(load(Account, document) if document else Account())
+                after = change(load(BudgetAccount, document) if document else BudgetAccount())
                 try:
                     await self._bucket.replace(key, dump(after), revision)
                 except AlreadyExists:
@@ -70,13 +73,13 @@ class Accounts:
                     return after
 
 
-class Purse:
+class BudgetReservation:
     """A deliberation's part of its story's budget. All amounts are in all, so that whoever takes
     the work up again goes on with the same
     part: what was spent before a crash counts once.
     """
 
-    def __init__(self, accounts: Accounts, key: str, task_id: str, limit: Amount) -> None:
+    def __init__(self, accounts: StoryBudgets, key: str, task_id: str, limit: Amount) -> None:
         self._accounts = accounts
         self._key = key
         self._task_id = task_id

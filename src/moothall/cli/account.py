@@ -13,7 +13,7 @@ from moothall.cli.runtime import say, settings_of, speak_errors
 from moothall.domain.identity import LOCAL
 
 if TYPE_CHECKING:  # imported by the command that needs it
-    from moothall.api.web.user_accounts import People
+    from moothall.api.web.user_accounts import UserAccounts
 
 
 @click.group()
@@ -88,10 +88,10 @@ def password(context: click.Context, *, name: str) -> None:
     say(f"changed the password of {name}")
 
 
-def _people(context: click.Context) -> People:
-    from moothall.api.web.user_accounts import People
+def _people(context: click.Context) -> UserAccounts:
+    from moothall.api.web.user_accounts import UserAccounts
 
-    return People(settings_of(context, narrated=True).data_dir)
+    return UserAccounts(settings_of(context, narrated=True).data_dir)
 
 
 def _password() -> str:

@@ -15,7 +15,7 @@ from moothall.domain.task import DeliberationRequest
 if TYPE_CHECKING:  # imported once the model server has answered
     from rich.console import Console
 
-    from moothall.cli.progress import Narrator
+    from moothall.cli.progress import ProgressPrinter
 
 _LONG = 20_000
 
@@ -35,11 +35,11 @@ class AskOptions:
     quiet: bool = False
     verbose: bool = False
 
-    def narrator(self) -> Narrator:
+    def narrator(self) -> ProgressPrinter:
         """Return who tells of one question."""
-        from moothall.cli.progress import Narrator
+        from moothall.cli.progress import ProgressPrinter
 
-        return Narrator(quiet=self.quiet, verbose=self.verbose, thoughts=True)
+        return ProgressPrinter(quiet=self.quiet, verbose=self.verbose, thoughts=True)
 
 
 def show_answer(console: Console, outcome: Outcome) -> None:

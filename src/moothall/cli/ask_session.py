@@ -21,7 +21,7 @@ from moothall.app.repository import (
 )
 from moothall.cli.ask_options import AskOptions
 from moothall.cli.council import hold_council
-from moothall.cli.progress import Narrator
+from moothall.cli.progress import ProgressPrinter
 from moothall.concurrency import say_if_slow
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
@@ -32,18 +32,18 @@ from moothall.errors import InvalidRequest, NotFound
 if TYPE_CHECKING:
     from moothall.api.remote import RemoteKernel
     from moothall.app.tasks import Tasks
-    from moothall.orchestrator.service import Desk
+    from moothall.orchestrator.service import DeliberationService
 
 
 @dataclass(slots=True)
-class Door:
+class AskSession:
     """Where questions are put. `request` is the first of a conversation about the files `home`.
     `files` is where diffs can be applied, `follows` the task before the next question, `own_base`
     whether that begins on what `request` names all the same; `changes` are the diffs of the
     conversation so far.
     """
 
-    desk: Desk | RemoteKernel
+    desk: DeliberationService | RemoteKernel
     request: DeliberationRequest
     home: Path | None
     files: Path | None = None
@@ -56,7 +56,7 @@ class Door:
         self.files, self.follows = self.home, ""
         self.changes.clear()
 
-    async def put(self, prompt: str, narrator: Narrator) -> Outcome:
+    async def put(self, prompt: str, narrator: ProgressPrinter) -> Outcome:
         """Put a question and follow it to its end. One before it that has not ended is waited for.
         Interrupted, it is cancelled, and the next goes on from there.
         """
@@ -88,7 +88,7 @@ class Door:
 @asynccontextmanager
 async def open_door(
     asking: AskOptions, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[AskSession]:
     """Open where the questions are put. `tell` hears what is being set up, `note` what should not
     be missed; `asked` as of `open_house`.
 
@@ -119,20 +119,22 @@ async def open_door(
 
 
 async def _local(
-    asking: AskOptions, request: DeliberationRequest, desk: Desk, tasks: Tasks
-) -> Door:
+    asking: AskOptions, request: DeliberationRequest, desk: DeliberationService, tasks: Tasks
+) -> AskSession:
     """Return the door to a house of this machine, with the conversation that goes on."""
     from moothall.app.tasks import files_for
 
     repository = request.repository
     files = files_of(asking.settings, repository) if repository else None
     if asking.goes_on is None:
-        return Door(desk, request, files, files)
+        return AskSession(desk, request, files, files)
     follows = await _before(request, tasks, asking.goes_on)
     await tasks.check_not_paused(follows)
     own_base = bool(asking.named.ref or asking.named.text)
     there = files if own_base else await files_for(asking.settings, await tasks.repository(follows))
-    return Door(desk, request, files, there, follows, own_base, list(await tasks.changes(follows)))
+    return AskSession(
+        desk, request, files, there, follows, own_base, list(await tasks.changes(follows))
+    )
 
 
 async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str:
@@ -153,7 +155,7 @@ async def _before(request: DeliberationRequest, tasks: Tasks, named: str) -> str
 
 
 @asynccontextmanager
-async def _server(asking: AskOptions) -> AsyncIterator[Door]:
+async def _server(asking: AskOptions) -> AsyncIterator[AskSession]:
     """A server elsewhere. What it has is not what is here: its diffs are applied to the files that
     one is in, if they fit.
     """
@@ -167,6 +169,6 @@ async def _server(asking: AskOptions) -> AsyncIterator[Door]:
     repository = None if named.text else names(RepositoryRef(url=named.repo, ref=named.ref), files)
     request = replace(asking.request, repository=repository, about_text=repository is None)
     async with kernel_of(settings, asking.server, asking.token_file) as kernel:
-        yield Door(
+        yield AskSession(
             kernel, request, files, files, asking.goes_on or "", bool(named.ref or named.text)
         )

@@ -15,7 +15,7 @@ from rich.console import Console
 from moothall.app.repository import take_over
 from moothall.cli import complete
 from moothall.cli.ask_options import AskOptions, show_answer
-from moothall.cli.ask_session import Door, open_door
+from moothall.cli.ask_session import AskSession, open_door
 from moothall.cli.runtime import on_interrupt, say
 from moothall.cli.text import plain, teller
 from moothall.domain.outcome import Outcome
@@ -82,7 +82,7 @@ async def talk(asking: AskOptions, *, asked: bool) -> int:
 
 
 class _Talk:
-    def __init__(self, asking: AskOptions, door: Door) -> None:
+    def __init__(self, asking: AskOptions, door: AskSession) -> None:
         self._asking = asking
         self._door = door
         self._out = Console(highlight=False)

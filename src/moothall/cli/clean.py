@@ -17,7 +17,7 @@ from moothall.config import Settings
 from moothall.domain.codec import dump
 
 if TYPE_CHECKING:  # imported by the command that runs
-    from moothall.workspace.cleaning import Kept
+    from moothall.workspace.cleaning import StoredItem
 
 
 @click.command(
@@ -46,7 +46,7 @@ async def clean(
     """
     from moothall.app.cleaning import clean_up
 
-    def tell_removed(item: Kept) -> None:
+    def tell_removed(item: StoredItem) -> None:
         if not as_json:
             click.echo(f"removed {_row(item)}")
 
@@ -86,16 +86,16 @@ async def clean(
     return EXIT_NONE if stuck else 0
 
 
-def _row(item: Kept) -> str:
+def _row(item: StoredItem) -> str:
     days = max(0.0, time.time() - item.used) / 86_400
     return f"{item.kind:<12} {_size(item.size):>9}  {days:>5.1f} days  {item.path.name}"
 
 
-def _entry(item: Kept) -> KeptEntry:
+def _entry(item: StoredItem) -> KeptEntry:
     return KeptEntry(item.kind, str(item.path), item.size, round(item.used, 3))
 
 
-def _sum(items: Sequence[Kept]) -> int:
+def _sum(items: Sequence[StoredItem]) -> int:
     return sum(item.size for item in items)
 
 

@@ -25,13 +25,13 @@ from moothall.errors import InvalidRequest, MoothallError
 
 if TYPE_CHECKING:  # whoever calls has one of them
     from moothall.api.remote import RemoteKernel
-    from moothall.orchestrator.service import Desk
+    from moothall.orchestrator.service import DeliberationService
 
 _CANCEL_SECONDS = 5.0
 
 
 async def hold_council(
-    desk: Desk | RemoteKernel,
+    desk: DeliberationService | RemoteKernel,
     request: DeliberationRequest,
     take: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
@@ -56,7 +56,9 @@ async def hold_council(
 
 
 async def follow(
-    desk: Desk | RemoteKernel, task_id: str, take: Callable[[Recorded], Awaitable[None] | None]
+    desk: DeliberationService | RemoteKernel,
+    task_id: str,
+    take: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
     """Give every event until the decision and return that."""
     async for recorded in desk.watch(task_id, 0, LOCAL):
@@ -67,7 +69,7 @@ async def follow(
     return await desk.result(task_id, LOCAL)
 
 
-async def _cancel(desk: Desk | RemoteKernel, task_id: str) -> None:
+async def _cancel(desk: DeliberationService | RemoteKernel, task_id: str) -> None:
     if await desk.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):

@@ -236,9 +236,9 @@ async def _deliberate(
     from moothall.app.repository import find_repository, unseen
     from moothall.app.server import open_house
     from moothall.cli.council import hold_council
-    from moothall.cli.progress import Narrator
+    from moothall.cli.progress import ProgressPrinter
 
-    narrator = Narrator(quiet=quiet, verbose=verbose)
+    narrator = ProgressPrinter(quiet=quiet, verbose=verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
@@ -271,10 +271,10 @@ async def _deliberate_at(
     """Ask a server elsewhere, which fetches the repository itself."""
     from moothall.app.repository import files_here, kernel_of, names
     from moothall.cli.council import hold_council
-    from moothall.cli.progress import Narrator
+    from moothall.cli.progress import ProgressPrinter
 
     named.check()
-    narrator = Narrator(quiet=quiet, verbose=verbose)
+    narrator = ProgressPrinter(quiet=quiet, verbose=verbose)
     files = None if named.text else await files_here(settings, named.repo)
     by_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
     where = (

@@ -12,7 +12,7 @@ import click
 
 from moothall.cli.council import hold_council, tell_outcome
 from moothall.cli.options import example, json_option
-from moothall.cli.progress import Narrator
+from moothall.cli.progress import ProgressPrinter
 from moothall.cli.ranges import SEED, SettingRange
 from moothall.cli.runtime import say, with_settings
 from moothall.cli.show import first_added
@@ -118,7 +118,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
         settings = settings.model_copy(
             update={"llm": settings.llm.model_copy(update={"seats_in_turn": "off"})}
         )
-    narrator, out = Narrator(quiet=as_json, verbose=True), sys.stdout
+    narrator, out = ProgressPrinter(quiet=as_json, verbose=True), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id
     await make_sample_repository(sample)

@@ -26,8 +26,8 @@ from moothall.domain.status import Finding
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import MoothallError, WorkspaceFailed
 from moothall.toolkits.families import FAMILIES
-from moothall.workspace.executor_client import BoxSetup
-from moothall.workspace.pool import BoxPool, MakeBox
+from moothall.workspace.executor_client import ExecutorSetup
+from moothall.workspace.pool import ExecutorPool, MakeBox
 from moothall.workspace.runner import LocalRunner
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
@@ -142,7 +142,10 @@ async def _jobs(settings: Settings) -> AsyncIterator[Finding]:
 async def _workspace(settings: Settings, make: MakeBox) -> Finding:
     begun = time.monotonic()
     try:
-        async with BoxPool(settings, make=make) as pool, pool.start(BoxSetup("doctor", ())):
+        async with (
+            ExecutorPool(settings, make=make) as pool,
+            pool.start(ExecutorSetup("doctor", ())),
+        ):
             took = time.monotonic() - begun
     except (MoothallError, OSError) as error:
         return _no_workspace(settings, error)
@@ -342,7 +345,7 @@ async def _try_block(settings: Settings, make: MakeBox | None) -> str:
         "local",
         full=False,
     )
-    async with BoxPool(settings, make=make) as pool:
+    async with ExecutorPool(settings, make=make) as pool:
         ran = await LocalRunner(settings, pool).first(block, ask)
     if ran.value != "ab":
         raise WorkspaceFailed(ran.error or f"a block of Python gave {ran.value!r}")

@@ -43,8 +43,10 @@ def executor(context: click.Context, *, socket: str, options: str) -> None:
 
 
 def _walls(context: click.Context) -> dict[str, object]:
-    from moothall.workspace.executor_client import EXECUTOR, BoxSetup
+    from moothall.workspace.executor_client import EXECUTOR, ExecutorSetup
 
     sandbox = settings_of(context, narrated=True).sandbox
-    walls = BoxSetup("", ()).describe_walls(sandbox, own_users=False, cgroup=False, proxied=False)
+    walls = ExecutorSetup("", ()).describe_walls(
+        sandbox, own_users=False, cgroup=False, proxied=False
+    )
     return {**walls, "program": EXECUTOR}

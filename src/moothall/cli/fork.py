@@ -76,13 +76,13 @@ async def fork(
     from moothall.app.server import open_house
     from moothall.app.tasks import tasks_of
     from moothall.cli.council import hold_council, tell_outcome
-    from moothall.cli.progress import Narrator
+    from moothall.cli.progress import ProgressPrinter
 
     check_id(task, "TASK")
     request = DeliberationRequest(
         "", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words)
     )
-    out, narrator = sys.stdout, Narrator(quiet=as_json, verbose=verbose, thoughts=True)
+    out, narrator = sys.stdout, ProgressPrinter(quiet=as_json, verbose=verbose, thoughts=True)
     with narrator.watching():
         if server:
             async with kernel_of(settings, server, token_file) as kernel:

@@ -28,7 +28,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.secrets import scrub
 from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import MoothallError
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,12 +47,12 @@ async def serve(settings: Settings) -> None:
     """Serve on stdin and stdout until the client goes."""
 
     @asynccontextmanager
-    async def lifespan(_: Any) -> AsyncIterator[McpHouse]:
+    async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
         # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
         async with open_house(settings, say) as house:
-            yield McpHouse(settings, house.desk)
+            yield McpBackend(settings, house.desk)
 
-    server: MCPServer[McpHouse] = MCPServer(
+    server: MCPServer[McpBackend] = MCPServer(
         "moothall",
         version=moothall.__version__,
         instructions=_INSTRUCTIONS,
@@ -145,11 +145,11 @@ async def context(
 
 
 @dataclass(frozen=True, slots=True)
-class McpHouse:
+class McpBackend:
     """The open house, as the tools need it."""
 
     settings: Settings
-    desk: Desk
+    desk: DeliberationService
 
     async def repository(self, where: str, ref: str) -> RepositoryRef | None:
         """Register what a client named; None for nothing. Raises what registering raises."""
@@ -169,8 +169,8 @@ class McpHouse:
         return _document(await hold_council(self.desk, asked, tell))
 
 
-def _house(call: Call) -> McpHouse:
-    house: McpHouse = call.request_context.lifespan_context
+def _house(call: Call) -> McpBackend:
+    house: McpBackend = call.request_context.lifespan_context
     return house
 
 

@@ -123,7 +123,7 @@ class SeatLines:
         return table
 
 
-class Narrator:
+class ProgressPrinter:
     """Speaks on stderr. `verbose`: every event; `thoughts`: with them what a seat says that it is
     about; `quiet`: not a word.
     """

@@ -19,7 +19,7 @@ from moothall.domain.ids import new_task_id
 
 if TYPE_CHECKING:  # imported by the command that needs it
     from moothall.app.tasks import Stories
-    from moothall.stories.story_state import Card
+    from moothall.stories.story_state import StoryState
     from moothall.stories.task_history import RoundTask
 
 _BOARD = "reading the board"
@@ -139,7 +139,7 @@ async def list_(settings: Settings, *, as_json: bool) -> None:
         say("no story yet; `moothall story new TITLE` makes one")
 
 
-def _row(card: Card) -> dict[str, object]:
+def _row(card: StoryState) -> dict[str, object]:
     check = card.check.data if card.check else {}
     return {
         "version": 1,
@@ -274,7 +274,7 @@ async def _move(settings: Settings, story_id: str, comment: str, *, back: bool) 
     return 0
 
 
-def _waits(card: Card, stories: Stories) -> str:
+def _waits(card: StoryState, stories: Stories) -> str:
     from moothall.stories.story_state import COMPLETED
 
     if card.stand.state != "build":

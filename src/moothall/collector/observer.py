@@ -25,7 +25,7 @@ _REMEMBERED = 10_000
 _AGAIN_SECONDS = 1.0
 
 
-class Onlooker:
+class Observer:
     """Memory: the facts of the deliberations that are under way, and the ids of the last decided
     ones.
     """

@@ -29,7 +29,7 @@ AWAITED = frozenset({*_WAITS.values(), *_WAITS_ABOUT_TEXT.values()}) - {ENDED}
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class SeatProgress:
     """What one seat did so far. `waits` says for what it waits, or that it has ended; `said` is
     what the model said last, `tools` are its last tool calls with how each ended, the latest last,
     of `called`; `checks` are those of its last turn that ran any, `told` the ids of what was said
@@ -52,7 +52,7 @@ class Lane:
     about_text: bool = False
 
 
-Lanes = Mapping[str, Lane]
+Lanes = Mapping[str, SeatProgress]
 
 
 def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
@@ -65,7 +65,9 @@ def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
         about_text = not event.data.get("base_sha")
         named = seats if isinstance(seats, list | tuple) else ()
         return {
-            seat: Lane(seat, about_text=about_text) for seat in named if isinstance(seat, str)
+            seat: SeatProgress(seat, about_text=about_text)
+            for seat in named
+            if isinstance(seat, str)
         } or lanes
     seat = event.data.get("seat")
     if not isinstance(seat, str) or (lane := lanes.get(seat)) is None:
@@ -81,11 +83,11 @@ def advance(lanes: Lanes, recorded: Recorded) -> Lanes:
     return {**lanes, seat: tell(lane, event.data) if tell else lane}
 
 
-def _start(lane: Lane, data: Data) -> Lane:
+def _start(lane: SeatProgress, data: Data) -> SeatProgress:
     return replace(lane, approach=_text(data.get("approach"), _NAME))
 
 
-def _call(lane: Lane, data: Data) -> Lane:
+def _call(lane: SeatProgress, data: Data) -> SeatProgress:
     told = data.get("told")
     return replace(
         lane,
@@ -95,7 +97,7 @@ def _call(lane: Lane, data: Data) -> Lane:
     )
 
 
-def _turn(lane: Lane, data: Data) -> Lane:
+def _turn(lane: SeatProgress, data: Data) -> SeatProgress:
     asked = data.get("operations")
     done = tuple(
         (_text(item.get("tool"), _NAME), _text(item.get("status"), _NAME))
@@ -118,7 +120,7 @@ def _turn(lane: Lane, data: Data) -> Lane:
     )
 
 
-_TELLS: Mapping[EventType, Callable[[Lane, Data], Lane]] = {
+_TELLS: Mapping[EventType, Callable[[SeatProgress, Data], SeatProgress]] = {
     EventType.SEAT_STARTED: _start,
     EventType.MODEL_CALLED: _call,
     EventType.SEAT_TURN: _turn,

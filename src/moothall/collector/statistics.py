@@ -24,7 +24,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import DEFAULT_SEATS, Deliberation
 from moothall.domain.topic import Channel
-from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.ports import Log
 
 TOPICS = (Channel.RESPONSES.all,)
@@ -45,7 +45,7 @@ class _Ended:
     seats: tuple[int, ...]
 
 
-class Tally:
+class Statistics:
     """Counts of what was done. `under_way` gives the deliberations that are not decided yet.
 
     Memory: a few numbers of each of the last hundred thousand decisions.
@@ -54,7 +54,7 @@ class Tally:
     def __init__(
         self,
         log: Log,
-        councils: Roster,
+        councils: CouncilRegistry,
         under_way: Callable[[], Iterable[Deliberation]],
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

@@ -18,18 +18,18 @@ from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
     NOTHING_CHANGED,
     Attempt,
-    Course,
+    AttemptState,
     Draft,
     NoChanges,
     OutOfTurns,
     TurnReply,
     malformed_replies,
 )
-from moothall.deliberation.code_blocks import Coding
+from moothall.deliberation.code_blocks import BlockRunner
 from moothall.deliberation.conversation import Conversation, Ending
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.examples import find_broken
-from moothall.deliberation.local_checks import Standing, Workplace, stand
+from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState, stand
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.report import check_text, ignored_text, verdict_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, fence
@@ -38,7 +38,7 @@ from moothall.deliberation.turns import (
     DOUBTED,
     FINISH,
     NOT_GREEN,
-    Did,
+    TurnResult,
     TurnStep,
     digest_turn,
     do,
@@ -76,9 +76,9 @@ class AgentLoop:
         self,
         talk: Conversation,
         limits: LimitSettings,
-        coding: Coding | None = None,
+        coding: BlockRunner | None = None,
         *,
-        facts: Facts | None = None,
+        facts: EventWriter | None = None,
         role: str = "",
         asked: bool = False,
         example: Sequence[Action] = (),
@@ -119,12 +119,12 @@ class AgentLoop:
         """Return an answer in text to a round, <phase>/<round>; raises `MalformedReplies` and what
         the model raises.
         """
-        course = Course(where, until, begun=self._resume_after(where))
+        course = AttemptState(where, until, begun=self._resume_after(where))
         await self.run(course, range(1, course.begun + self._limits.malformed_replies + 2))
         return Draft(course.summary)
 
     async def work(
-        self, place: Workplace, where: str, turns: range, start: Draft | None = None
+        self, place: CheckedWorkspace, where: str, turns: range, start: Draft | None = None
     ) -> Attempt:
         """Change the workspace until the work is proven, finished, out of turns or going in
         circles. `start` is what it holds already.
@@ -133,8 +133,8 @@ class AgentLoop:
         and
         workspace raise. Changes that are not green are returned too: the gates decide.
         """
-        state = Standing(start.patch, green=start.green) if start else Standing()
-        course = Course(
+        state = WorkspaceState(start.patch, green=start.green) if start else WorkspaceState()
+        course = AttemptState(
             where, place.turn.context.deadline, place, state, begun=self._resume_after(where)
         )
         turn = await self.run(course, turns)
@@ -145,7 +145,7 @@ class AgentLoop:
         resumed, _, turn = self._resumes.rpartition(".")
         return int(turn) if resumed == where else 0
 
-    async def run(self, course: Course, turns: range) -> int:
+    async def run(self, course: AttemptState, turns: range) -> int:
         """Take turns, and return the number of the last. Raises `MalformedReplies`, `NoChanges`,
         and what model, budget, gate and workspace raise.
         """
@@ -181,7 +181,7 @@ class AgentLoop:
             with telemetry.span("turn", about):
                 yield
 
-    def _ending(self, course: Course, turn: int, turns: range) -> Ending:
+    def _ending(self, course: AttemptState, turn: int, turns: range) -> Ending:
         """Say whether a turn is the end: a sub-agent's last one is, and a seat that has something
         to change looks round first.
         """
@@ -195,7 +195,7 @@ class AgentLoop:
         )
         return "may" if may else "not"
 
-    async def _take(self, course: Course, at: TurnReply, ending: Ending) -> None:
+    async def _take(self, course: AttemptState, at: TurnReply, ending: Ending) -> None:
         """Ask, and do what the model replies."""
         try:
             said, text = await self.talk.ask(
@@ -222,7 +222,7 @@ class AgentLoop:
         elif course.place is not None:
             await self._do(course, course.place, at, said)
 
-    async def _unusable(self, course: Course, at: TurnReply, wrong: str) -> None:
+    async def _unusable(self, course: AttemptState, at: TurnReply, wrong: str) -> None:
         """Say what was wrong with a reply that is no turn."""
         course.malformed += 1
         self.unusable = self.talk.model.clean(at.text)
@@ -239,7 +239,9 @@ class AgentLoop:
                 )
             course.over = True
 
-    async def _finish(self, course: Course, at: TurnReply, summary: str, thought: str) -> None:
+    async def _finish(
+        self, course: AttemptState, at: TurnReply, summary: str, thought: str
+    ) -> None:
         """End, or say why it is too early for that."""
         course.summary, most = summary, self._limits.malformed_replies
         too_early = course.why_not(answered=self._asked and bool(summary))
@@ -255,7 +257,9 @@ class AgentLoop:
         if course.refusals > most:
             raise NoChanges(NOTHING_CHANGED)
 
-    async def _do(self, course: Course, place: Workplace, at: TurnReply, said: Turn) -> None:
+    async def _do(
+        self, course: AttemptState, place: CheckedWorkspace, at: TurnReply, said: Turn
+    ) -> None:
         """Do what the turn asks for, look at what it changed, and say what came of it."""
         did = await do(
             said,
@@ -282,7 +286,12 @@ class AgentLoop:
         )
 
     async def _look(
-        self, course: Course, place: Workplace, at: TurnReply, did: Did, thought: str
+        self,
+        course: AttemptState,
+        place: CheckedWorkspace,
+        at: TurnReply,
+        did: TurnResult,
+        thought: str,
     ) -> bool:
         """Look at what a turn did, and return whether it changed anything. A sub-agent's changes
         are its seat's to look at.
@@ -318,7 +327,13 @@ class AgentLoop:
         return True
 
     def _report(
-        self, course: Course, place: Workplace, did: Did, *, changed: bool, again: bool
+        self,
+        course: AttemptState,
+        place: CheckedWorkspace,
+        did: TurnResult,
+        *,
+        changed: bool,
+        again: bool,
     ) -> str:
         """Say what came of a turn, fenced, within a fifth of the window."""
         state, function = course.state, self.talk.function
@@ -348,11 +363,11 @@ class AgentLoop:
 
     async def _record(
         self,
-        course: Course,
+        course: AttemptState,
         at: TurnReply,
         thought: str = "",
         *,
-        did: Did | None = None,
+        did: TurnResult | None = None,
         runs: Mapping[str, CheckRun] | None = None,
     ) -> str:
         """Record the turn, and return why it shows that the agent goes in circles, or nothing."""
@@ -390,7 +405,7 @@ class AgentLoop:
         )
         return circle
 
-    def _end(self, course: Course, turns: int) -> Draft | None:
+    def _end(self, course: AttemptState, turns: int) -> Draft | None:
         """Return what an attempt came to: its last state where that is good, or was meant to be the
         end; else its best.
         """

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from moothall.deliberation.local_checks import Standing, Workplace
+from moothall.deliberation.local_checks import CheckedWorkspace, WorkspaceState
 from moothall.deliberation.prompts.text import fence
-from moothall.deliberation.turns import Did, TurnStep
+from moothall.deliberation.turns import TurnResult, TurnStep
 from moothall.domain.repository import Patch
 from moothall.domain.text import one_line
 from moothall.domain.tool import ToolResult
@@ -24,7 +24,7 @@ _WRITING = frozenset({"files.write", "files.append", "files.edit", "files.define
 
 
 @dataclass(slots=True)
-class Course:
+class AttemptState:
     """An attempt under way: a round, as <phase>/<round>, until a time. `place`: where turns act,
     None about text. `begun`: the turn after which it goes on, of those of an earlier run. `before`:
     how many turns of others are numbered before its own. `changed`: the last turn that changed
@@ -35,8 +35,8 @@ class Course:
 
     where: str
     until: datetime
-    place: Workplace | None = None
-    state: Standing = field(default_factory=Standing)
+    place: CheckedWorkspace | None = None
+    state: WorkspaceState = field(default_factory=WorkspaceState)
     begun: int = 0
     before: int = 0
     steps: list[TurnStep] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Course:
     ignored: dict[str, str] = field(default_factory=dict)
     untold: dict[str, str] = field(default_factory=dict)
 
-    def note_ignored(self, did: Did, before: Patch | None, patch: Patch | None) -> None:
+    def note_ignored(self, did: TurnResult, before: Patch | None, patch: Patch | None) -> None:
         """Note which files written in this turn the patch leaves out."""
         self.untold = written_and_ignored(did.results, before, patch)
         self.ignored |= self.untold
@@ -105,7 +105,7 @@ class Course:
             )
         return ""
 
-    def brief(self, did: Did) -> str:
+    def brief(self, did: TurnResult) -> str:
         """Return what a turn did and what its checks said, in a line."""
         checks = ", ".join(f"{name} {run.verdict}" for name, run in self.state.runs.items())
         return f"{did.brief}; {checks}" if checks else did.brief
@@ -188,7 +188,7 @@ class OutOfTurns(Permanent):
     code = "OUT_OF_TURNS"
 
 
-class InCircles(Permanent):
+class StuckError(Permanent):
     """Every attempt went in circles, and nothing was changed."""
 
     code = "IN_CIRCLES"

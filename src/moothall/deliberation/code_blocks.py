@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moothall import telemetry
-from moothall.authorization.call_context import SeatContext
-from moothall.authorization.code_block_calls import Allowance, BlockCalls
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext
+from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.gateway import ToolGateway
 from moothall.config import RunnerSettings
 from moothall.domain.code import AGENTS_RUN, BlockRun, CodeBlock
 from moothall.domain.ids import digest
@@ -55,13 +55,13 @@ class TurnContext:
     None: a seat's own turn.
     """
 
-    context: SeatContext
-    gate: Gate
+    context: CallContext
+    gate: ToolGateway
     step: str = ""
     caller: Caller = Caller()
-    allowance: Allowance | None = None
+    allowance: BlockBudget | None = None
 
-    def calls(self, allowance: Allowance) -> BlockCalls:
+    def calls(self, allowance: BlockBudget) -> BlockCalls:
         """Return the turn's way to the gate."""
         context, gate = self.context, self.gate
         prefix = f"{context.task_id}/{context.seat}/{self.step}"
@@ -77,14 +77,14 @@ class Block:
     """
 
     at: TurnContext
-    allowance: Allowance
+    allowance: BlockBudget
     started: int = 0
     results: list[ToolResult] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class BlockOutcome:
     """How a block ended, with the results of its calls, those of its sub-agents included."""
 
     run: BlockRun
@@ -95,21 +95,21 @@ class Coded:
 
 
 @dataclass(frozen=True, slots=True)
-class Coding:
+class BlockRunner:
     """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with
     its arguments in a block.
     """
 
     run_code: RunCode
     settings: RunnerSettings
-    agents: Callable[[Coding, Block, Mapping[str, Any]], Awaitable[ToolResult]]
+    agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
-    async def run(self, code: str, at: TurnContext) -> Coded:
+    async def run(self, code: str, at: TurnContext) -> BlockOutcome:
         """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
         model raise.
         """
         context = at.context
-        allowance = at.allowance or Allowance(
+        allowance = at.allowance or BlockBudget(
             self.settings.tool_calls, self.settings.agents_fan_out
         )
         calls, block = at.calls(allowance), Block(at, allowance)
@@ -138,7 +138,9 @@ class Coding:
         own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
         arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
         results = (*calls.results, *block.results)
-        return Coded(ran, results, (own, *calls.operations, *block.operations), tuple(arguments))
+        return BlockOutcome(
+            ran, results, (own, *calls.operations, *block.operations), tuple(arguments)
+        )
 
 
 def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.authorization.call_context import SeatContext
-from moothall.authorization.gateway import Gate
-from moothall.authorization.story_budgets import Purse
+from moothall.authorization.call_context import CallContext
+from moothall.authorization.gateway import ToolGateway
+from moothall.authorization.story_budgets import BudgetReservation
 from moothall.config import EvidenceSettings, LimitSettings, LlmSettings, RunnerSettings
 from moothall.config.models import DEFAULT
 from moothall.config.parts import NATIVE_WINDOW
 from moothall.deliberation.agent import AgentLoop
 from moothall.deliberation.attempt_state import Draft
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Bench, Judged
-from moothall.deliberation.pause_gate import Turnstile
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
+from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.prompts import task_parts
-from moothall.deliberation.prompts.repo_map import Surveyor
+from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.recorded_model import REMOTE, NamedModel, RecordedModel, Recording
-from moothall.deliberation.resource_usage import Advance
+from moothall.deliberation.resource_usage import ProgressEstimate
 from moothall.deliberation.seat_setup import SeatSetup, grant_of, set_up
 from moothall.deliberation.streaming import Hint
 from moothall.deliberation.tool_loop import ToolLoop
@@ -52,7 +52,7 @@ _CHECKS_AT_ONCE = 2  # re-checks of one deliberation
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Dependencies:
     """What councils work with; one a process. `clean` takes the operator's secrets out of prompts.
     `runner` runs blocks of Python, by the settings `python`. `model` and `llm` are the default
     model and its settings, `named` the others of the settings. `surveyor` says what of a repository
@@ -60,7 +60,7 @@ class Parts:
     """
 
     model: ChatModel
-    gate: Gate
+    gate: ToolGateway
     workspaces: Workspaces
     read: ReadFile
     log: Log
@@ -74,22 +74,22 @@ class Parts:
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
     python: RunnerSettings = field(default_factory=RunnerSettings)
-    surveyor: Surveyor | None = None
+    surveyor: RepoMapper | None = None
     merge: MergeCommits | None = None
-    purse: Purse | None = None
+    purse: BudgetReservation | None = None
     """What the deliberation draws on, where it belongs to a story."""
     words: Mapping[str, str] = field(default_factory=dict)
     """What is said to the deliberation while it is under way, by event id; others add to it."""
     hint: Hint | None = None
     """Tells what a seat writes while it writes it."""
-    turnstile: Turnstile | None = None
+    turnstile: PauseGate | None = None
     """Where the deliberation stops when it is paused."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
 
 @dataclass(slots=True)
-class Sitting:
+class SeatState:
     """A seat while the council sits: its proposals (the original first) and, once it ended
     otherwise, how. `circles`: how its last attempt went in circles.
     """
@@ -97,7 +97,7 @@ class Sitting:
     seat: str
     number: int
     agent: AgentLoop | ToolLoop | None = None
-    judged: list[Judged] = field(default_factory=list)
+    judged: list[EvaluatedProposal] = field(default_factory=list)
     drafts: list[Draft] = field(default_factory=list)
     status: SeatStatus = SeatStatus.UNSTARTED
     code: str = ""
@@ -105,7 +105,7 @@ class Sitting:
     circles: str = ""
 
     @property
-    def latest(self) -> Judged:
+    def latest(self) -> EvaluatedProposal:
         """What it stands for now; only of a seat that proposed."""
         return self.judged[-1]
 
@@ -116,7 +116,7 @@ class Sitting:
 
 
 @dataclass(slots=True)
-class Assembly:
+class DeliberationContext:
     """One running deliberation. `work_until` is when seats must be done, `until` when all must be.
     `seats` has the model of each seat, `setups` what the seats of each model work with, by the
     model's name; `parts` has the model that is asked for all.
@@ -124,16 +124,16 @@ class Assembly:
 
     d: Deliberation
     prepared: Prepared | None
-    parts: Parts
-    facts: Facts
+    parts: Dependencies
+    facts: EventWriter
     model: RecordedModel
     ledger: Ledger
     work_until: datetime
     until: datetime
-    sittings: tuple[Sitting, ...]
+    sittings: tuple[SeatState, ...]
     seats: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
-    bench: Bench | None = None
+    bench: Evaluator | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
@@ -210,10 +210,10 @@ class Assembly:
         most, setup = self.parts.limits.attempts, self.setup_of(seat)
         return most if setup.function is None else min(most, setup.llm.function_attempts)
 
-    def context_of(self, seat: str, workspace: Workspace, until: datetime) -> SeatContext:
+    def context_of(self, seat: str, workspace: Workspace, until: datetime) -> CallContext:
         """Return what a seat, or an agent beside the seats, acts with in a workspace."""
         gate, d = self.parts.gate, self.d
-        context = SeatContext(
+        context = CallContext(
             principal=Principal(d.principal, d.tenant),
             tenant=d.tenant,
             task_id=d.task_id,
@@ -227,7 +227,7 @@ class Assembly:
         )
         return gate.with_token(context)
 
-    def approach(self, sitting: Sitting) -> str:
+    def approach(self, sitting: SeatState) -> str:
         """Return the way in which a seat goes about it; '' for its own. That of a fork is the one
         it has from where it comes.
         """
@@ -290,17 +290,17 @@ class Assembly:
         return await self.model.ask(request)
 
     @property
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[EvaluatedProposal, ...]:
         """All candidates, seat by seat, originals before revisions."""
         return tuple(item for sitting in self.sittings for item in sitting.judged)
 
     @property
-    def proposers(self) -> tuple[Sitting, ...]:
+    def proposers(self) -> tuple[SeatState, ...]:
         """The seats with a proposal that was judged."""
         return tuple(sitting for sitting in self.sittings if sitting.judged)
 
 
-def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, NamedModel]:
+def _open_models(d: Deliberation, parts: Dependencies) -> Mapping[str, NamedModel]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
     known = {**parts.named, "": NamedModel(parts.llm, parts.model)}
     names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
@@ -313,7 +313,7 @@ def _open_models(d: Deliberation, parts: Parts) -> Mapping[str, NamedModel]:
 
 
 def _remote(
-    d: Deliberation, parts: Parts, seats: Mapping[str, NamedModel]
+    d: Deliberation, parts: Dependencies, seats: Mapping[str, NamedModel]
 ) -> Mapping[str, NamedModel]:
     """Return who answers for seats whose agents are remote: for their proposals alone, by
     `<seat>/elsewhere`.
@@ -365,17 +365,17 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
 
 
 async def convene(
-    d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording
-) -> Assembly:
+    d: Deliberation, prepared: Prepared | None, parts: Dependencies, recording: Recording
+) -> DeliberationContext:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise;
     where commits are merged, neither is asked.
     """
-    facts = Facts(
+    facts = EventWriter(
         parts.log,
         d,
         parts.source,
         recording.known,
-        Advance(d, recording.progress) if d.agent else None,
+        ProgressEstimate(d, recording.progress) if d.agent else None,
     )
     ledger = Ledger(d.budget)
     used = _open_models(d, parts)
@@ -395,7 +395,7 @@ async def convene(
     now = datetime.now(UTC)
     left = max((d.deadline - now).total_seconds(), 0.0)
     until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
-    return Assembly(
+    return DeliberationContext(
         d=d,
         prepared=prepared,
         parts=parts,
@@ -418,7 +418,7 @@ async def convene(
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
         until=until,
         sittings=tuple(
-            Sitting(seat, number)
+            SeatState(seat, number)
             for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)
         ),
         seats=seats,
@@ -427,6 +427,10 @@ async def convene(
     )
 
 
-def _bench(d: Deliberation, prepared: Prepared, parts: Parts, facts: Facts) -> Bench:
+def _bench(
+    d: Deliberation, prepared: Prepared, parts: Dependencies, facts: EventWriter
+) -> Evaluator:
     places = asyncio.Semaphore(_CHECKS_AT_ONCE)
-    return Bench(FreshRuns(d, prepared, parts.workspaces, parts.read, places), facts, parts.clean)
+    return Evaluator(
+        CleanCheckoutRunner(d, prepared, parts.workspaces, parts.read, places), facts, parts.clean
+    )

@@ -90,7 +90,7 @@ _WARMER, _WARMEST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class SamplingSettings:
     """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way
     in which it asks for a function.
     """
@@ -100,7 +100,7 @@ class Voice:
     seed: int
     way: int = 0
 
-    def anew(self, attempt: int) -> Voice:
+    def anew(self, attempt: int) -> SamplingSettings:
         """Return the voice of an attempt: from the second on another seed and way, and a little
         warmer.
         """
@@ -124,7 +124,7 @@ class Conversation:
         task_id: str,
         seat: str,
         head: tuple[Message, ...],
-        voice: Voice,
+        voice: SamplingSettings,
         *,
         model: RecordedModel,
         llm: LlmSettings,

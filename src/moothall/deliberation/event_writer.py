@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from moothall.deliberation.resource_usage import Advance
+from moothall.deliberation.resource_usage import ProgressEstimate
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType
 from moothall.domain.evidence import Evidence
@@ -17,7 +17,7 @@ from moothall.telemetry.events import write_of
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EventWriter:
     """The log of one deliberation.
 
     Nobody waits for a fact to be recorded but who asks for `recorded`: the acks come while the work
@@ -31,7 +31,7 @@ class Facts:
     source: str = "host"
     known: frozenset[str] = frozenset()
     """The ids of what an earlier run recorded: it is not said again."""
-    advance: Advance | None = None
+    advance: ProgressEstimate | None = None
     """What tells how far its agent is, where it has one."""
     _sent: deque[Receipt] = field(default_factory=deque)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moothall import telemetry
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import NotFound
@@ -98,7 +98,7 @@ def _is_literal(text: str) -> bool:
 
 
 async def find_broken(
-    examples: Sequence[Example], path: str, context: SeatContext, seconds: float
+    examples: Sequence[Example], path: str, context: CallContext, seconds: float
 ) -> tuple[Example, ...]:
     """Return the examples that do not hold of the function in `path`, as the workspace has it; none
     where they cannot be run.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from moothall.deliberation.examples import Example, examples_of
 from moothall.deliberation.prompts.reply import Turn, whole_text
-from moothall.deliberation.prompts.repository_context import Shown
+from moothall.deliberation.prompts.repository_context import RepositoryContext
 from moothall.deliberation.prompts.text import fence, tokens
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.chat import ChatReply, Message
@@ -44,7 +44,7 @@ _ASSERTION = re.compile(r"^[ \t]+(assert\s.*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FunctionPrompt:
     """One way of asking for a function: the first messages. `begun`: the lines of the function that
     the last message holds as the beginning of the reply; empty where the whole is asked for.
     """
@@ -62,8 +62,8 @@ class Function:
 
     path: str
     name: str
-    whole: Way
-    completions: tuple[Way, ...]
+    whole: FunctionPrompt
+    completions: tuple[FunctionPrompt, ...]
     file_tokens: int
     examples: tuple[Example, ...]
 
@@ -77,12 +77,12 @@ class Function:
         """What is said of a reply that changes nothing."""
         return f"That is the function as it stood before, so nothing is done yet. {self.again}"
 
-    def way(self, number: int) -> Way:
+    def way(self, number: int) -> FunctionPrompt:
         """Return how the attempt of this number (from 0) asks."""
         ways = (self.whole, *self.completions)
         return ways[number % len(ways)]
 
-    def read(self, reply: ChatReply, way: Way) -> Turn:
+    def read(self, reply: ChatReply, way: FunctionPrompt) -> Turn:
         """Return the reply as a turn that defines the function; raises `MalformedReplyError`. It
         may be the rest of what was begun; a server that does not go on with a message replies with
         the whole.
@@ -123,7 +123,9 @@ class Function:
         )
 
 
-def function_of(description: str, shown: Shown, files: Sequence[str]) -> Function | None:
+def function_of(
+    description: str, shown: RepositoryContext, files: Sequence[str]
+) -> Function | None:
     """Return the one function that a task names: one that a shown file defines, or a new one
     (`name()`) of the one source file that the task names. None where it names none, or more than
     one.
@@ -156,7 +158,7 @@ def function_of(description: str, shown: Shown, files: Sequence[str]) -> Functio
     return Function(
         path,
         name,
-        Way(tuple(whole)),
+        FunctionPrompt(tuple(whole)),
         completions=completions,
         file_tokens=tokens(text),
         examples=examples,
@@ -226,7 +228,7 @@ def _completion_prompt(description: str, tests: _Tests, text: str, name: str) ->
     )
 
 
-def _completions(description: str, tests: _Tests, text: str, name: str) -> Iterator[Way]:
+def _completions(description: str, tests: _Tests, text: str, name: str) -> Iterator[FunctionPrompt]:
     """Yield the ways that begin the reply, where the file in Python ends with that function, which
     has a docstring and no body.
     """
@@ -255,7 +257,7 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
             Message("user", "\n\n".join([*tests.apart, *tests.beside, asked])),
             Message("assistant", "\n".join(["```python", *lines, step])),
         )
-        yield Way(head, "\n".join([*lines[first - 1 :], step]))
+        yield FunctionPrompt(head, "\n".join([*lines[first - 1 :], step]))
 
 
 def _has_body(code: str) -> bool:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from moothall import telemetry
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.authorization.paths import first_covered
 from moothall.deliberation.case_files import (
     case_files,
@@ -65,7 +65,7 @@ class CheckScope:
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkspaceState:
     """The workspace after its last change: its patch and what the checks said of it. `whole`: all
     that there is was run.
     """
@@ -127,7 +127,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class CheckedWorkspace:
     """Where an agent works, and on what base: None of a sub-agent, whose changes its seat looks at.
     `also` are cases that are run after each change, whatever it touches; `task` is what was asked
     for.
@@ -231,14 +231,14 @@ def _choose_cases(
 
 
 async def stand(
-    place: Workplace,
+    place: CheckedWorkspace,
     prepared: Prepared,
-    state: Standing,
+    state: WorkspaceState,
     message: str,
     *,
     clean: Clean,
     seconds: float,
-) -> tuple[Standing, bool]:
+) -> tuple[WorkspaceState, bool]:
     """Commit what a turn may have changed, and run the checks near it. Return how it stands now,
     and whether checks were run. Raises what the workspace raises.
     """
@@ -251,7 +251,7 @@ async def stand(
     return await _look(place, prepared, patch, seconds), True
 
 
-async def commit_changes(context: SeatContext, message: str, clean: Clean) -> Patch:
+async def commit_changes(context: CallContext, message: str, clean: Clean) -> Patch:
     """Return what the workspace holds as a commit. Raise `PatchRefused` for what may not be
     changed, and for what certainly writes a key, whole or in parts: what is doubtful is shown when
     it is judged.
@@ -265,7 +265,9 @@ async def commit_changes(context: SeatContext, message: str, clean: Clean) -> Pa
     return patch
 
 
-async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: float) -> Standing:
+async def _look(
+    place: CheckedWorkspace, prepared: Prepared, patch: Patch, seconds: float
+) -> WorkspaceState:
     """Run what is near the change and return the workspace's state."""
     context, also, task = place.turn.context, place.also, place.task
     profile = prepared.base.profile
@@ -294,7 +296,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
         task=task,
     )
     candidate = Candidate(Proposal(context.seat, context.role, "", patch.diff), found)
-    return Standing(
+    return WorkspaceState(
         patch=patch,
         runs=runs,
         green=passes_gates(candidate) and not found.unsolved,
@@ -308,7 +310,7 @@ async def _look(place: Workplace, prepared: Prepared, patch: Patch, seconds: flo
 
 
 async def _find_importers(
-    place: Workplace, prepared: Prepared, patch: Patch, seconds: float
+    place: CheckedWorkspace, prepared: Prepared, patch: Patch, seconds: float
 ) -> tuple[str, ...]:
     """Return the test files that import what was changed, those named after a word of the task
     first; none where every check is quick.
@@ -336,7 +338,7 @@ async def _find_importers(
     return tuple(importing(lines, subjects, f"{place.task} {' '.join(patch.paths)}"))
 
 
-async def _run(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
+async def _run(context: CallContext, prepared: Prepared, item: CheckScope) -> CheckRun:
     if not item.whole and item.cases and item.paths and _runs_one_kind(prepared, item.check):
         known = await _run_scope(context, prepared, replace(item, paths=()))
         return _join(known, await _run_scope(context, prepared, replace(item, cases=())))
@@ -360,7 +362,7 @@ def _join(one: CheckRun, other: CheckRun) -> CheckRun:
     )
 
 
-async def _run_scope(context: SeatContext, prepared: Prepared, item: CheckScope) -> CheckRun:
+async def _run_scope(context: CallContext, prepared: Prepared, item: CheckScope) -> CheckRun:
     paths: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     base = prepared.runs.get(item.check)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 
-class Turnstile:
+class PauseGate:
     """What goes on in one run of a deliberation. While it is shut no turn begins; those under way
     end, and then it is `quiet`.
     """

@@ -51,12 +51,12 @@ from datetime import UTC, datetime, timedelta
 from statistics import fmean
 
 from moothall.concurrency import leaves, seconds_until
-from moothall.deliberation.context import Assembly, Parts, Sitting, convene
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.context import DeliberationContext, Dependencies, SeatState, convene
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.agents import report
 from moothall.deliberation.judging.claims import is_done_already, judge_claims
 from moothall.deliberation.judging.comparison import GROUP, compare
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import (
     WIDE_WINDOW,
     Answer,
@@ -80,7 +80,7 @@ from moothall.domain.task import Deliberation
 from moothall.errors import BusUnavailable, MoothallError
 from moothall.ranking import is_done, ties
 
-__all__ = ["HOST_STOPS", "Parts", "deliberate"]
+__all__ = ["HOST_STOPS", "Dependencies", "deliberate"]
 
 HOST_STOPS = "host stops"
 """Cancel a deliberation's task with this message when the work goes on elsewhere: then no seat is
@@ -94,7 +94,7 @@ _CLOSE_SECONDS = 5.0
 
 
 async def deliberate(
-    d: Deliberation, prepared: Prepared | None, parts: Parts, recording: Recording
+    d: Deliberation, prepared: Prepared | None, parts: Dependencies, recording: Recording
 ) -> None:
     """Run a deliberation; everything that it comes to is in the events it publishes.
 
@@ -107,7 +107,7 @@ async def deliberate(
     except BusUnavailable:
         raise
     except MoothallError as error:
-        await _nobody_sits(Facts(parts.log, d, parts.source, recording.known), error)
+        await _nobody_sits(EventWriter(parts.log, d, parts.source, recording.known), error)
         return
     await council.facts.say(
         EventType.DELIBERATION_STARTED,
@@ -142,7 +142,7 @@ async def deliberate(
     await _finish(council)
 
 
-async def _sit(council: Assembly) -> None:
+async def _sit(council: DeliberationContext) -> None:
     """Run the protocol until its end or the deadline; a seat that was not done by then is late."""
     seconds = seconds_until(council.until)
     try:
@@ -156,7 +156,7 @@ async def _sit(council: Assembly) -> None:
                 sitting.end(SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
 
 
-async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
+async def _nobody_sits(facts: EventWriter, error: MoothallError) -> None:
     """What no seat can do without, such as the model, is not there: every seat failed before it
     began.
     """
@@ -166,7 +166,7 @@ async def _nobody_sits(facts: Facts, error: MoothallError) -> None:
     await facts.flush()
 
 
-async def _finish(council: Assembly) -> None:
+async def _finish(council: DeliberationContext) -> None:
     await council.model.close()  # before the end is on record: what follows it may need the rest
     # A seat's end lets its deliberation be decided: it is never on record before what was said
     # earlier (`Log.post`).
@@ -186,11 +186,11 @@ async def _finish(council: Assembly) -> None:
     await council.facts.flush()
 
 
-def _protocol(council: Assembly) -> Protocol:
+def _protocol(council: DeliberationContext) -> Protocol:
     return PROTOCOLS[council.d.protocol]
 
 
-async def _run(council: Assembly) -> None:
+async def _run(council: DeliberationContext) -> None:
     """Take the steps of the council's protocol."""
     protocol, tests = _protocol(council), IndependentTests(council)
     if protocol.one_seat:
@@ -211,7 +211,7 @@ async def _run(council: Assembly) -> None:
     await _judge_by_peers(council)
 
 
-async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
+async def _revise_in_rounds(council: DeliberationContext, protocol: Protocol) -> None:
     for round_ in range(1, council.d.rounds + 1):
         if not _time_left(council):
             return
@@ -233,7 +233,9 @@ async def _revise_in_rounds(council: Assembly, protocol: Protocol) -> None:
             await _revise_all(council, failed, round_)
 
 
-async def _second_wave(council: Assembly, protocol: Protocol, tests: IndependentTests) -> None:
+async def _second_wave(
+    council: DeliberationContext, protocol: Protocol, tests: IndependentTests
+) -> None:
     """Let all seats propose once more, on notes about the first proposals, if none of these is
     reproduced or proven.
     """
@@ -260,7 +262,7 @@ async def _second_wave(council: Assembly, protocol: Protocol, tests: Independent
     await _cross_tests(council)
 
 
-async def _review_ties(council: Assembly) -> None:
+async def _review_ties(council: DeliberationContext) -> None:
     tied = ties([item.candidate for item in council.judged])
     # Who is asked for one function, as it is lost in longer prompts, is no judge of two answers.
     judges = [seat for seat in council.d.seats if council.setup_of(seat).function is None]
@@ -300,7 +302,7 @@ def _level_after(given: Sequence[Answer], found: Sequence[Review]) -> list[Answe
     return best if len(best) > 1 else []
 
 
-async def _take_seats(council: Assembly) -> None:
+async def _take_seats(council: DeliberationContext) -> None:
     """Fill the seats: all at once; in turn until an answer is proven; or under `adaptive` two and
     then one more while the evidence disagrees.
     """
@@ -317,7 +319,7 @@ async def _take_seats(council: Assembly) -> None:
         await _propose_all(council, [sitting])
 
 
-def _in_turn(council: Assembly) -> bool:
+def _in_turn(council: DeliberationContext) -> bool:
     """Whether seats are filled one after the other: as little as `patience` where every answer is
     to be seen.
     """
@@ -330,14 +332,14 @@ def _in_turn(council: Assembly) -> bool:
     )
 
 
-async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
+async def _propose_all(council: DeliberationContext, sittings: Sequence[SeatState]) -> None:
     if not council.approaches:
         await find_approaches(council, 1 if _protocol(council).one_seat else len(council.sittings))
-    tasks: list[tuple[Sitting, asyncio.Task[None]]] = []
+    tasks: list[tuple[SeatState, asyncio.Task[None]]] = []
     started = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
 
-    async def sit(sitting: Sitting) -> None:
+    async def sit(sitting: SeatState) -> None:
         await propose(council, sitting)
         if await _is_decided(council):
             council.stopped_early = True
@@ -359,7 +361,7 @@ async def _propose_all(council: Assembly, sittings: Sequence[Sitting]) -> None:
         ]
 
 
-def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting]:
+def _unseat(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
     """Stop the seats that have proposed nothing yet and return them."""
     stopped = [(sitting, task) for sitting, task in tasks if not sitting.drafts and not task.done()]
     for _, task in stopped:
@@ -368,7 +370,9 @@ def _unseat(tasks: Sequence[tuple[Sitting, asyncio.Task[None]]]) -> list[Sitting
 
 
 async def _lose_patience(
-    council: Assembly, tasks: Sequence[tuple[Sitting, asyncio.Task[None]]], took: timedelta
+    council: DeliberationContext,
+    tasks: Sequence[tuple[SeatState, asyncio.Task[None]]],
+    took: timedelta,
 ) -> None:
     limits = council.parts.limits
     await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
@@ -385,7 +389,10 @@ async def _lose_patience(
 
 
 async def _revise_all(
-    council: Assembly, sittings: Sequence[Sitting], round_: int, found: Sequence[Review] = ()
+    council: DeliberationContext,
+    sittings: Sequence[SeatState],
+    round_: int,
+    found: Sequence[Review] = (),
 ) -> None:
     async with asyncio.TaskGroup() as group:
         for sitting in sittings:
@@ -397,7 +404,7 @@ async def _revise_all(
             )
 
 
-async def _is_decided(council: Assembly) -> bool:
+async def _is_decided(council: DeliberationContext) -> bool:
     """The rule of early stop, as in the module's text."""
     if council.bench is None or council.d.peer_review or not _protocol(council).stops_early:
         return False
@@ -417,7 +424,7 @@ async def _is_decided(council: Assembly) -> bool:
     return any(count >= enough for count in good.values())
 
 
-def _has_proven(council: Assembly) -> bool:
+def _has_proven(council: DeliberationContext) -> bool:
     """Whether the others are waited for with patience only."""
     if (
         not council.parts.limits.patience
@@ -428,25 +435,25 @@ def _has_proven(council: Assembly) -> bool:
     return _proven(council)
 
 
-def _leaves_nothing_red(council: Assembly) -> bool:
+def _leaves_nothing_red(council: DeliberationContext) -> bool:
     """Whether a proven candidate leaves nothing red beside what it mended: one that is half right
     is no reason to ask nobody else.
     """
     return any(item.passes and is_done(item.assessment) for item in council.judged)
 
 
-def _proven(council: Assembly) -> bool:
+def _proven(council: DeliberationContext) -> bool:
     return any(item.passes and item.candidate.proven for item in council.judged)
 
 
-def _good(council: Assembly) -> bool:
+def _good(council: DeliberationContext) -> bool:
     """Whether a candidate passes the gates and leaves nothing of the task failing: there is nothing
     to repair.
     """
     return any(item.solves for item in council.judged)
 
 
-def _seats_agree(council: Assembly) -> bool:
+def _seats_agree(council: DeliberationContext) -> bool:
     """Whether the evidence agrees: every seat so far proposed, and all are through the gates and
     behave alike.
     """
@@ -460,11 +467,11 @@ def _seats_agree(council: Assembly) -> bool:
     return len(latest) == len(started) and len(alike) == 1 and all(item.solves for item in latest)
 
 
-def _time_left(council: Assembly) -> bool:
+def _time_left(council: DeliberationContext) -> bool:
     return datetime.now(UTC) < council.work_until
 
 
-async def _cross_tests(council: Assembly) -> None:
+async def _cross_tests(council: DeliberationContext) -> None:
     if council.bench is None:
         return
     async with council.matrix_turn:  # seats that end at the same time ask for it side by side
@@ -473,14 +480,14 @@ async def _cross_tests(council: Assembly) -> None:
         _note(council, await council.bench.cross(council.judged, contradicting))
 
 
-def _note(council: Assembly, judged: Sequence[Judged]) -> None:
+def _note(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
     """Put what was found of the candidates in the place of what was known of them."""
     found = {item.proposal.candidate: item for item in judged}
     for sitting in council.proposers:
         sitting.judged = [found.get(item.proposal.candidate, item) for item in sitting.judged]
 
 
-async def _judge_by_peers(council: Assembly) -> None:
+async def _judge_by_peers(council: DeliberationContext) -> None:
     """Reviews from all: where they were asked for, and always about text, which has no other
     evidence.
     """
@@ -492,17 +499,17 @@ async def _judge_by_peers(council: Assembly) -> None:
             )
 
 
-def _seats(sittings: Sequence[Sitting]) -> list[str]:
+def _seats(sittings: Sequence[SeatState]) -> list[str]:
     return [sitting.seat for sitting in sittings]
 
 
-def _reviewers(council: Assembly) -> list[str]:
+def _reviewers(council: DeliberationContext) -> list[str]:
     """Seats that began; one that was stopped early has nothing more to say."""
     quiet = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
     return [sitting.seat for sitting in council.sittings if sitting.status not in quiet]
 
 
-def _with_twins(council: Assembly, given: Sequence[Answer]) -> tuple[Answer, ...]:
+def _with_twins(council: DeliberationContext, given: Sequence[Answer]) -> tuple[Answer, ...]:
     """The same answers with every seat that gave them: none of those may review it."""
     texts = {answer.text for answer in given}
     return tuple(

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from moothall import telemetry
-from moothall.authorization.story_budgets import Purse
+from moothall.authorization.story_budgets import BudgetReservation
 from moothall.concurrency import beside
 from moothall.config import LlmSettings
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.instrumentation import model_call
-from moothall.deliberation.pause_gate import Turnstile
+from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.text import fence, tokens
-from moothall.deliberation.streaming import Growing, Hint
+from moothall.deliberation.streaming import Hint, StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
 from moothall.domain.codec import dump, load
@@ -127,16 +127,16 @@ class RecordedModel:
         model: ChatModel,
         *,
         ledger: Ledger,
-        facts: Facts,
+        facts: EventWriter,
         recording: Recording,
         settings: LlmSettings,
         seats: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
-        purse: Purse | None = None,
+        purse: BudgetReservation | None = None,
         words: Mapping[str, str] | None = None,
         hint: Hint | None = None,
-        turnstile: Turnstile | None = None,
+        turnstile: PauseGate | None = None,
     ) -> None:
         self._ledger = ledger
         self._facts = facts
@@ -148,7 +148,7 @@ class RecordedModel:
         self._purse = purse
         self._words = words if words is not None else {}
         self._hint = hint
-        self._turnstile = turnstile or Turnstile()
+        self._turnstile = turnstile or PauseGate()
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
@@ -284,7 +284,7 @@ class RecordedModel:
         """Make the call, and tell its answer while it grows, where that is wanted."""
         if self._hint is None:
             return await model.chat(asked, ours=self._ours)
-        growing = Growing(seat, self._hint, self._clean)
+        growing = StreamedReply(seat, self._hint, self._clean)
         async with beside(growing.tell(), "growing"):
             reply = await model.chat(asked, growing.add, ours=self._ours)
         await growing.over()
@@ -297,7 +297,7 @@ class RecordedModel:
         if self._purse is not None:
             await self._purse.close(self._ledger.spent)
 
-    async def _cover(self, purse: Purse, estimate: Usage) -> None:
+    async def _cover(self, purse: BudgetReservation, estimate: Usage) -> None:
         try:
             await purse.cover(self._ledger, estimate)
         except BudgetExceeded:

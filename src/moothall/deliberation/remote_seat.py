@@ -8,7 +8,7 @@ import shlex
 
 from moothall.authorization.paths import first_covered
 from moothall.deliberation.attempt_state import Draft, MalformedReplies, NoChanges, with_left_out
-from moothall.deliberation.context import Assembly, Sitting
+from moothall.deliberation.context import DeliberationContext, SeatState
 from moothall.deliberation.judging.clean_runs import workspace_name
 from moothall.deliberation.recorded_model import REMOTE
 from moothall.deliberation.seat_setup import grant_of
@@ -20,7 +20,7 @@ from moothall.tools.catalogue import Danger
 _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-async def ask_remote(council: Assembly, sitting: Sitting, endpoint: str) -> Draft:
+async def ask_remote(council: DeliberationContext, sitting: SeatState, endpoint: str) -> Draft:
     """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`,
     `NoChanges`, `PatchRefused`, `MalformedReplies`, and what model, budget and workspace raise.
     """

@@ -46,7 +46,7 @@ def check_bounds(
 
 
 @dataclass(slots=True)
-class Advance:
+class ProgressEstimate:
     """How far the agent of a deliberation is, fact by fact. `progress` never falls, over a restart
     either: it begins with what is on record.
     """

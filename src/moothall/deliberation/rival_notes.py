@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import ascii_uppercase
 
-from moothall.deliberation.context import Assembly, Sitting
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.context import DeliberationContext, SeatState
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.prompts.comparing import notes_prompt, rivals_text
 from moothall.deliberation.prompts.reply import whole_text
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, readable_diff
@@ -21,7 +21,7 @@ _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000
 
 
-def rivals_of(council: Assembly, sitting: Sitting) -> str:
+def rivals_of(council: DeliberationContext, sitting: SeatState) -> str:
     """Return descriptions of the other answers for an author, without names, code or output of
     tests.
 
@@ -46,7 +46,7 @@ def rivals_of(council: Assembly, sitting: Sitting) -> str:
     return rivals_text([_describe(other.latest, names) for other in others.values()])
 
 
-def _describe(judged: Judged, names: dict[str, str]) -> str:
+def _describe(judged: EvaluatedProposal, names: dict[str, str]) -> str:
     """Describe an answer; `names` says whose tests are meant, by seat."""
     proposal = judged.proposal
     changed = ", ".join(
@@ -69,7 +69,7 @@ def _describe(judged: Judged, names: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-async def distil_notes(council: Assembly, round_: int) -> str:
+async def distil_notes(council: DeliberationContext, round_: int) -> str:
     """Return a model's notes on the first wave, or descriptions of its answers if it writes
     none.
     """
@@ -100,7 +100,7 @@ async def distil_notes(council: Assembly, round_: int) -> str:
     return clip(notes or "\n\n".join([*outline, *_failures(council.sittings)]), _NOTES_CHARS)
 
 
-def _failures(sittings: Sequence[Sitting]) -> list[str]:
+def _failures(sittings: Sequence[SeatState]) -> list[str]:
     failed = [
         sitting
         for sitting in sittings

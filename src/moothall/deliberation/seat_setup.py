@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import intersection
 from moothall.config import LlmSettings
 from moothall.deliberation.function import DEFINE, Function, function_of
 from moothall.deliberation.prompts import prompts, tool_prompt
-from moothall.deliberation.prompts.repo_map import Survey, SurveyOrder
+from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import Look, Read, show
 from moothall.deliberation.prompts.text import tokens
 from moothall.deliberation.recorded_model import NamedModel
@@ -24,7 +24,7 @@ from moothall.domain.tool import Action, Grant
 from moothall.tools.catalogue import ToolSpec
 
 if TYPE_CHECKING:
-    from moothall.deliberation.context import Parts
+    from moothall.deliberation.context import Dependencies
 
 _SMALL_WINDOW = 16_000  # below, only the core tools are offered
 _CONTEXT_SHARE = 0.5  # of what the window leaves for a prompt; the rest is history
@@ -65,7 +65,11 @@ class SeatSetup:
 
 
 async def set_up(
-    d: Deliberation, prepared: Prepared | None, parts: Parts, named: NamedModel, found: ReplyMode
+    d: Deliberation,
+    prepared: Prepared | None,
+    parts: Dependencies,
+    named: NamedModel,
+    found: ReplyMode,
 ) -> SeatSetup:
     """Return the setup of the seats of a model that replies as `found`. Raises what the reader
     raises.
@@ -99,7 +103,7 @@ async def set_up(
 
 
 async def _show(
-    d: Deliberation, prepared: Prepared | None, parts: Parts, setup: SeatSetup
+    d: Deliberation, prepared: Prepared | None, parts: Dependencies, setup: SeatSetup
 ) -> SeatSetup:
     """Return the setup of seats that reply in json or blocks with its prompts, and what of the
     repository goes into them.
@@ -137,19 +141,19 @@ async def _show(
     )
 
 
-def _readers(prepared: Prepared, parts: Parts) -> tuple[Read, Look]:
+def _readers(prepared: Prepared, parts: Dependencies) -> tuple[Read, Look]:
     """Return what reads a file of the base, and what surveys it."""
 
     async def read(path: str) -> str:
         return await parts.read(prepared.base, path, _SHOWN_CHARS)
 
-    async def look(order: SurveyOrder) -> Survey:
-        return await parts.surveyor.survey(prepared, order) if parts.surveyor else Survey()
+    async def look(order: RepoMapRequest) -> RepoMap:
+        return await parts.surveyor.survey(prepared, order) if parts.surveyor else RepoMap()
 
     return read, look
 
 
-def grant_of(d: Deliberation, gate: Gate, prepared: Prepared | None) -> Grant:
+def grant_of(d: Deliberation, gate: ToolGateway, prepared: Prepared | None) -> Grant:
     """Return what the seats may do: what their role may, or those of the task's tools among it."""
     grant = gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
     return intersection(grant, Grant(d.tools)) if d.tools else grant

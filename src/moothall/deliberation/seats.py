@@ -16,19 +16,19 @@ from moothall.deliberation.attempt_state import (
     NOTHING_CHANGED,
     Attempt,
     Draft,
-    InCircles,
     MalformedReplies,
     NoChanges,
     OutOfTurns,
+    StuckError,
     malformed_replies,
 )
-from moothall.deliberation.code_blocks import Coding, TurnContext
-from moothall.deliberation.context import Assembly, Sitting
-from moothall.deliberation.conversation import Conversation, Voice
+from moothall.deliberation.code_blocks import BlockRunner, TurnContext
+from moothall.deliberation.context import DeliberationContext, SeatState
+from moothall.deliberation.conversation import Conversation, SamplingSettings
 from moothall.deliberation.judging.clean_runs import workspace_name
-from moothall.deliberation.judging.evaluator import Judged, facts_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
 from moothall.deliberation.judging.reviews import review_text
-from moothall.deliberation.local_checks import Workplace
+from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.comparing import notes_text
 from moothall.deliberation.prompts.reply import approaches_schema, read_approaches
@@ -84,7 +84,7 @@ BUILT_IN_APPROACHES = (
 )
 
 
-async def find_approaches(council: Assembly, count: int) -> None:
+async def find_approaches(council: DeliberationContext, count: int) -> None:
     """Ask once for distinct approaches. Where that fails, built-in ones serve; `seat.started` says
     which.
 
@@ -119,7 +119,7 @@ async def find_approaches(council: Assembly, count: int) -> None:
             council.approaches, council.approach_source = read_approaches(reply, count), "model"
 
 
-async def propose(council: Assembly, sitting: Sitting) -> None:
+async def propose(council: DeliberationContext, sitting: SeatState) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an
     exception.
     """
@@ -134,12 +134,12 @@ async def propose(council: Assembly, sitting: Sitting) -> None:
 
 
 def _new_agent(
-    council: Assembly, sitting: Sitting, approach: str, warmth: float
+    council: DeliberationContext, sitting: SeatState, approach: str, warmth: float
 ) -> AgentLoop | ToolLoop:
     d, setup = council.d, council.setup_of(sitting.seat)
     if setup.tools is not None:
         return _new_tool_loop(council, setup, setup.tools, sitting, warmth)
-    voice = Voice(setup.mode, warmth, d.seed, way=sitting.number)
+    voice = SamplingSettings(setup.mode, warmth, d.seed, way=sitting.number)
     talk = Conversation(
         d.task_id,
         sitting.seat,
@@ -176,7 +176,11 @@ def _new_agent(
 
 
 def _new_tool_loop(
-    council: Assembly, setup: SeatSetup, tools: SeatTools, sitting: Sitting, warmth: float
+    council: DeliberationContext,
+    setup: SeatSetup,
+    tools: SeatTools,
+    sitting: SeatState,
+    warmth: float,
 ) -> ToolLoop:
     d, question = council.d, council.d.is_answer("")
     head = tool_prompt.seat_prompt(
@@ -203,7 +207,7 @@ def _new_tool_loop(
     )
 
 
-def _with_notes(council: Assembly, head: tuple[Message, ...]) -> tuple[Message, ...]:
+def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the first messages of a seat with the council's notes, if it has any."""
     if not council.notes:
         return head
@@ -211,7 +215,9 @@ def _with_notes(council: Assembly, head: tuple[Message, ...]) -> tuple[Message, 
     return (*head[:-1], replace(last, content=f"{last.content}\n\n{notes_text(council.notes)}"))
 
 
-async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: float) -> None:
+async def _sit_down(
+    council: DeliberationContext, sitting: SeatState, approach: str, warmth: float
+) -> None:
     sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
         EventType.SEAT_STARTED,
@@ -226,7 +232,7 @@ async def _sit_down(council: Assembly, sitting: Sitting, approach: str, warmth: 
 
 
 async def revise(
-    council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review] = ()
+    council: DeliberationContext, sitting: SeatState, round_: int, reviews: Sequence[Review] = ()
 ) -> None:
     """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal
     stays as it is; so does that of a remote agent.
@@ -236,7 +242,7 @@ async def revise(
     await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
 
 
-async def propose_again(council: Assembly, sitting: Sitting) -> None:
+async def propose_again(council: DeliberationContext, sitting: SeatState) -> None:
     """Let a seat begin anew in the second wave, on the base and the council's notes. Its first
     proposal stays a candidate. Remote agents are not asked again.
     """
@@ -250,7 +256,7 @@ async def propose_again(council: Assembly, sitting: Sitting) -> None:
     await _sit(council, sitting, _propose_again(council, sitting), council.work_until)
 
 
-async def _propose_again(council: Assembly, sitting: Sitting) -> None:
+async def _propose_again(council: DeliberationContext, sitting: SeatState) -> None:
     draft = await _draft(council, sitting, council.wave)
     if council.parts.clean(draft.patch.diff if draft.patch else "") not in {
         item.proposal.diff for item in sitting.judged
@@ -258,7 +264,9 @@ async def _propose_again(council: Assembly, sitting: Sitting) -> None:
         await _submit(council, sitting, draft, council.wave if sitting.drafts else 0)
 
 
-async def _sit(council: Assembly, sitting: Sitting, work: Awaitable[None], until: datetime) -> None:
+async def _sit(
+    council: DeliberationContext, sitting: SeatState, work: Awaitable[None], until: datetime
+) -> None:
     about = {
         "moothall.seat": sitting.seat,
         "gen_ai.operation.name": "invoke_agent",
@@ -281,7 +289,7 @@ async def _sit(council: Assembly, sitting: Sitting, work: Awaitable[None], until
             span.fail(sitting.code, sitting.message)
 
 
-async def _fail(council: Assembly, sitting: Sitting, error: MoothallError) -> None:
+async def _fail(council: DeliberationContext, sitting: SeatState, error: MoothallError) -> None:
     late = isinstance(error, DeadlineExceeded)
     sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
@@ -294,7 +302,7 @@ async def _fail(council: Assembly, sitting: Sitting, error: MoothallError) -> No
     )
 
 
-async def _propose(council: Assembly, sitting: Sitting) -> None:
+async def _propose(council: DeliberationContext, sitting: SeatState) -> None:
     if council.d.merge:
         draft = await _merge(council)
     elif endpoint := council.d.elsewhere.get(sitting.seat):
@@ -304,7 +312,7 @@ async def _propose(council: Assembly, sitting: Sitting) -> None:
     await _submit(council, sitting, draft, 0)
 
 
-async def _merge(council: Assembly) -> Draft:
+async def _merge(council: DeliberationContext) -> Draft:
     """Return what the commits come to together."""
     if council.prepared is None or council.parts.merge is None:
         raise AssertionError("commits are merged where there is a repository")
@@ -319,7 +327,7 @@ async def _merge(council: Assembly) -> Draft:
 
 
 async def _revise(
-    council: Assembly, sitting: Sitting, round_: int, reviews: Sequence[Review]
+    council: DeliberationContext, sitting: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
     agent, judged = _agent(sitting), sitting.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
@@ -342,7 +350,7 @@ async def _revise(
         await _submit(council, sitting, draft, round_)
 
 
-def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
+def _round(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
     """Return a round's name, with its phase, and its deadline. Round 0 is the first proposals,
     `council.wave` a second wave.
     """
@@ -354,7 +362,7 @@ def _round(council: Assembly, round_: int) -> tuple[str, datetime]:
 
 
 async def _draft(
-    council: Assembly, sitting: Sitting, round_: int, start: Draft | None = None
+    council: DeliberationContext, sitting: SeatState, round_: int, start: Draft | None = None
 ) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
     agent = _agent(sitting)
@@ -366,7 +374,11 @@ async def _draft(
 
 
 async def _work(
-    council: Assembly, sitting: Sitting, prepared: Prepared, round_: int, start: Draft | None
+    council: DeliberationContext,
+    sitting: SeatState,
+    prepared: Prepared,
+    round_: int,
+    start: Draft | None,
 ) -> Draft:
     """Let the agent work in a workspace that holds `start`, if any. Where it goes in circles it
     starts anew, on the base and from the first message, as often as the settings allow; a revision
@@ -418,12 +430,12 @@ def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
         return NoChanges(NOTHING_CHANGED)
     if turns >= most:
         return OutOfTurns(f"nothing was changed within {turns} turns")
-    return InCircles(f"nothing was changed within {turns} turns; at last: {circles}")
+    return StuckError(f"nothing was changed within {turns} turns; at last: {circles}")
 
 
 async def _attempt(
-    council: Assembly,
-    sitting: Sitting,
+    council: DeliberationContext,
+    sitting: SeatState,
     prepared: Prepared,
     name: Sequence[str],
     meter: Meter,
@@ -449,7 +461,7 @@ async def _attempt(
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
                 context = replace(council.context_of(sitting.seat, workspace, until), meter=meter)
-                place = Workplace(
+                place = CheckedWorkspace(
                     TurnContext(context, council.parts.gate), prepared, also, council.d.description
                 )
                 attempt = await agent.work(place, where, turns, start)
@@ -474,7 +486,9 @@ def _is_commit(operation: Operation) -> bool:
     return operation.tool == "git.commit" and operation.status == ToolStatus.SUCCESS
 
 
-async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: int) -> None:
+async def _submit(
+    council: DeliberationContext, sitting: SeatState, draft: Draft, revision: int
+) -> None:
     patch = draft.patch
     proposal = Proposal(
         seat=sitting.seat,
@@ -500,12 +514,14 @@ async def _submit(council: Assembly, sitting: Sitting, draft: Draft, revision: i
         kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal)
     )
     if council.bench is None or council.d.is_answer(proposal.diff):
-        sitting.judged.append(Judged(proposal, Assessment(applies=True)))
+        sitting.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
     else:
         sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
 
 
-def _coding_of(council: Assembly, seat: str, voice: Voice) -> Coding | None:
+def _coding_of(
+    council: DeliberationContext, seat: str, voice: SamplingSettings
+) -> BlockRunner | None:
     """Return what runs a seat's blocks of Python, where there is a runner and something to act
     on.
     """
@@ -513,16 +529,16 @@ def _coding_of(council: Assembly, seat: str, voice: Voice) -> Coding | None:
     if parts.run_code is None or council.about_text:
         return None
     agents = SubAgents(council.model, council.seats[seat].llm, parts.limits, voice)
-    return Coding(parts.run_code, parts.python, agents.run)
+    return BlockRunner(parts.run_code, parts.python, agents.run)
 
 
-def _agent(sitting: Sitting) -> AgentLoop | ToolLoop:
+def _agent(sitting: SeatState) -> AgentLoop | ToolLoop:
     if sitting.agent is None:
         raise AssertionError(f"{sitting.seat} was not taken")
     return sitting.agent
 
 
-def outcome_of(council: Assembly, sitting: Sitting) -> SeatOutcome:
+def outcome_of(council: DeliberationContext, sitting: SeatState) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
     used = sitting.agent.used if sitting.agent else ToolUsage()
     spent = council.model.usage_of(sitting.seat)

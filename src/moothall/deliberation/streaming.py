@@ -21,7 +21,7 @@ _SHOWN = 2_000  # characters
 _KEY = "-----BEGIN "
 
 
-class Growing:
+class StreamedReply:
     """The answer of one call as it grows. What is told of it ends with a whole word, so that no
     beginning of a secret is shown whose end would have been known; a key in lines of its own is
     held back until all of it is there.

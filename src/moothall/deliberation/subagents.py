@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.authorization.grants import intersection
 from moothall.authorization.tokens import narrow
 from moothall.concurrency import seconds_until
 from moothall.config import LimitSettings, LlmSettings, RunnerSettings
 from moothall.deliberation.agent import AgentLoop
-from moothall.deliberation.attempt_state import Course, MalformedReplies
-from moothall.deliberation.code_blocks import Block, Coding, TurnContext
-from moothall.deliberation.conversation import Conversation, Voice
-from moothall.deliberation.local_checks import Workplace
+from moothall.deliberation.attempt_state import AttemptState, MalformedReplies
+from moothall.deliberation.code_blocks import Block, BlockRunner, TurnContext
+from moothall.deliberation.conversation import Conversation, SamplingSettings
+from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.recorded_model import RecordedModel
 from moothall.domain.code import AGENTS_RUN
@@ -35,9 +35,11 @@ class SubAgents:
     model: RecordedModel
     llm: LlmSettings
     limits: LimitSettings
-    voice: Voice
+    voice: SamplingSettings
 
-    async def run(self, coding: Coding, block: Block, arguments: Mapping[str, Any]) -> ToolResult:
+    async def run(
+        self, coding: BlockRunner, block: Block, arguments: Mapping[str, Any]
+    ) -> ToolResult:
         """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
         order. `tools` narrows what they may call. Raises what the model raises when it is gone.
         """
@@ -96,7 +98,7 @@ class SubAgents:
             "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
         )
 
-    def _agent(self, coding: Coding, place: TurnContext, prompt: str) -> SubAgent:
+    def _agent(self, coding: BlockRunner, place: TurnContext, prompt: str) -> SubAgent:
         context, depth = place.context, place.caller.depth
         specs = place.gate.list_tools(context.tenant, context.grant)
         talk = Conversation(
@@ -133,7 +135,9 @@ class SubAgent:
             f"{phase}/{'.'.join(turn.split('.')[:2])}",
             self.place.caller.turns_before(self.settings),
         )
-        course = Course(where, self.place.context.deadline, Workplace(self.place), before=before)
+        course = AttemptState(
+            where, self.place.context.deadline, CheckedWorkspace(self.place), before=before
+        )
         async with slots:
             try:
                 await self.agent.run(course, range(1, self.settings.agents_turns + 1))
@@ -146,7 +150,7 @@ class SubAgent:
         )
 
 
-def _narrow(context: SeatContext, tools: list[str] | None) -> SeatContext:
+def _narrow(context: CallContext, tools: list[str] | None) -> CallContext:
     """Return the seat with these of its tools alone; None: all that it has."""
     if tools is None:
         return context

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from moothall import telemetry
-from moothall.authorization.code_block_calls import Allowance, BlockCalls
-from moothall.authorization.gateway import Gate
+from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
+from moothall.authorization.gateway import ToolGateway
 from moothall.concurrency import seconds_until
 from moothall.config import LimitSettings
 from moothall.deliberation.attempt_state import (
@@ -29,8 +29,13 @@ from moothall.deliberation.attempt_state import (
     with_left_out,
     written_and_ignored,
 )
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.local_checks import Standing, Workplace, commit_changes, stand
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.local_checks import (
+    CheckedWorkspace,
+    WorkspaceState,
+    commit_changes,
+    stand,
+)
 from moothall.deliberation.prompts.tool_results import (
     CONFIRM,
     is_clean,
@@ -40,7 +45,7 @@ from moothall.deliberation.prompts.tool_results import (
 from moothall.deliberation.resource_usage import check_bounds, sum_usage
 from moothall.deliberation.seat_tools import SUBMIT, SeatTools, UnusableCallError, read_arguments
 from moothall.deliberation.tool_chat import ToolChat
-from moothall.deliberation.turns import Did, record_calls
+from moothall.deliberation.turns import TurnResult, record_calls
 from moothall.domain.chat import ChatReply, FunctionCall, Message
 from moothall.domain.codec import dump
 from moothall.domain.event import EventType
@@ -110,10 +115,10 @@ class _Round:
     """
 
     where: str
-    place: Workplace
+    place: CheckedWorkspace
     prepared: Prepared
     last: int
-    state: Standing
+    state: WorkspaceState
     summary: str = ""
     submitted: str | None = None
     left_out: dict[str, str] = field(default_factory=dict)
@@ -143,7 +148,7 @@ class ToolLoop:
         tools: SeatTools,
         limits: LimitSettings,
         *,
-        facts: Facts,
+        facts: EventWriter,
         role: str,
         question: bool = False,
         examine: Examine | None = None,
@@ -175,7 +180,7 @@ class ToolLoop:
         return restore
 
     async def work(
-        self, place: Workplace, where: str, turns: range, start: Draft | None = None
+        self, place: CheckedWorkspace, where: str, turns: range, start: Draft | None = None
     ) -> Attempt:
         """Work in a workspace until the seat submits, or its turns, time or budget end. `start` is
         what the workspace holds already.
@@ -185,7 +190,7 @@ class ToolLoop:
         """
         if place.prepared is None:
             raise AssertionError("a seat works on a repository")
-        state = Standing(start.patch, green=start.green) if start else Standing()
+        state = WorkspaceState(start.patch, green=start.green) if start else WorkspaceState()
         round_ = _Round(where, place, place.prepared, turns[-1], state)
         deadline = place.turn.context.deadline
         left = seconds_until(deadline)
@@ -318,7 +323,7 @@ class ToolLoop:
             patch = await commit_changes(
                 round_.place.turn.context, round_.step(0), self.talk.model.clean
             )
-            round_.state = Standing(patch)
+            round_.state = WorkspaceState(patch)
             return patch
 
         try:
@@ -407,7 +412,7 @@ class ToolLoop:
                 return Attempt(self._draft(round_, state), turn, "", refused)
             raise
         if patch.diff != (state.patch.diff if state.patch is not None else ""):
-            state = Standing(patch)  # changed since the last submit, and not checked
+            state = WorkspaceState(patch)  # changed since the last submit, and not checked
         if state.changed:
             return Attempt(self._draft(round_, replace(state, patch=patch)), turn, "")
         if self._question and round_.summary:
@@ -418,7 +423,7 @@ class ToolLoop:
             ) from cause
         raise ended from cause
 
-    def _draft(self, round_: _Round, state: Standing) -> Draft:
+    def _draft(self, round_: _Round, state: WorkspaceState) -> Draft:
         patch = state.patch
         content = with_left_out(
             round_.summary, [path for path in round_.left_out if patch and patch.rule_for(path)]
@@ -432,8 +437,8 @@ class _Calls:
     def __init__(self, round_: _Round, step: str) -> None:
         place = round_.place.turn
         self._round = round_
-        self._gate: Gate = place.gate
-        self._calls: BlockCalls = replace(place, step=step).calls(Allowance(_CALLS))
+        self._gate: ToolGateway = place.gate
+        self._calls: BlockCalls = replace(place, step=step).calls(BlockBudget(_CALLS))
 
     async def run(self, action: Action) -> ToolResult:
         """Run an action. Raises what the gate raises."""
@@ -442,10 +447,10 @@ class _Calls:
         return result
 
     @property
-    def did(self) -> Did:
+    def did(self) -> TurnResult:
         """All that ran."""
         arguments = [call.arguments for call, _ in self._calls.made]
-        return Did(
+        return TurnResult(
             self._calls.results, self._calls.operations, (), "", self._gate.catalogue, arguments
         )
 

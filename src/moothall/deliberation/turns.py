@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moothall.authorization.code_block_calls import Allowance, BlockCalls
+from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
 from moothall.authorization.limits import cut_output, shorten
-from moothall.deliberation.code_blocks import Coding, TurnContext
+from moothall.deliberation.code_blocks import BlockRunner, TurnContext
 from moothall.deliberation.prompts.reply import Turn
 from moothall.deliberation.prompts.report import block_text, result_text
 from moothall.domain.ids import digest
@@ -29,7 +29,7 @@ _NEVER_RAN = {ToolStatus.INVALID, ToolStatus.BLOCKED, ToolStatus.PARKED, ToolSta
 
 
 @dataclass(frozen=True, slots=True)
-class Did:
+class TurnResult:
     """What a turn did: its tools' results; what is told of them, each within some characters; and
     the same in a line.
     """
@@ -72,14 +72,16 @@ def digest_turn(said: Turn) -> str:
     )
 
 
-async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
+async def do(said: Turn, coding: BlockRunner | None, at: TurnContext) -> TurnResult:
     """Run what the turn asks for. Raises what the gate and the model raise."""
     if said.python is None or coding is None:
         return await _act(
-            said.actions, at.calls(at.allowance or Allowance(len(said.actions))), at.gate.catalogue
+            said.actions,
+            at.calls(at.allowance or BlockBudget(len(said.actions))),
+            at.gate.catalogue,
         )
     coded = await coding.run(said.python, at)
-    return Did(
+    return TurnResult(
         coded.results,
         coded.operations,
         [functools.partial(block_text, coded.run)],
@@ -91,7 +93,7 @@ async def do(said: Turn, coding: Coding | None, at: TurnContext) -> Did:
 
 async def _act(
     actions: Sequence[Action], calls: BlockCalls, catalogue: Mapping[str, ToolSpec]
-) -> Did:
+) -> TurnResult:
     """Run the actions in order and stop at the first that does not succeed."""
     results: list[ToolResult] = []
     for action in actions:
@@ -106,7 +108,7 @@ async def _act(
             lambda _room: f"The {len(actions) - len(results)} actions after it were not run."
         )
     brief = ", ".join(f"{result.tool[:40]} {result.status}" for result in results)
-    return Did(
+    return TurnResult(
         results,
         calls.operations,
         texts,
@@ -116,7 +118,7 @@ async def _act(
     )
 
 
-def record_calls(did: Did) -> list[dict[str, Any]]:
+def record_calls(did: TurnResult) -> list[dict[str, Any]]:
     """Return the turn's tool calls for the log.
 
     Their arguments and outputs have about `_RECORDED_BYTES` in all.

@@ -174,7 +174,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class BudgetDraw:
     """A deliberation's part of its story's budget: `granted` in all, of which `spent` is gone."""
 
     granted: Amount = Amount()
@@ -188,13 +188,13 @@ budget goes call by call.
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class BudgetAccount:
     """The book of a story's budget. What is granted is never more than the limit, of which a zero
     is none. All that is written in it is absolute, so that doing it again changes nothing.
     """
 
     limit: Amount = Amount()
-    draws: Mapping[str, Draw] = field(default_factory=dict)
+    draws: Mapping[str, BudgetDraw] = field(default_factory=dict)
 
     @property
     def spent(self) -> Amount:
@@ -251,7 +251,7 @@ class Account:
             if limit or spent or reserved
         ]
 
-    def draw(self, key: str, needed: Amount, spent: Amount, more: Amount) -> Account:
+    def draw(self, key: str, needed: Amount, spent: Amount, more: Amount) -> BudgetAccount:
         """Return the book where `key` has what it needs in all, and some `more` where there is
         plenty. Raises `BudgetExceeded`.
         """
@@ -275,11 +275,11 @@ class Account:
                 "cost_usd", limit.cost_usd, others.cost_usd, needed.cost_usd, more.cost_usd
             ),
         )
-        return replace(self, draws={**self.draws, key: Draw(grant, spent)})
+        return replace(self, draws={**self.draws, key: BudgetDraw(grant, spent)})
 
-    def close(self, key: str, spent: Amount) -> Account:
+    def close(self, key: str, spent: Amount) -> BudgetAccount:
         """Return the book where `key` has spent so much, and holds nothing more."""
-        return replace(self, draws={**self.draws, key: Draw(spent, spent)})
+        return replace(self, draws={**self.draws, key: BudgetDraw(spent, spent)})
 
 
 def _sum(amounts: Iterable[Amount]) -> Amount:

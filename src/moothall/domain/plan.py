@@ -42,7 +42,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class LineComment:
     """What somebody says of a line of a candidate's diff: its file, its number there (as it was,
     where the line is removed), and the line as the diff has it, with its sign. `task_id` is the
     deliberation's.

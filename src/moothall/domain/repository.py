@@ -182,7 +182,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class MergeResult:
     """What became of an approved commit.
 
     `status`: `left` on its branch, `pushed` as that branch, `merged` into `branch` as `commit_sha`,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from moothall.deliberation.judging.author_tests import runnable_paths
-from moothall.deliberation.judging.clean_runs import CheckRuns, FreshRuns
+from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.ids import digest
 from moothall.domain.repository import Prepared
@@ -121,7 +121,7 @@ class Judge:
         failing = [case for check, case in wanted if ran[check].cases.get(case) != "passed"]
         return Judgement(not failing, tuple(failing[:_SHOWN]))
 
-    def _runs(self, prepared: Prepared, text: str, name: str) -> FreshRuns:
+    def _runs(self, prepared: Prepared, text: str, name: str) -> CleanCheckoutRunner:
         d = Deliberation(
             task_id=f"{name}-{digest(prepared.key)[:8]}",
             description=text,
@@ -133,10 +133,17 @@ class Judge:
             max_turns=1,
             base_sha=prepared.base.sha,
         )
-        return FreshRuns(d, prepared, self.workspaces, self.repositories.read, self.places)
+        return CleanCheckoutRunner(
+            d, prepared, self.workspaces, self.repositories.read, self.places
+        )
 
     async def _pair(
-        self, runs: FreshRuns, paths: Mapping[str, Sequence[str]], tests: str, fix: str, number: int
+        self,
+        runs: CleanCheckoutRunner,
+        paths: Mapping[str, Sequence[str]],
+        tests: str,
+        fix: str,
+        number: int,
     ) -> tuple[dict[str, CheckRun], dict[str, CheckRun]]:
         """Run checks with the hidden tests, without the fix and with it."""
         sides: list[dict[str, CheckRun]] = []
@@ -149,7 +156,7 @@ class Judge:
 
 
 async def _run(
-    runs: FreshRuns, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
+    runs: CleanCheckoutRunner, check: str, paths: Sequence[str], diffs: tuple[str, str], name: str
 ) -> CheckRuns:
     """Run a check with hidden tests laid over an answer. diffs: of the tests, and of the answer."""
     tests, diff = diffs
@@ -165,7 +172,7 @@ async def _run(
     )
 
 
-async def _paths(runs: FreshRuns, tests: str) -> dict[str, tuple[str, ...]]:
+async def _paths(runs: CleanCheckoutRunner, tests: str) -> dict[str, tuple[str, ...]]:
     """Return the hidden files by check; none for a check that runs whole, because it is not named
     `tests`.
     """

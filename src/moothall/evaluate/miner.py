@@ -22,7 +22,7 @@ from moothall.repositories.clone import TrustedClone
 from moothall.repositories.patch_rules import is_test
 from moothall.repositories.profile import OWN_FILE, Commands, parse_own, read_text
 from moothall.repositories.registry import Registered
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 
 Tell = Callable[[str], None]
 Rewrite = Callable[[str], Awaitable[str]]
@@ -37,7 +37,7 @@ _SUBJECT = 60
 class Miner:
     """Walks the history of one repository. Commits in `looked` are not looked at again."""
 
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     judge: Judge
     folder: Path
     looked: Lines

@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall import __version__
 from moothall.app.repositories import open_hands
-from moothall.app.server import House, open_house
+from moothall.app.server import App, open_house
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
@@ -35,7 +35,7 @@ from moothall.evaluate.tasks import Lines, Task
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.profile import Commands
 from moothall.repositories.project_config import commands_of
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from moothall.toolkits.web.family import WebFamily
 
 RESULTS, DATA, SEALED, TRAJECTORIES = "results.jsonl", "data", "sealed", "trajectories"
@@ -131,7 +131,7 @@ class Runner:
     """
 
     folder: Path
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     judge: Judge
     results: Lines
     tell: Tell
@@ -165,7 +165,7 @@ class Runner:
             if not row.get("broken")
         )
 
-    async def _run(self, house: House, configuration: Configuration, task: Task) -> None:
+    async def _run(self, house: App, configuration: Configuration, task: Task) -> None:
         number = sum(
             1
             for row in self.results.of(task=task.id, config=configuration.name)
@@ -282,7 +282,7 @@ class Runner:
             (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
-async def _follow(house: House, task_id: str) -> tuple[Outcome, list[Event]]:
+async def _follow(house: App, task_id: str) -> tuple[Outcome, list[Event]]:
     """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
     async for recorded in house.desk.watch(task_id, 0, LOCAL):
@@ -320,7 +320,7 @@ def own_settings(settings: Settings, folder: Path) -> Settings:
 
 
 @asynccontextmanager
-async def open_judge(settings: Settings) -> AsyncIterator[tuple[TrustedRepositories, Judge]]:
+async def open_judge(settings: Settings) -> AsyncIterator[tuple[RepositoryService, Judge]]:
     """Open the workspaces in which hidden tests run."""
     alone = settings.workspace.model_copy(update={"warm": 0})
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:

@@ -19,7 +19,7 @@ from moothall.domain.ids import digest
 from moothall.errors import BusUnavailable, MoothallError, Permanent
 from moothall.events import registry
 from moothall.events.codec import encode_batch
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.ports import Receipt
 
 P = TypeVar("P", bound=Permanent)
@@ -45,7 +45,7 @@ class _Batch:
 
 
 @dataclass(slots=True)
-class Batching:
+class BatchingWriter:
     """Holds back what is posted for at most `seconds`, 0 for one event a message; belongs to one
     event loop. Of all that is not durable yet there are at most `limit` events.
 
@@ -55,7 +55,7 @@ class Batching:
     """
 
     send: Send
-    packer: Packer
+    packer: EnvelopeCodec
     seconds: float
     still: float
     limit: int

@@ -19,7 +19,7 @@ _OFF_LOOP_BYTES = 64_000
 
 
 @dataclass(frozen=True, slots=True)
-class Packer:
+class EnvelopeCodec:
     """Makes wire bytes of events and documents and back. `limit` in bytes, `secrets` the operator's
     own values.
     """

@@ -8,7 +8,7 @@ from typing import Protocol
 from moothall.domain.event import Event
 from moothall.errors import InvalidRequest, Permanent
 from moothall.events import registry
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS
 
 
@@ -38,7 +38,7 @@ def heed_subject(found: Sequence[Event | Permanent], subject: str) -> list[Event
 
 
 async def forward(
-    found: Sequence[Event | Permanent], subject: str, seq: int, packer: Packer, put: Put
+    found: Sequence[Event | Permanent], subject: str, seq: int, packer: EnvelopeCodec, put: Put
 ) -> list[Event | Permanent]:
     """Return the events of the log message `seq` for a consumer.
 

@@ -48,7 +48,7 @@ class ForgeData(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Post(ForgeData):
+class ForgeComment(ForgeData):
     """Somebody's words: a comment, or a review."""
 
     id: int
@@ -149,10 +149,10 @@ class ForgeClient:
             if issue.pull_request is None
         ]
 
-    async def comments(self, repository: str, number: int) -> list[Post]:
+    async def comments(self, repository: str, number: int) -> list[ForgeComment]:
         """Return what was said to an issue or pull request, the oldest first."""
         return sorted(
-            await self._all(Post, f"/repos/{repository}/issues/{number}/comments"),
+            await self._all(ForgeComment, f"/repos/{repository}/issues/{number}/comments"),
             key=lambda post: post.id,
         )
 
@@ -199,10 +199,10 @@ class ForgeClient:
         pull: PullRequest = _read(PullRequest, told)
         return pull.number
 
-    async def reviews(self, repository: str, number: int) -> list[Post]:
+    async def reviews(self, repository: str, number: int) -> list[ForgeComment]:
         """Return the reviews of a pull request, the oldest first."""
         return sorted(
-            await self._all(Post, f"/repos/{repository}/pulls/{number}/reviews"),
+            await self._all(ForgeComment, f"/repos/{repository}/pulls/{number}/reviews"),
             key=lambda post: post.id,
         )
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from moothall.domain.outcome import Outcome, Result
-from moothall.forge.client import Issue, Post, ReviewComment
+from moothall.forge.client import ForgeComment, Issue, ReviewComment
 
 _MARKUP = frozenset("\\`*_{}[]()<>#+-.!|~&@:/")
 _JOINER = "\N{WORD JOINER}"
@@ -184,7 +184,7 @@ def _asks(head: str, parts: Sequence[tuple[str, str]], limit: int) -> str:
     )[:limit]
 
 
-def issue_task(repository: str, issue: Issue, comment: Post | None, limit: int) -> str:
+def issue_task(repository: str, issue: Issue, comment: ForgeComment | None, limit: int) -> str:
     """Return what a council is asked about an issue, and about the comment that asks for it."""
     # A long issue, which may be anybody's, does not push out the words of who may ask.
     parts = [
@@ -199,7 +199,7 @@ def issue_task(repository: str, issue: Issue, comment: Post | None, limit: int) 
 
 
 def review_task(
-    repository: str, issue: Issue, post: Post, remarks: Sequence[ReviewComment], limit: int
+    repository: str, issue: Issue, post: ForgeComment, remarks: Sequence[ReviewComment], limit: int
 ) -> str:
     """Return what a council is asked when somebody wants a pull request changed."""
     parts = [(f"{post.author} says", post.body)]

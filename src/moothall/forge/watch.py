@@ -24,7 +24,7 @@ from moothall.domain.outcome import Outcome
 from moothall.domain.task import FORGE, DeliberationRequest, RepositoryRef
 from moothall.errors import AlreadyExists, MoothallError, NotFound, Temporary
 from moothall.forge import texts
-from moothall.forge.client import ForgeClient, Issue, Post, PullRequest
+from moothall.forge.client import ForgeClient, ForgeComment, Issue, PullRequest
 from moothall.ports import Deliberations
 
 _LEAST_SECONDS, _LONGEST_SECONDS = 1.0, 3600.0
@@ -166,7 +166,12 @@ class Watch:
         return None
 
     async def _find_ask(
-        self, repository: str, issue: Issue, first: str, said: Sequence[Post], done: Sequence[str]
+        self,
+        repository: str,
+        issue: Issue,
+        first: str,
+        said: Sequence[ForgeComment],
+        done: Sequence[str],
     ) -> Ask | None:
         """Return the task of an issue that has no pull request: for its label or its own words
         once, and for every comment after our last answer.
@@ -176,7 +181,7 @@ class Watch:
             functools.partial(texts.issue_task, repository, issue, limit=self._chars),
         )
         labelled = bool(label) and label in {one.name for one in issue.labels}
-        own = Post(id=0, body=f"{issue.title}\n{issue.body}", author=issue.author)
+        own = ForgeComment(id=0, body=f"{issue.title}\n{issue.body}", author=issue.author)
         if first not in done and (labelled or await self._calls_us(repository, own)):
             return Ask(issue, await self._request(repository, first, told(comment=None), ()))
         last = max(
@@ -193,7 +198,7 @@ class Watch:
                 )
         return None
 
-    def _answered_tasks(self, said: Sequence[Post]) -> tuple[str, ...]:
+    def _answered_tasks(self, said: Sequence[ForgeComment]) -> tuple[str, ...]:
         """Return the tasks that were answered, in order: only what we wrote ourselves says so."""
         return tuple(
             task
@@ -201,10 +206,10 @@ class Watch:
             if post.author == self._me and (task := texts.task_marked(post.body))
         )
 
-    async def _calls_us(self, repository: str, post: Post) -> bool:
+    async def _calls_us(self, repository: str, post: ForgeComment) -> bool:
         return self._called(post.body) and await self._may(repository, post)
 
-    async def _may(self, repository: str, post: Post) -> bool:
+    async def _may(self, repository: str, post: ForgeComment) -> bool:
         """Whether words count: those of somebody who may write to the repository, and who is not
         we.
         """

@@ -18,7 +18,7 @@ _COST = ("prompt_tokens", "cached_tokens", "completion_tokens", "calls", "cost_u
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class EventFields:
     """An event, and what every reader needs of it. `time` is UTC in one length, so that it sorts as
     text.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from moothall.domain.codec import text_of
 from moothall.domain.event import Event, EventType
 from moothall.domain.ids import digest
-from moothall.graph.event_reader import Telling, cost_of, fingerprint_of, items_of, time_of
+from moothall.graph.event_reader import EventFields, cost_of, fingerprint_of, items_of, time_of
 from moothall.graph.upserts import Ref, Writes, clean
 
 _RUN = re.compile(r"-r\d+$")
@@ -29,16 +29,16 @@ def write(event: Event, writes: Writes) -> bool:
     needed, tell = reader
     if not all(text_of(event.data.get(name)) for name in needed):
         return False
-    tell(Telling(writes, event, event.data, time_of(event)))
+    tell(EventFields(writes, event, event.data, time_of(event)))
     return True
 
 
-def _on_told(t: Telling) -> None:
+def _on_told(t: EventFields) -> None:
     _tell_story(t)
     t.writes.tell(t.story, "told", t.by, told_at=t.time)
 
 
-def _tell_story(t: Telling) -> bool:
+def _tell_story(t: EventFields) -> bool:
     """Write the fields of a story that an event has; the others stay. Return whether it has any."""
     repository = t.data.get("repository")
     where = (
@@ -67,7 +67,7 @@ def _words(value: object) -> str:
     return text if text.strip() else ""
 
 
-def _on_moved(t: Telling) -> None:
+def _on_moved(t: EventFields) -> None:
     step = t.ref("Transition", t.event.id)
     states = {"from_state": t.data.get("from_state"), "to_state": t.data.get("to_state")}
     t.writes.tell(
@@ -85,14 +85,14 @@ def _on_moved(t: Telling) -> None:
         t.writes.tell(t.story, "told", t.by, told_at=t.time)
 
 
-def _on_whole_checked(t: Telling) -> None:
+def _on_whole_checked(t: EventFields) -> None:
     words = {name: t.data.get(name) for name in ("branch", "commit_sha", "why")}
     t.writes.tell(t.story, "checked", t.by, check=t.data.get("status"), checked_at=t.time, **words)
     if t.text("task_id"):
         t.writes.relate(t.story, "CHECKED_IN", t.deliberation)
 
 
-def _on_delivered(t: Telling) -> None:
+def _on_delivered(t: EventFields) -> None:
     t.writes.tell(
         t.story,
         "delivered",
@@ -105,7 +105,7 @@ def _on_delivered(t: Telling) -> None:
         t.writes.relate(t.story, "DELIVERED_IN", t.ref("Commit", t.text("commit_sha")))
 
 
-def _on_commented(t: Telling) -> None:
+def _on_commented(t: EventFields) -> None:
     comment = t.ref("Comment", t.event.id)
     t.writes.tell(
         comment,
@@ -118,7 +118,7 @@ def _on_commented(t: Telling) -> None:
     t.writes.relate(t.story, "HAS_COMMENT", comment)
 
 
-def _on_noted(t: Telling) -> None:
+def _on_noted(t: EventFields) -> None:
     """The version orders notes: two of one millisecond have an order all the same."""
     version = t.data.get("version")
     if not isinstance(version, int):
@@ -149,7 +149,7 @@ def _on_noted(t: Telling) -> None:
         t.writes.relate(t.story, "HAS_NOTE", note)
 
 
-def _on_planned(t: Telling) -> None:
+def _on_planned(t: EventFields) -> None:
     plan = t.ref("Plan", t.text("plan_id"))
     t.writes.tell(plan, "derived", t.by, derived_at=t.time)
     t.writes.relate(t.story, "PLANNED_AS", plan)
@@ -173,7 +173,7 @@ def _task_of(task_id: str) -> str:
     return _RUN.sub("", task_id)
 
 
-def _on_requested(t: Telling) -> None:
+def _on_requested(t: EventFields) -> None:
     where, constraints = t.object("repository"), t.object("constraints")
     repository = text_of(where.get("id")) or text_of(where.get("url"))
     t.writes.tell(
@@ -214,7 +214,7 @@ def _on_requested(t: Telling) -> None:
             t.seat(name)
 
 
-def _on_plan_finished(t: Telling) -> None:
+def _on_plan_finished(t: EventFields) -> None:
     t.writes.tell(
         t.ref("Plan", t.text("plan_id")),
         "finished",
@@ -224,17 +224,17 @@ def _on_plan_finished(t: Telling) -> None:
     )
 
 
-def _on_started(t: Telling) -> None:
+def _on_started(t: EventFields) -> None:
     t.writes.tell(t.deliberation, "started", t.by, started_at=t.time)
 
 
-def _on_cancelled(t: Telling) -> None:
+def _on_cancelled(t: EventFields) -> None:
     t.writes.tell(
         t.deliberation, "cancelled", t.by, cancel_reason=t.data.get("reason"), cancelled_at=t.time
     )
 
 
-def _on_decided(t: Telling) -> None:
+def _on_decided(t: EventFields) -> None:
     names = (
         "status",
         "final_state",
@@ -274,7 +274,7 @@ def _on_decided(t: Telling) -> None:
                 t.writes.relate(proposal, "DELIVERED_AS", t.ref("Commit", t.text("commit_sha")))
 
 
-def _on_seat_started(t: Telling) -> None:
+def _on_seat_started(t: EventFields) -> None:
     seat, role = t.seat(t.text("seat")), t.data.get("role")
     t.writes.tell(
         seat,
@@ -290,7 +290,7 @@ def _on_seat_started(t: Telling) -> None:
     t.writes.relate(seat, "TAKEN_BY", agent)
 
 
-def _on_proposed(t: Telling) -> None:
+def _on_proposed(t: EventFields) -> None:
     said = t.object("proposal")
     candidate, diff = t.text("candidate"), text_of(said.get("diff"))
     node = t.proposal(candidate, fingerprint_of(said))
@@ -314,7 +314,7 @@ def _on_proposed(t: Telling) -> None:
         t.writes.relate(node, "COMMITTED_AS", t.ref("Commit", said["commit_sha"]))
 
 
-def _on_reviewed(t: Telling) -> None:
+def _on_reviewed(t: EventFields) -> None:
     """The envelope says who reviewed whom: a review's own words for it come from further out."""
     said, review = t.object("review"), t.ref("Review", t.event.id)
     words = {name: said.get(name) for name in ("score", "met", "unmet", "comment")}
@@ -331,7 +331,7 @@ def _on_reviewed(t: Telling) -> None:
     t.writes.relate(review, "JUDGES", t.proposal(t.text("candidate"), t.text("fingerprint")))
 
 
-def _on_checked(t: Telling) -> None:
+def _on_checked(t: EventFields) -> None:
     said, assessment, author = t.object("evidence"), t.object("assessment"), t.text("cross_author")
     proposal = t.proposal(t.text("candidate"), t.text("fingerprint"))
     whose = (author, t.text("cross_fingerprint")) if author else ()
@@ -358,7 +358,7 @@ def _on_checked(t: Telling) -> None:
         t.writes.tell(proposal, "assessed", t.by, **{name: assessment.get(name) for name in names})
 
 
-def _on_failed(t: Telling) -> None:
+def _on_failed(t: EventFields) -> None:
     error = t.object("error")
     t.writes.tell(
         t.seat(t.text("seat")),
@@ -370,7 +370,7 @@ def _on_failed(t: Telling) -> None:
     )
 
 
-def _on_finished(t: Telling) -> None:
+def _on_finished(t: EventFields) -> None:
     outcome = t.object("outcome")
     said = {name: outcome.get(name) for name in ("status", "error_code", "error_message")}
     usage = outcome.get("usage")
@@ -378,7 +378,7 @@ def _on_finished(t: Telling) -> None:
     t.writes.tell(t.seat(t.text("seat")), "finished", t.by, finished_at=t.time, **said, **cost)
 
 
-def _on_model_called(t: Telling) -> None:
+def _on_model_called(t: EventFields) -> None:
     call = t.ref("ModelCall", t.text("call_id"))
     sampling, usage, answer = t.object("sampling"), cost_of(t.object("usage")), t.text("answer")
     del usage["calls"]
@@ -403,14 +403,14 @@ def _on_model_called(t: Telling) -> None:
         t.writes.relate(t.seat(t.text("seat")), "CALLED_MODEL", call)
 
 
-def _tool(t: Telling) -> Ref:
+def _tool(t: EventFields) -> Ref:
     call = t.ref("ToolCall", t.text("request_id"))
     if t.text("seat") and t.text("task_id"):
         t.writes.relate(t.seat(t.text("seat")), "CALLED_TOOL", call)
     return call
 
 
-def _on_tool_started(t: Telling) -> None:
+def _on_tool_started(t: EventFields) -> None:
     t.writes.tell(
         _tool(t),
         "started",
@@ -420,7 +420,7 @@ def _on_tool_started(t: Telling) -> None:
     )
 
 
-def _on_tool_finished(t: Telling) -> None:
+def _on_tool_finished(t: EventFields) -> None:
     usage = t.object("usage")
     t.writes.tell(
         _tool(t),
@@ -436,7 +436,7 @@ def _on_tool_finished(t: Telling) -> None:
     )
 
 
-def _on_decision(t: Telling) -> None:
+def _on_decision(t: EventFields) -> None:
     decision = t.ref("Decision", t.event.id)
     words = {name: t.data.get(name) for name in ("approver", "decision", "comment")}
     t.writes.tell(decision, "made", t.by, made_at=t.time, **words)
@@ -445,7 +445,7 @@ def _on_decision(t: Telling) -> None:
         t.writes.relate(decision, "DECIDES", t.deliberation)
 
 
-_Reader = tuple[tuple[str, ...], Callable[[Telling], None]]
+_Reader = tuple[tuple[str, ...], Callable[[EventFields], None]]
 _SEAT = ("task_id", "seat")
 _CANDIDATE = (*_SEAT, "candidate")
 

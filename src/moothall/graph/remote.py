@@ -75,7 +75,7 @@ async def _answer(graph: CypherGraph, line: bytes) -> dict[str, Any]:
         return {"code": InvalidRequest.code, "message": f"not a question: {error}"}
 
 
-class Elsewhere:
+class SocketGraphClient:
     """The graph of another process. One that is still starting is waited for, up to `patience`
     seconds.
     """
@@ -151,7 +151,7 @@ async def answer_on(bus: Bus, graph: CypherGraph) -> None:
     await bus.answer(QUESTIONS, answer)
 
 
-class OverBus:
+class BusGraphClient:
     """The graph of the process that answers on the bus."""
 
     def __init__(self, bus: Bus, seconds: float) -> None:

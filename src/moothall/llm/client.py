@@ -48,7 +48,7 @@ from moothall.llm.dialect import Dialect, ServerFigures, read_figures
 from moothall.llm.markup import split_calls
 from moothall.llm.pool import ConnectionPool, open_pool
 from moothall.llm.requests import JSON, body_of, count_usage, encode
-from moothall.llm.response_readers import ChatTaker, WholeTaker
+from moothall.llm.response_readers import ChatResponseReader, WholeResponseReader
 from moothall.llm.responses_api import ResponsesReply, responses_body
 from moothall.llm.retry import Failed, Rejected, translate_refusal
 from moothall.llm.schemas import without_nulls
@@ -235,7 +235,7 @@ class OpenAIModel:
             await self._model_name("-/-/figures/0.0")
             if not self._dialect.is_vllm:
                 return None
-            taken = WholeTaker(self._place, _METRICS_BYTES)
+            taken = WholeResponseReader(self._place, _METRICS_BYTES)
             await self._exchange(
                 "GET", self._url.with_path("/metrics"), taken, self._loop.time() + _METRICS_SECONDS
             )
@@ -299,7 +299,7 @@ class OpenAIModel:
         """Return what a path beside the API answers; None if there is none. It may be the path of
         another server.
         """
-        taken = WholeTaker(self._place, _LIST_BYTES)
+        taken = WholeResponseReader(self._place, _LIST_BYTES)
         raw = encode(body) if body is not None else b""
         try:
             until = self._loop.time() + LOOK_SECONDS
@@ -406,7 +406,7 @@ class OpenAIModel:
 
     async def _list_models(self) -> dict[str, ListedModel]:
         """Return the models by name."""
-        taken = WholeTaker(self._place, _LIST_BYTES)
+        taken = WholeResponseReader(self._place, _LIST_BYTES)
         await self._exchange("GET", self._url / "models", taken, None)
         try:
             return read_models(taken.body)
@@ -431,7 +431,7 @@ class OpenAIModel:
         started = time.monotonic()
         by_responses = self._known.api == "responses"
         assembly = ResponsesReply() if by_responses else PartialReply()
-        taken = ChatTaker(self._place, self._settings.max_reply_bytes, on_text, assembly)
+        taken = ChatResponseReader(self._place, self._settings.max_reply_bytes, on_text, assembly)
         named = JSON | {"X-Request-Id": call_id} | telemetry.headers()
         url = self._url / ("responses" if by_responses else "chat/completions")
         wire = (
@@ -443,7 +443,7 @@ class OpenAIModel:
         return self._read_reply(taken, body, call_id, started)
 
     def _read_reply(
-        self, taken: ChatTaker, body: dict[str, Any], call_id: str, started: float
+        self, taken: ChatResponseReader, body: dict[str, Any], call_id: str, started: float
     ) -> ChatReply:
         """Return a complete reply, possibly an empty one. Raises `Failed` where it was cut."""
         assembly = taken.assembly
@@ -489,7 +489,7 @@ class OpenAIModel:
         self,
         method: str,
         url: URL,
-        taken: WholeTaker,
+        taken: WholeResponseReader,
         until: float | None,
         *,
         body: bytes = b"",

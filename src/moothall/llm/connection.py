@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import httptools
 
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed
 
 _AROUND_BYTES = 65_536
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
         self._release = release
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._taker: WholeTaker | None = None
+        self._taker: WholeResponseReader | None = None
         self._answer: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until = self._idle = self._heard = 0.0
@@ -46,7 +46,9 @@ class Connection(asyncio.Protocol):
         self._status = self._received = self._body = 0
         self._watched = False
 
-    async def ask(self, request: bytes, taker: WholeTaker, *, until: float, idle: float) -> None:
+    async def ask(
+        self, request: bytes, taker: WholeResponseReader, *, until: float, idle: float
+    ) -> None:
         """Send a request, and return when `taker` has its answer. `until` is a time of the loop,
         `idle` the most seconds between two pieces of a body.
 

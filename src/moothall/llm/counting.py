@@ -17,7 +17,7 @@ from moothall.deliberation.prompts.text import most_tokens
 from moothall.errors import ModelReplyInvalid
 from moothall.llm.pool import ConnectionPool, open_pool
 from moothall.llm.requests import JSON, encode
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed
 from moothall.ports import CountTokens
 
@@ -62,7 +62,7 @@ class _Counter:
 
     async def _ask(self, text: str) -> int:
         """Raises `ValueError` and others where the server does not say."""
-        taken = WholeTaker(str(self._url), _BYTES)
+        taken = WholeResponseReader(str(self._url), _BYTES)
         # vLLM reads `prompt`, llama.cpp `content`.
         body = encode({**self._named, "prompt": text, "content": text, "add_special_tokens": False})
         await self._pool.ask(

@@ -12,7 +12,7 @@ from moothall.config import LlmSettings, Models
 from moothall.domain.text import one_line
 from moothall.errors import ModelReplyInvalid
 from moothall.llm.pool import open_pool
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed
 from moothall.llm.server_errors import read_models
 from moothall.telemetry import metrics
@@ -62,7 +62,7 @@ async def _wrong(settings: LlmSettings, base_url: str) -> str:
     """Return what is wrong with a server, nothing where it answers."""
     try:
         async with open_pool(settings, base_url) as pool:
-            taken = WholeTaker(str(pool.url), _BYTES)
+            taken = WholeResponseReader(str(pool.url), _BYTES)
             await pool.ask(
                 "GET",
                 pool.url / "models",
@@ -80,7 +80,7 @@ async def _wrong(settings: LlmSettings, base_url: str) -> str:
     return _wrong_list(taken)
 
 
-def _wrong_list(taken: WholeTaker) -> str:
+def _wrong_list(taken: WholeResponseReader) -> str:
     if taken.status != 200:  # noqa: PLR2004 - HTTP's word for good
         return f"the model server answers with status {taken.status}"
     try:

@@ -84,7 +84,7 @@ class Slot:
 
 
 @dataclass(slots=True)
-class SharedStates:
+class KvCacheSlots:
     """The slots, and the states that were saved of them, at most `limit` besides the kept ones."""
 
     engine: LocalEngine

@@ -18,17 +18,17 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from moothall.llm.kv_cache_slots import LocalEngine, SharedStates
+from moothall.llm.kv_cache_slots import KvCacheSlots, LocalEngine
 
 _MAX_BODY = 16_000_000
 
 
 @dataclass(slots=True)
-class Front:
+class LocalProxy:
     """The routes."""
 
     session: aiohttp.ClientSession
-    states: SharedStates
+    states: KvCacheSlots
     name: str
     api_key: str
 
@@ -147,8 +147,8 @@ async def serve_front(
         connector=aiohttp.TCPConnector(force_close=True),
         timeout=aiohttp.ClientTimeout(total=None),
     ) as session:
-        shared = SharedStates(LocalEngine(session, name), states, slots, salt)
-        front = Front(session, shared, name, api_key)
+        shared = KvCacheSlots(LocalEngine(session, name), states, slots, salt)
+        front = LocalProxy(session, shared, name, api_key)
         runner = web.AppRunner(
             front.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.5
         )

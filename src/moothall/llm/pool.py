@@ -23,7 +23,7 @@ from moothall.config import LlmSettings
 from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError
 from moothall.llm.connection import Connection
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed
 
 log = telemetry.get_logger(__name__)
@@ -62,7 +62,7 @@ class ConnectionPool:
         self,
         method: str,
         url: URL,
-        taker: WholeTaker,
+        taker: WholeResponseReader,
         *,
         until: float,
         body: bytes = b"",

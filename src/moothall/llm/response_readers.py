@@ -38,7 +38,7 @@ def _lacks(status: int, error: ServerError) -> bool:
     return status == _SERVER_ERROR and bool(_LACKING.search(error.text))
 
 
-class WholeTaker:
+class WholeResponseReader:
     """Takes a body of at most `limit` bytes; of a refusal as much as an error needs. `url` is for
     the words of errors.
     """
@@ -122,7 +122,7 @@ class WholeTaker:
             )
 
 
-class ChatTaker(WholeTaker):
+class ChatResponseReader(WholeResponseReader):
     """Takes a chat answer into `assembly`. Where `on_text` follows it is read piece by piece, else
     in batches, because a piece of a few bytes costs as much as a long one.
     """

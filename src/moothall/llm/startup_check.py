@@ -18,7 +18,7 @@ from moothall.domain.text import one_line
 from moothall.errors import ConfigurationError, ModelReplyInvalid, ModelUnavailable
 from moothall.llm import retry
 from moothall.llm.pool import ConnectionPool, open_pool
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed, Rejected, translate_refusal
 from moothall.llm.server_errors import error_message, read_models
 
@@ -120,7 +120,7 @@ async def _get(
     pool: ConnectionPool, url: URL, settings: LlmSettings
 ) -> tuple[int, bytes, str, str]:
     """Return status, body, content type and location of its list of models."""
-    taken = WholeTaker(str(pool.url), _BYTES)
+    taken = WholeResponseReader(str(pool.url), _BYTES)
     await pool.ask(
         "GET",
         url / "models",

@@ -37,7 +37,7 @@ Councils = Mapping[str, Council | None]
 """By role. None: it was deleted, and the default one doesn't serve either."""
 
 
-class Roster:
+class CouncilRegistry:
     """The councils that were made. `run` keeps it up to date; without it, `refresh` does.
 
     `models` are those that a council and an agent may name as their profile.

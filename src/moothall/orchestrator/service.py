@@ -49,7 +49,7 @@ from moothall.orchestrator.conversation_history import (
     go_on_from,
     thread_text,
 )
-from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.fork import fork_of
 from moothall.orchestrator.hidden_tests import check_hidden, store_hidden
 from moothall.orchestrator.planning import Defaults, digest_of, plan
@@ -75,7 +75,7 @@ Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
 """`Briefings.tell`."""
 
 
-class Desk:
+class DeliberationService:
     """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the
     house by their keys (`ids.key_of`): here is where the one becomes the other. Remembers the last
     deliberations that came through it. `tell`: what councils are told of their story, once: it is
@@ -89,7 +89,7 @@ class Desk:
         defaults: Defaults,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
-        councils: Roster | None = None,
+        councils: CouncilRegistry | None = None,
         tell: Tell | None = None,
     ) -> None:
         self._councils = councils

@@ -65,7 +65,7 @@ class WrittenStory:
     score: Score
 
 
-class Author:
+class StoryWriter:
     """Refines stories and suggests first drafts; stores none. `model`: whether one is there to be
     asked.
     """

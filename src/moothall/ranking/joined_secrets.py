@@ -32,7 +32,7 @@ _TEXT, _WORDS, _SHOWN = 1_000_000, 2000, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedSecrets:
     """Lines, as `path:number`, whose literals come to a key or password, and those that may."""
 
     certain: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Joined:
 
 def joined_secrets(
     diff: str, base: Mapping[str, str], tests: Iterable[str], clean: Clean = scrub
-) -> Joined:
+) -> JoinedSecrets:
     """Return what a diff brings that was not there before. `base` are the texts of changed files
     before: of one that is not given, what the diff shows of it is read. `clean` takes secrets out
     of a text, the operator's own among them.
@@ -78,7 +78,7 @@ def joined_secrets(
         ):
             note(part.path, min(added, default=0), together, sure=False)
     sure = tuple(dict.fromkeys(certain))[:_SHOWN]
-    return Joined(
+    return JoinedSecrets(
         sure, tuple(line for line in dict.fromkeys(doubtful) if line not in sure)[:_SHOWN]
     )
 

@@ -57,7 +57,7 @@ class _Kept:
     used: float
 
 
-class Lender:
+class BundleServer:
     """Bundles that are kept for a minute after they were used last, as far as there is room for
     four of the largest, and requests that are under way. Use as async context manager.
     """

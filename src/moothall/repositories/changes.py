@@ -77,7 +77,7 @@ Stamp = tuple[int, ...]
 """
 
 
-class Survey:
+class ChangeScan:
     """A look at what was written: `upper` of an overlay over the checkout `base`, or, with the
     stamps of all files `before`, a whole tree.
 

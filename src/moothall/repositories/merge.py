@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from moothall.domain.repository import Landed
+from moothall.domain.repository import MergeResult
 from moothall.errors import RepositoryError
 from moothall.repositories import sources
 from moothall.repositories.apply_diff import changed_files
@@ -26,7 +26,9 @@ here.
 _PLAIN = ("unspecified", "unset")
 
 
-async def merge_onto(clone: TrustedClone, branch: str, tip: str, sha: str, message: str) -> Landed:
+async def merge_onto(
+    clone: TrustedClone, branch: str, tip: str, sha: str, message: str
+) -> MergeResult:
     """Return the merge of `sha` into a branch that is at `tip`, as `merged` with that tip though
     nothing has been moved yet, without a tip where the branch has it already; or why there is none.
 
@@ -41,10 +43,10 @@ async def merge_onto(clone: TrustedClone, branch: str, tip: str, sha: str, messa
             "--reverse",
             f"{sha}..{tip}",
         )
-        return Landed("merged", branch, (onward.out.decode().split() or [sha])[0])
+        return MergeResult("merged", branch, (onward.out.decode().split() or [sha])[0])
     begin = (await clone.ask("rev-parse", "--verify", "--quiet", f"{sha}^1")).out.decode().strip()
     if not begin or not await _is_in(clone, begin, tip):
-        return Landed(
+        return MergeResult(
             "left",
             branch,
             sha,
@@ -52,11 +54,13 @@ async def merge_onto(clone: TrustedClone, branch: str, tip: str, sha: str, messa
             why=f"it was built on {begin[:12]}, which {branch} does not have",
         )
     if not await _is_in(clone, tip, sha):
-        return Landed("moved", branch, sha, tip, await clone.diff(begin, sha))
-    return Landed("merged", branch, (await clone.merge(tip, tip, sha, message)).commit_sha, tip)
+        return MergeResult("moved", branch, sha, tip, await clone.diff(begin, sha))
+    return MergeResult(
+        "merged", branch, (await clone.merge(tip, tip, sha, message)).commit_sha, tip
+    )
 
 
-async def move_local(git: GitRunner, clone: TrustedClone, local: Local, merged: Landed) -> str:
+async def move_local(git: GitRunner, clone: TrustedClone, local: Local, merged: MergeResult) -> str:
     """Move the branch of a local repository to a merge; return '', or why it stays. Where it is
     checked out, its files move along: unless any that the merge changes has changes of its owner's,
     and by no filter or hook.
@@ -86,7 +90,7 @@ async def move_local(git: GitRunner, clone: TrustedClone, local: Local, merged: 
 
 
 async def push_merge(
-    git: GitRunner, clone: Path, url: str, merged: Landed, env: Mapping[str, str]
+    git: GitRunner, clone: Path, url: str, merged: MergeResult, env: Mapping[str, str]
 ) -> str:
     """Push a merge to its branch at a URL, from the tip that it was made on; return '', or why it
     stays.
@@ -111,7 +115,7 @@ async def push_merge(
 
 
 async def _move_files(
-    git: GitRunner, local: Local, ref: str, merged: Landed, owner: tuple[int, int] | None
+    git: GitRunner, local: Local, ref: str, merged: MergeResult, owner: tuple[int, int] | None
 ) -> str:
     where = (f"--git-dir={local.git_dir}", f"--work-tree={local.top}")
     listed = await git.run(

@@ -17,23 +17,23 @@ from moothall.domain.repository import Base
 from moothall.domain.task import RepositoryRef
 from moothall.domain.topic import HOUSE, Channel
 from moothall.errors import InvalidRequest, NotFound, Temporary
-from moothall.repositories.bundle_transfer import Ask, BundleOffer, Lender, Said, ask
+from moothall.repositories.bundle_transfer import Ask, BundleOffer, BundleServer, Said, ask
 from moothall.repositories.bundles import newest
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.registry import Registered
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 
 HOSTS = Channel.REPOSITORIES.of("hosts")
 """Whoever may hold a patch that the house lacks."""
 _PATCH_SECONDS = 5.0
 
 
-class FarRepositories(TrustedRepositories):
-    """Asks the house for what `TrustedRepositories` gets from its own disk and from origins. No
+class RemoteRepositories(RepositoryService):
+    """Asks the house for what `RepositoryService` gets from its own disk and from origins. No
     credential of an origin is needed here.
     """
 
-    def far(self, bus: Ask, lender: Lender) -> None:
+    def far(self, bus: Ask, lender: BundleServer) -> None:
         """Say how the house is asked, and who lends it what was made here."""
         self._bus, self._lender = bus, lender
         self._bringing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -107,7 +107,7 @@ class FarRepositories(TrustedRepositories):
         return sha
 
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Have the house make a new branch of a commit of ours. See `TrustedRepositories.push`."""
+        """Have the house make a new branch of a commit of ours. See `RepositoryService.push`."""
         entry = await asyncio.to_thread(self.registry.find, repository)
         offer = await self._lender.offer(self._clone(entry), [sha], [base_sha])
         wanted = {
@@ -141,7 +141,7 @@ class FarRepositories(TrustedRepositories):
 class RepositoryServer:
     """Answers hosts for the repositories of this disk."""
 
-    def __init__(self, repositories: TrustedRepositories, lender: Lender, bus: Ask) -> None:
+    def __init__(self, repositories: RepositoryService, lender: BundleServer, bus: Ask) -> None:
         self._repositories, self._lender, self._bus = repositories, lender, bus
 
     async def answer(self, asked: Said) -> tuple[Said, bytes]:
@@ -184,7 +184,7 @@ class RepositoryServer:
         return {"branch": name, "origin": origin}
 
 
-def patches_of_hosts(repositories: TrustedRepositories, lender: Lender, bus: Ask) -> None:
+def patches_of_hosts(repositories: RepositoryService, lender: BundleServer, bus: Ask) -> None:
     """Have patches that are not here fetched from the host that made them."""
 
     async def bring(repository: str, base_sha: str, sha: str) -> None:

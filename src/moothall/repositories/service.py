@@ -13,7 +13,7 @@ from typing import Any
 
 from moothall.config import WorkspaceSettings as Settings
 from moothall.domain.ids import digest
-from moothall.domain.repository import Base, Landed, Patch, Prepared
+from moothall.domain.repository import Base, MergeResult, Patch, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest, MoothallError, PatchRefused, Refused, RepositoryError
 from moothall.repositories import delivery, patch_rules, sources
@@ -46,7 +46,7 @@ _SHA = re.compile(r"[0-9a-f]{40}")
 _TRIES = 3  # of moving a branch that others move too
 
 
-class TrustedRepositories:
+class RepositoryService:
     """Clones in `data_dir`/repos, records in `data_dir`/repositories.
 
     `roots` are the folders whose repositories may be named by path without being registered.
@@ -386,7 +386,7 @@ class TrustedRepositories:
 
     async def land(
         self, ref: RepositoryRef, sha: str, branch: str, message: str, tenant: str
-    ) -> Landed:
+    ) -> MergeResult:
         """Do with an approved commit, which lies on `branch`, what the repository's policy says.
         Done again, it changes nothing.
 
@@ -395,13 +395,13 @@ class TrustedRepositories:
         entry = await self._entry(ref, tenant)
         clone = self._clone(entry)
         if entry.on_approval == "leave":
-            return Landed("left", branch, sha)
+            return MergeResult("left", branch, sha)
         await self._bring(clone, entry, sha)
         if entry.on_approval == "push":
             begin = (await clone.ask("rev-parse", f"{sha}^1")).out.decode().strip()
             allowed = entry.model_copy(update={"push": "local-branch" if entry.local else "push"})
             await self._hand_over(allowed, begin, sha, delivery.check_branch(branch))
-            return Landed("pushed", branch, sha)
+            return MergeResult("pushed", branch, sha)
         why = ""
         for _ in range(_TRIES):
             tip = await self._fetch(clone, entry, f"refs/heads/{entry.base}")
@@ -414,9 +414,9 @@ class TrustedRepositories:
                 await self._fetch(clone, entry, f"refs/heads/{entry.base}") == tip
             ):  # nobody was faster
                 break
-        return Landed("left", branch, sha, why=why)
+        return MergeResult("left", branch, sha, why=why)
 
-    async def _move(self, entry: Registered, clone: TrustedClone, merged: Landed) -> str:
+    async def _move(self, entry: Registered, clone: TrustedClone, merged: MergeResult) -> str:
         """Move a branch at the origin to a merge; return '', or why it stays."""
         if entry.local:
             return await landing.move_local(
@@ -562,7 +562,7 @@ def _text_of(raw: bytes, *, whole: bool = True) -> str:
 class Remote:
     """What the git tools of a workspace reach beyond it."""
 
-    repositories: TrustedRepositories
+    repositories: RepositoryService
     repository: str
 
     async def push(self, base_sha: str, sha: str, branch: str) -> tuple[str, str]:

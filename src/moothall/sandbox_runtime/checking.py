@@ -12,7 +12,7 @@ import os
 import time
 
 from moothall.sandbox_runtime import cases, checks
-from moothall.sandbox_runtime.command_result import CommandEnd
+from moothall.sandbox_runtime.command_result import CommandResult
 from moothall.sandbox_runtime.confinement import ROOT
 from moothall.sandbox_runtime.findings import findings, is_linter
 from moothall.sandbox_runtime.pressure import BUSY, GENEROUS, Contention
@@ -77,7 +77,7 @@ _QUIET_FACTOR, _QUIET_MORE = (
 )  # of a case's limit: what is set up for several cases may take longer
 
 
-class Checking:
+class RunningCheck:
     """One check. `told` is what the trusted side says of it: its name, the folder in the checkout
     where it runs, the limit of a case in seconds, and patterns of JUnit files that it writes.
     """
@@ -132,7 +132,7 @@ class Checking:
     def _quiet_seconds(self) -> float:
         return _QUIET_FACTOR * self._seconds + _QUIET_MORE
 
-    def run(self, once: Callable[..., CommandEnd], seconds: float) -> dict[str, Any]:
+    def run(self, once: Callable[..., CommandResult], seconds: float) -> dict[str, Any]:
         """Run it by `once`, given more of the environment, the seconds that are left and a command
         that is not the usual one, and return what came of it.
         """
@@ -167,7 +167,7 @@ class Checking:
             ended = _join(ended, once({"MOOTHALL_AGAIN": "1"}, left()))
         return self._answer(ended)
 
-    def _is_cut_short(self, ended: CommandEnd) -> bool:
+    def _is_cut_short(self, ended: CommandResult) -> bool:
         """Whether the process ended within a case."""
         return (
             ended.status in {"success", _STUCK}
@@ -175,7 +175,7 @@ class Checking:
             and bool(self._cases.begun)
         )
 
-    def _stop(self, ended: CommandEnd) -> None:
+    def _stop(self, ended: CommandResult) -> None:
         if ended.status == "success":
             self._cases.stop(f"the process ended in it, with exit code {ended.exit_code}")
             return
@@ -188,7 +188,7 @@ class Checking:
             self._cases.tell(self._name, cases.ERRORED, said=limit)
         self._cases.stop(limit)
 
-    def _answer(self, ended: CommandEnd) -> dict[str, Any]:
+    def _answer(self, ended: CommandResult) -> dict[str, Any]:
         if ended.status == _STUCK or (
             self._cases.begun and (ended.status != "success" or self._is_cut_short(ended))
         ):
@@ -273,10 +273,10 @@ def _written_file(top: str, since: float) -> str:
     return ""
 
 
-def _join(first: CommandEnd, second: CommandEnd) -> CommandEnd:
+def _join(first: CommandResult, second: CommandResult) -> CommandResult:
     """A run that went on in another process, as one."""
     ended = second.status == "success" and first.status in {"success", _STUCK}
-    return CommandEnd(
+    return CommandResult(
         status=second.status,
         exit_code=(1 if second.exit_code in {0, 1, 5} else second.exit_code)
         if ended

@@ -18,8 +18,8 @@ import time
 
 from moothall.sandbox_runtime.confinement import shut_in
 from moothall.sandbox_runtime.processes import others
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack
-from moothall.sandbox_runtime.tool_proxy import Face, ToolError, plain
+from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
+from moothall.sandbox_runtime.tool_proxy import ToolError, ToolProxy, plain
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ _UNSUPPORTED = "monty syntax parser does not yet support"
 _IMPORTS = ("ImportError", "ModuleNotFoundError", "NotImplementedError", "AttributeError")
 
 
-class Coder:
+class CodeRunner:
     """Answers requests from one socket."""
 
     def __init__(self, link: int, pool: Any, monty: Any) -> None:
         self._link = link
         self._pool = pool
         self._monty = monty
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._waiting: list[Message] = []
         self._current = -1
         self._cpu = 0
@@ -116,7 +116,7 @@ class Coder:
         return ""
 
     def _run(self, request: Message) -> Message:
-        face = Face(request["tools"], self._ask, agents=bool(request["agents"]))
+        face = ToolProxy(request["tools"], self._ask, agents=bool(request["agents"]))
         inputs: Message = {
             name: value for name, value in request["inputs"].items() if name.isidentifier()
         }
@@ -250,7 +250,7 @@ def _probes(tree: ast.AST) -> list[str]:
     return probes
 
 
-def _proxy(monty: Any, face: Face, group: str) -> Any:
+def _proxy(monty: Any, face: ToolProxy, group: str) -> Any:
     """Return an object whose methods are what a group offers."""
 
     class Group(monty.ClassInstance):  # type: ignore[misc]  # it is imported where it lies, inside
@@ -278,7 +278,7 @@ def main() -> NoReturn:
         binary_path=f"{MONTY}/monty", min_processes=1, max_processes=1, request_timeout=None
     )
     with pool:
-        coder = Coder(link, pool, pydantic_monty)
+        coder = CodeRunner(link, pool, pydantic_monty)
         with pool.checkout() as session:
             session.feed_run("1")  # the first block need not wait for it
         os.write(link, pack({"id": 0, "status": "ready", "landlock": version}))

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class CommandEnd:
+class CommandResult:
     """`status` is a tool status; `output` is head and tail of what was printed; `total` all its
     bytes; `contended` the seconds spent waiting for a core. `left` names the processes that were
     ended with it.

@@ -14,18 +14,24 @@ import select
 import signal
 import time
 
-from moothall.sandbox_runtime.command_result import CommandEnd
+from moothall.sandbox_runtime.command_result import CommandResult
 from moothall.sandbox_runtime.confinement import spare_the_others
 from moothall.sandbox_runtime.pressure import Contention
-from moothall.sandbox_runtime.processes import Seen, kill_all, read_pss, running_commands, sample
+from moothall.sandbox_runtime.processes import (
+    PeakUsage,
+    kill_all,
+    read_pss,
+    running_commands,
+    sample,
+)
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
-    from moothall.sandbox_runtime.checking import Checking
-    from moothall.sandbox_runtime.rpc_channel import Talk
+    from moothall.sandbox_runtime.checking import RunningCheck
+    from moothall.sandbox_runtime.rpc_channel import RpcChannel
     from moothall.sandbox_runtime.shell import Output
 
 
@@ -57,7 +63,7 @@ _HINTS = (
 
 # No dataclasses here: what makes them costs the executor more time at its start than all of its own
 # code.
-class Walls:
+class CommandLimits:
     """Limits of one command; `in_cgroup`: the kernel sees to its memory; `any_output`: output is
     unlimited, and only the kept part is bounded. Time spent waiting for a core does not count in
     `wall_seconds`; `most_seconds` is the hard limit.
@@ -121,7 +127,9 @@ class _Kept:
         )
 
 
-def _become(argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: Walls) -> NoReturn:
+def _become(
+    argv: Sequence[str], cwd: str, env: Mapping[str, str], walls: CommandLimits
+) -> NoReturn:
     """In the child: set limits, run."""
     try:
         os.chdir(cwd)
@@ -147,13 +155,13 @@ def run(
     *,
     cwd: str,
     env: Mapping[str, str],
-    walls: Walls,
+    walls: CommandLimits,
     wakeup: int,
     stopped: Callable[[], str],
-    side: Talk | None = None,
-    reader: Checking | None = None,
+    side: RpcChannel | None = None,
+    reader: RunningCheck | None = None,
     shell: Output | None = None,
-) -> CommandEnd:
+) -> CommandResult:
     """Run a command to its end, or to the first wall. `wakeup` is a descriptor to listen to
     meanwhile:
     when it is readable `stopped` is called, and what it returns, unless empty, ends the command
@@ -173,8 +181,8 @@ def run(
 
 
 def call(
-    function: Callable[[], bytes], *, walls: Walls, wakeup: int, stopped: Callable[[], str]
-) -> CommandEnd:
+    function: Callable[[], bytes], *, walls: CommandLimits, wakeup: int, stopped: Callable[[], str]
+) -> CommandResult:
     """Run a function of ours in a child, so that it can be stopped. Its bytes come back as the
     output.
     """
@@ -198,14 +206,14 @@ def call(
 
 def _watch(
     child: Callable[[], NoReturn],
-    walls: Walls,
+    walls: CommandLimits,
     wakeup: int,
     stopped: Callable[[], str],
-    side: Talk | None = None,
+    side: RpcChannel | None = None,
     *,
-    reader: Checking | None = None,
+    reader: RunningCheck | None = None,
     shell: Output | None = None,
-) -> CommandEnd:
+) -> CommandResult:
     begun = time.monotonic()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -246,7 +254,7 @@ def _watch(
     output = watch.kept.bytes()
     code = os.waitstatus_to_exitcode(waited)
     cpu = max(used.ru_utime + used.ru_stime, watch.seen.cpu_seconds)
-    return CommandEnd(
+    return CommandResult(
         status=status or explain_end(code, output, watch.seen, walls, cpu),
         exit_code=code,
         output=output,
@@ -268,13 +276,13 @@ class _Watch:
         leader: int,
         wakeup: int,
         *,
-        walls: Walls,
+        walls: CommandLimits,
         begun: float,
-        side: Talk | None,
-        reader: Checking | None,
+        side: RpcChannel | None,
+        reader: RunningCheck | None,
     ) -> None:
         self.kept: _Kept | Output = _Kept(walls.output_bytes)
-        self.seen = Seen()
+        self.seen = PeakUsage()
         self._reading, self._leader, self._wakeup = reading, leader, wakeup
         self._walls, self._deadline, self._last = (
             walls,
@@ -426,7 +434,7 @@ class _Watch:
         )
 
 
-def _broken_limit(seen: Seen, walls: Walls) -> str:
+def _broken_limit(seen: PeakUsage, walls: CommandLimits) -> str:
     if seen.processes >= walls.processes:
         return "processes"
     if seen.memory > walls.memory_bytes and not walls.in_cgroup:
@@ -437,7 +445,7 @@ def _broken_limit(seen: Seen, walls: Walls) -> str:
     return "cpu" if seen.cpu_seconds > walls.cpu_seconds else ""
 
 
-def explain_end(code: int, output: bytes, seen: Seen, walls: Walls, cpu: float) -> str:
+def explain_end(code: int, output: bytes, seen: PeakUsage, walls: CommandLimits, cpu: float) -> str:
     """Return the status of a command that ended by itself: the limit that it hit, or 'success'
     whatever its exit code.
     """

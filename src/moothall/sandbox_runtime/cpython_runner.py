@@ -14,9 +14,9 @@ import sys
 import traceback
 import types
 
-from moothall.sandbox_runtime.protocol import Frames, pack
+from moothall.sandbox_runtime.protocol import FrameReader, pack
 from moothall.sandbox_runtime.rpc_channel import BLOCK
-from moothall.sandbox_runtime.tool_proxy import Face, ToolError, plain
+from moothall.sandbox_runtime.tool_proxy import ToolError, ToolProxy, plain
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs start time
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Socket:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._frames = Frames()
+        self._frames = FrameReader()
 
     def say(self, message: Message) -> None:
         """Send."""
@@ -54,7 +54,7 @@ class Socket:
         sys.exit(1)
 
 
-def _group(face: Face, group: str) -> types.SimpleNamespace:
+def _group(face: ToolProxy, group: str) -> types.SimpleNamespace:
     def method(name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: face.call(group, name, args, kwargs)
 
@@ -79,7 +79,7 @@ def main() -> None:
     with open(BLOCK, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
         order = json.load(file)
     os.unlink(BLOCK)  # noqa: PTH108 - as above
-    face = Face(order["tools"], socket.ask, agents=order["agents"])
+    face = ToolProxy(order["tools"], socket.ask, agents=order["agents"])
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     space = module.__dict__
     space.update(order["inputs"])

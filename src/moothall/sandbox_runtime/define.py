@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moothall.sandbox_runtime.definition_target import Wanted
+from moothall.sandbox_runtime.definition_target import DefinitionTarget
 from moothall.sandbox_runtime.insertion import (
     first_shifted,
     free_spot,
@@ -54,7 +54,7 @@ def define(text: str, language: str, name: str, content: str) -> Definition:
         raise ToolFailure("content is empty; send the whole definition", "invalid")
     root = parse(language, data)
     found = list(definitions(root, language, deep=True))
-    wanted = Wanted(language, name, own, found)
+    wanted = DefinitionTarget(language, name, own, found)
     old = wanted.place()
     start, until, before, after, indent = (
         spot_of(data, old, wanted) if old else free_spot(data, root, wanted)
@@ -77,7 +77,9 @@ def define(text: str, language: str, name: str, content: str) -> Definition:
     raise ToolFailure(refusal)
 
 
-def _what_is_wrong(root: Node, data: bytes, made: bytes, first_row: int, wanted: Wanted) -> str:
+def _what_is_wrong(
+    root: Node, data: bytes, made: bytes, first_row: int, wanted: DefinitionTarget
+) -> str:
     """Say what is wrong with the file after the change, or nothing."""
     language = wanted.language
     after = parse(language, made)
@@ -112,7 +114,7 @@ def _python_error(data: bytes) -> tuple[int, str] | None:
     return None
 
 
-def _where(made: bytes, line: int, first_row: int, wanted: Wanted, why: str) -> str:
+def _where(made: bytes, line: int, first_row: int, wanted: DefinitionTarget, why: str) -> str:
     rows = made.split(b"\n")
     shown = rows[min(line, len(rows)) - 1].decode("utf-8", "replace").strip()[:200]
     within = line - first_row

@@ -44,7 +44,7 @@ def parts_of(name: str) -> tuple[tuple[str, ...], str]:
     return parts, trait
 
 
-class Wanted:
+class DefinitionTarget:
     """What is to be defined, and what of the file has that name."""
 
     def __init__(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moothall.sandbox_runtime.commands import Walls, run
+from moothall.sandbox_runtime.commands import CommandLimits, run
 from moothall.sandbox_runtime.confinement import EXECUTOR_PID, ROOT, shut_in, spare_the_others
 from moothall.sandbox_runtime.processes import kill_all, others
 
@@ -154,7 +154,7 @@ def _processes(limit: int) -> Said:
 
 
 def _command(code: str, options: Mapping[str, Any], wakeup: int) -> Said:
-    walls = Walls(
+    walls = CommandLimits(
         wall_seconds=5,
         cpu_seconds=5,
         output_bytes=2000,

@@ -21,13 +21,13 @@ import sys
 import time
 
 from moothall.sandbox_runtime import files, texts
-from moothall.sandbox_runtime.command_result import CommandEnd
-from moothall.sandbox_runtime.commands import Walls, call, run
+from moothall.sandbox_runtime.command_result import CommandResult
+from moothall.sandbox_runtime.commands import CommandLimits, call, run
 from moothall.sandbox_runtime.confinement import ROOT, shut_in
 from moothall.sandbox_runtime.paths import DISK_FULL, ToolFailure, clean_for_writing, open_parent
 from moothall.sandbox_runtime.processes import kill_all, others
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack, unpack_path
-from moothall.sandbox_runtime.rpc_channel import BLOCK, Talk
+from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack, unpack_path
+from moothall.sandbox_runtime.rpc_channel import BLOCK, RpcChannel
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class Executor:
     def __init__(self, link: int, options: Mapping[str, Any]) -> None:
         self._link = link
         self._options = options
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._waiting: list[Message] = []
         self._current = -1
-        self._talk: Talk | None = None
+        self._talk: RpcChannel | None = None
         self._shell: Shell | None = None
         self._root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -111,9 +111,9 @@ class Executor:
         self._current = -1
         _send(self._link, answer)
 
-    def _walls(self, request: Message) -> Walls:
+    def _walls(self, request: Message) -> CommandLimits:
         limits = request["limits"]
-        return Walls(
+        return CommandLimits(
             wall_seconds=float(limits["wall_seconds"]),
             cpu_seconds=float(limits["cpu_seconds"]),
             output_bytes=int(limits["output_bytes"]),
@@ -137,7 +137,7 @@ class Executor:
         walls = self._walls(request)
         seconds = min(_SEARCH_SECONDS, walls.wall_seconds)
         # The result is counted by the tool itself, so the pipe's cut must never fall into it.
-        bounded = Walls(
+        bounded = CommandLimits(
             wall_seconds=seconds,
             cpu_seconds=walls.cpu_seconds,
             output_bytes=8 * walls.output_bytes + 4096,
@@ -202,17 +202,17 @@ class Executor:
 
     def _run_check(self, argv: tuple[str, ...], request: Message) -> Message:
         # They cost start time, and most workspaces run no check at first.
-        from moothall.sandbox_runtime.checking import Checking
+        from moothall.sandbox_runtime.checking import RunningCheck
         from moothall.sandbox_runtime.checks import with_reporters_path
 
-        checking = Checking(argv, request["check"])
+        checking = RunningCheck(argv, request["check"])
         _put_aside(checking.folder)
         os.mkdir(checking.folder)  # noqa: PTH102 - pathlib costs start time
         begun = time.monotonic()
 
         def once(
             more: Mapping[str, str], seconds: float, other: tuple[str, ...] = ()
-        ) -> CommandEnd:
+        ) -> CommandResult:
             walls = self._walls(request)
             walls.wall_seconds = seconds
             walls.most_seconds = max(seconds, walls.most_seconds - (time.monotonic() - begun))
@@ -265,7 +265,7 @@ class Executor:
         argument.
         """
         number = self._current
-        talk = self._talk = Talk(lambda message: _send(self._link, {**message, "id": number}))
+        talk = self._talk = RpcChannel(lambda message: _send(self._link, {**message, "id": number}))
         _put_aside(BLOCK)  # a pipe in its place would never be read
         with open(BLOCK, "x", encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start time
             json.dump(request["block"], file)

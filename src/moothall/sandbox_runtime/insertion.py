@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor s
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from moothall.sandbox_runtime.definition_target import Wanted
+    from moothall.sandbox_runtime.definition_target import DefinitionTarget
     from moothall.sandbox_runtime.syntax import Definition
 
 _STRINGS = frozenset(
@@ -42,7 +42,7 @@ lines.
 """
 
 
-def spot_of(data: bytes, old: Definition, wanted: Wanted) -> Spot:
+def spot_of(data: bytes, old: Definition, wanted: DefinitionTarget) -> Spot:
     """Return where the old definition stands: what takes its place leaves decorators, `export` and
     attributes that it has none of.
     """
@@ -67,7 +67,7 @@ def spot_of(data: bytes, old: Definition, wanted: Wanted) -> Spot:
 
 
 def _with_lead(
-    data: bytes, old: Definition, content: bytes, lead: bytes, wanted: Wanted
+    data: bytes, old: Definition, content: bytes, lead: bytes, wanted: DefinitionTarget
 ) -> tuple[int, bytes]:
     """Let the comments and attributes that the content begins with take the place of those that
     stand before the old one.
@@ -101,7 +101,7 @@ def _with_lead(
     return start, content[:at] + b"\n" + b"\n".join(notes) + b"\n" + content[at:].lstrip(b"\r\n")
 
 
-def free_spot(data: bytes, root: Node, wanted: Wanted) -> Spot:
+def free_spot(data: bytes, root: Node, wanted: DefinitionTarget) -> Spot:
     """Return where something new goes: at the end of its class, or of the file."""
     language, parts = wanted.language, wanted.parts
     if len(parts) > 1 and language != "go":
@@ -142,7 +142,7 @@ def _closing_start(root: Node, data: bytes, language: str) -> int | None:
     return None
 
 
-def _holder(wanted: Wanted) -> Definition:
+def _holder(wanted: DefinitionTarget) -> Definition:
     language, parts = wanted.language, wanted.parts
     above = parts[:-1]
     kind = {"impl_item", "trait_item", "mod_item"} if language == "rust" else None

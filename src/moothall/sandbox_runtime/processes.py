@@ -14,7 +14,7 @@ _SHOWN = 100
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Seen:
+class PeakUsage:
     """What the sampler saw at most."""
 
     __slots__ = ("cpu_seconds", "memory", "processes", "runnable")
@@ -70,7 +70,7 @@ def running_commands() -> list[str]:
     return list(found)
 
 
-def sample(seen: Seen) -> None:
+def sample(seen: PeakUsage) -> None:
     """Look at all processes here, and keep the most that was seen."""
     tasks, pages, ticks, runnable = 0, 0, 0, False
     for pid in others():

@@ -49,7 +49,7 @@ def pack(message: dict[str, Any]) -> bytes:
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-class Frames:
+class FrameReader:
     """Turns bytes as they come into messages."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack
+from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
 
 TYPE_CHECKING = False  # the real one is in `typing`, which costs the executor start time
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ BLOCK = "/tmp/moothall-block.json"  # noqa: S108 - inside the sandbox
 _PART = 1 << 16
 
 
-class Talk:
+class RpcChannel:
     """One command's questions. `waited` are the seconds in which it had to wait for answers."""
 
     def __init__(self, say: Callable[[Message], None]) -> None:
@@ -32,7 +32,7 @@ class Talk:
         self.end: Message | None = None
         self.waited = 0.0
         self._say = say
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._since = 0.0
         self._closed = False
 

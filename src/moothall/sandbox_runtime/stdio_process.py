@@ -29,19 +29,20 @@ _PART = 1 << 16
 _LEAVING = 2.0  # seconds that a program has to end by itself when nobody talks to it any more
 
 
-class Flooded(Exception):
+class OutputLimitExceeded(Exception):
     """The program printed more than it may."""
 
 
 def lines_of(descriptor: int, most: int) -> Iterator[list[str]]:
-    """Yield the lines that have come, as soon as there is one, until the end. Raises `Flooded`
+    """Yield the lines that have come, as soon as there is one, until the end. Raises
+    `OutputLimitExceeded`
     after `most` bytes.
     """
     held: list[bytes] = []
     while data := os.read(descriptor, _PART):
         most -= len(data)
         if most < 0:
-            raise Flooded
+            raise OutputLimitExceeded
         whole, end, rest = data.rpartition(b"\n")
         if end:
             yield b"".join((*held, whole)).decode("utf-8", "replace").split("\n")
@@ -76,7 +77,7 @@ def main() -> None:
             if not lines:
                 socket.say({"ended": f"it ended with exit code {child.wait()}"})
                 return
-    except Flooded:
+    except OutputLimitExceeded:
         socket.say({"ended": f"it sent more than {order['most']} bytes"})
         return
     child.stdin.close()

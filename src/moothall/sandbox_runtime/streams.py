@@ -25,7 +25,9 @@ class Stream:
 
     def __init__(self, cases: Cases, argv: tuple[str, ...]) -> None:
         program = argv[0].rpartition("/")[2] if argv else ""
-        self._read: Callable[[str], str] = (Go if program == "go" else Plain)(cases).line
+        self._read: Callable[[str], str] = (GoTestReader if program == "go" else TextReportReader)(
+            cases
+        ).line
         self._left = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -50,7 +52,7 @@ class Stream:
         )
 
 
-class Go:
+class GoTestReader:
     """`go test -json`: a case is `package::TestName/sub`; a package that did not compile, or
     panicked, is a case itself.
     """
@@ -163,7 +165,7 @@ _MEMBER = re.compile(
 _DIRECTIVE = re.compile(r"(?:^|\s+)# (?P<word>SKIP|TODO|time=[\d.]+ms)\b.*$", re.IGNORECASE)
 
 
-class Plain:
+class TextReportReader:
     """Output for people: libtest's, nextest's and TAP, each known by its first lines. Libtest's
     cases are
     `crate src/lib.rs::module::test`, TAP's `above > name`, and `package > above > name` where lines
@@ -173,7 +175,7 @@ class Plain:
     def __init__(self, cases: Cases, member: str = "") -> None:
         self._cases = cases
         self._member = member
-        self._members: dict[str, Plain] = {}
+        self._members: dict[str, TextReportReader] = {}
         self._place = ""
         self._places: dict[str, int] = {}
         self._open = False
@@ -289,7 +291,7 @@ class Plain:
             return False
         rest = text[found.end() :]
         if member not in self._members and len(self._members) < _KEPT and _TAP_START.match(rest):
-            self._members[member] = Plain(self._cases, member)
+            self._members[member] = TextReportReader(self._cases, member)
         if member in self._members:
             self._members[member].line(rest)
         return member in self._members

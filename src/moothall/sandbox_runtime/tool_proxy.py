@@ -27,7 +27,7 @@ class ToolError(RuntimeError):
         self.tool, self.status, self.reason = tool, status, reason
 
 
-class Face:
+class ToolProxy:
     """Turns calls of the code into questions. `tools` are names with their arguments' names in
     order.
     """

@@ -9,20 +9,20 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from moothall.concurrency import Fan
+from moothall.concurrency import Broadcast
 from moothall.domain.budget import NO_BUDGET, Budget, check_budget
 from moothall.domain.codec import dump
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id, digest, key_of
-from moothall.domain.plan import Remark, Story
+from moothall.domain.plan import LineComment, Story
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken
+from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound
 from moothall.ports import Log
 from moothall.stories import coach
 from moothall.stories.architect_prompts import design_task
 from moothall.stories.lifecycle import DEFAULT_RIGOR, SYSTEM, decide, lifecycle
-from moothall.stories.story_state import Card, enter, fold
+from moothall.stories.story_state import StoryState, enter, fold
 from moothall.telemetry.events import write
 
 _COMMENT, _PATH, _QUOTED = 4_000, 400, 400
@@ -31,14 +31,14 @@ _GATES = ("accept", "reject")
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BoardEvent:
     """Something that happened to a story, which stands as `card` says then. Without one: `seq` is
     where the board stands.
     """
 
     seq: int
     type: str = ""
-    card: Card | None = None
+    card: StoryState | None = None
     tenant: str = ""
 
 
@@ -47,8 +47,8 @@ class Board:
 
     def __init__(self, bus: Log) -> None:
         self._bus = bus
-        self._moments = Fan(self._watch_moments)
-        self._cards: dict[tuple[str, str], Card] = {}
+        self._moments = Broadcast(self._watch_moments)
+        self._cards: dict[tuple[str, str], StoryState] = {}
         self._read, self._first = 0, ""
         self._reading, self._begun, self._ended = asyncio.Lock(), 0, 0
 
@@ -61,7 +61,7 @@ class Board:
         repository: str = "",
         rigor: str = "",
         budget: Budget = NO_BUDGET,
-    ) -> Card:
+    ) -> StoryState:
         """Put a story on the board. `key` names the request: the same again is the same story.
         Raises `InvalidRequest`, `AlreadyExists`.
         """
@@ -97,9 +97,9 @@ class Board:
             return card
         return await self.card(str(data["story_id"]), who)
 
-    async def card(self, story_id: str, who: Principal) -> Card:
+    async def card(self, story_id: str, who: Principal) -> StoryState:
         """Return how a story stands. Raises `NotFound`, also across tenants."""
-        card = Card(Story(check_id(story_id, "story_id")))
+        card = StoryState(Story(check_id(story_id, "story_id")))
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             card = fold(card, recorded, who.tenant)
         if not card.story.told:
@@ -108,14 +108,14 @@ class Board:
 
     async def moves(self, story_id: str, who: Principal) -> list[Event]:
         """Return the moves of a story that counted, the first first."""
-        card, moves = Card(Story(check_id(story_id, "story_id"))), []
+        card, moves = StoryState(Story(check_id(story_id, "story_id"))), []
         async for recorded in self._bus.replay((Channel.STORIES.of(key_of(story_id, who.tenant)),)):
             before, card = card.moved, fold(card, recorded, who.tenant)
             if card.entered is not None and card.moved != before:
                 moves.append(card.entered)
         return moves
 
-    async def find(self, story_id: str, who: Principal) -> Card | None:
+    async def find(self, story_id: str, who: Principal) -> StoryState | None:
         """Return how a story stands that is on the board; None for any other."""
         try:
             card = await self.card(story_id, who)
@@ -123,7 +123,7 @@ class Board:
             return None
         return card if card.created else None
 
-    async def cards(self, who: Principal) -> list[Card]:
+    async def cards(self, who: Principal) -> list[StoryState]:
         """Return the stories of a tenant, by id. What was read of the log is kept: only what came
         since is read, once for all who ask meanwhile.
         """
@@ -160,7 +160,7 @@ class Board:
         ]
 
     async def comment(
-        self, story_id: str, text: str, who: Principal, *, key: str, on: Remark | None = None
+        self, story_id: str, text: str, who: Principal, *, key: str, on: LineComment | None = None
     ) -> None:
         """Say something about a story, or about a line of what was built for it (`on`, whose words
         these are); `key` names the request. Raises `NotFound`, `InvalidRequest`.
@@ -189,7 +189,7 @@ class Board:
 
     async def watch(
         self, after_seq: int | None, who: Principal
-    ) -> AsyncGenerator[list[Moment], None]:
+    ) -> AsyncGenerator[list[BoardEvent], None]:
         """Yield what happens to a tenant's stories after `after_seq` until closed, what came at
         once together. None: from now on, which is when the first comes, empty. However many watch,
         the bus is read once.
@@ -218,20 +218,20 @@ class Board:
         """How many watch, of all tenants."""
         return self._moments.listening
 
-    async def _watch_moments(self) -> AsyncGenerator[Moment, None]:
+    async def _watch_moments(self) -> AsyncGenerator[BoardEvent, None]:
         """Say where the board stands, then what happens on it."""
-        cards: dict[tuple[str, str], Card] = {}
+        cards: dict[tuple[str, str], StoryState] = {}
         seq = 0
         async for moment in self._replay_moments(cards):
             seq = moment.seq
-        yield Moment(seq)
+        yield BoardEvent(seq)
         async with aclosing(self._bus.follow((Channel.STORIES.all,), seq)) as events:
             async for recorded in events:
                 yield _moment(cards, recorded)
 
     async def _replay_moments(
-        self, cards: dict[tuple[str, str], Card]
-    ) -> AsyncGenerator[Moment, None]:
+        self, cards: dict[tuple[str, str], StoryState]
+    ) -> AsyncGenerator[BoardEvent, None]:
         async for recorded in self._bus.replay((Channel.STORIES.all,)):
             yield _moment(cards, recorded)
 
@@ -244,9 +244,10 @@ class Board:
         comment: str = "",
         system: bool = False,
         seen: int | None = None,
-    ) -> Card:
+    ) -> StoryState:
         """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if
-        nothing came after this seq. Raises `NotFound`, what `decide` does, and `Overtaken` naming
+        nothing came after this seq. Raises `NotFound`, what `decide` does, and `ConcurrentUpdate`
+        naming
         the state that another move led to.
         """
         _check_comment(comment)
@@ -255,7 +256,7 @@ class Board:
         roles = {SYSTEM} if system else who.roles
         while True:
             if seen is not None and card.seq != seen:
-                raise Overtaken(
+                raise ConcurrentUpdate(
                     f"story {story_id} is in {card.stand.state} now, at {card.seq}: you saw it at "
                     f"{seen}"
                 )
@@ -283,7 +284,7 @@ class Board:
                 if card.moved == told.id:  # ours, and its ack was lost
                     return card
                 if card.stand.state != before:
-                    raise Overtaken(
+                    raise ConcurrentUpdate(
                         f"story {story_id} is in {card.stand.state} now: another move came first"
                     ) from None
             else:
@@ -294,7 +295,7 @@ class Board:
 
         Moves of stories that are not on the board are only recorded.
         """
-        card = Card(Story(check_id(story_id, "story_id")))
+        card = StoryState(Story(check_id(story_id, "story_id")))
         async for recorded in self._bus.replay(
             (Channel.STORIES.of(key_of(story_id, event.tenant)),)
         ):
@@ -309,7 +310,7 @@ class Board:
                 [str(role) for role in roles] if isinstance(roles, list) else (),
             )
 
-    async def settle(self, card: Card) -> Card:
+    async def settle(self, card: StoryState) -> StoryState:
         """Record the decision that the last move of a story was, if that is not done yet; return
         how the story stands then.
         """
@@ -318,21 +319,21 @@ class Board:
         return replace(card, seq=await self._bus.publish(decision), decided=card.moved)
 
 
-def _moment(cards: dict[tuple[str, str], Card], recorded: Recorded) -> Moment:
+def _moment(cards: dict[tuple[str, str], StoryState], recorded: Recorded) -> BoardEvent:
     """Return what happened, of the stories so far, which are told of it."""
     event, story_id = recorded.event, recorded.event.data.get("story_id")
     if not isinstance(story_id, str):
-        return Moment(recorded.seq)
+        return BoardEvent(recorded.seq)
     key = (event.tenant, story_id)
-    card = cards[key] = fold(cards.get(key, Card(Story(story_id))), recorded, event.tenant)
-    return Moment(recorded.seq, event.type, card, event.tenant)
+    card = cards[key] = fold(cards.get(key, StoryState(Story(story_id))), recorded, event.tenant)
+    return BoardEvent(recorded.seq, event.type, card, event.tenant)
 
 
-def _of(moment: Moment, who: Principal) -> bool:
+def _of(moment: BoardEvent, who: Principal) -> bool:
     return moment.card is not None and moment.card.created and moment.tenant == who.tenant
 
 
-def _decision(card: Card) -> Event | None:
+def _decision(card: StoryState) -> Event | None:
     """Return the decision that the last move of a story was; None where nobody decided on
     anything.
     """

@@ -56,7 +56,7 @@ class StoryDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class Shortcoming:
     """One thing to mend: `weight` points are lost by it."""
 
     code: str
@@ -69,7 +69,7 @@ class Score:
     """0 to 100, and what is missing to 100, the heaviest first."""
 
     total: int
-    findings: tuple[Lack, ...]
+    findings: tuple[Shortcoming, ...]
 
 
 def check(draft: StoryDraft) -> StoryDraft:
@@ -125,20 +125,20 @@ def score(draft: StoryDraft) -> Score:
     return Score(100 - sum(item.weight for item in found), tuple(found))
 
 
-def _findings(draft: StoryDraft) -> Iterator[Lack]:
+def _findings(draft: StoryDraft) -> Iterator[Shortcoming]:
     yield from _title(draft.title)
     yield from _description(draft.description)
     yield from _criteria([line for line in draft.ac if not _HOLE.search(line)])
     text = f"{draft.title}\n{draft.description}"
     if (hole := _HOLE.search(text)) is not None:
-        yield Lack(
+        yield Shortcoming(
             "ESTIMABLE",
             f"{_quote(hole[0])} is still open: decide it, or make finding it out a story of its "
             "own",
             10,
         )
     if (waits := _WAITS.search("\n".join((text, *draft.ac)))) is not None:
-        yield Lack(
+        yield Shortcoming(
             "INDEPENDENT",
             f"{_quote(waits[0])}: write the story so that it can be done by itself, or join the "
             "two",
@@ -147,7 +147,7 @@ def _findings(draft: StoryDraft) -> Iterator[Lack]:
     words = len(draft.description.split())
     if len(draft.ac) > _CRITERIA[1] or words > _WORDS[1]:
         said = f"{len(draft.ac)} criteria and {words} words of description"
-        yield Lack(
+        yield Shortcoming(
             "SMALL",
             f"{said}: split it into stories of at most {_CRITERIA[1]} criteria and {_WORDS[1]} "
             "words each",
@@ -155,22 +155,22 @@ def _findings(draft: StoryDraft) -> Iterator[Lack]:
         )
 
 
-def _title(title: str) -> Iterator[Lack]:
+def _title(title: str) -> Iterator[Shortcoming]:
     if not title:
-        yield Lack(
+        yield Shortcoming(
             "TITLE",
             "write a title: what is possible afterwards, such as 'Export invoices as CSV'",
             10,
         )
     elif len(title.split()) < 2:  # noqa: PLR2004 - a verb and what it acts on
-        yield Lack(
+        yield Shortcoming(
             "TITLE",
             f"{_quote(title)} is one word: say what is possible afterwards, such as 'Export "
             "invoices as CSV'",
             5,
         )
     elif len(title) > TITLE:
-        yield Lack(
+        yield Shortcoming(
             "TITLE",
             f"the title has {len(title)} characters: keep at most {TITLE}, the rest into the "
             "description",
@@ -178,16 +178,18 @@ def _title(title: str) -> Iterator[Lack]:
         )
 
 
-def _description(text: str) -> Iterator[Lack]:
+def _description(text: str) -> Iterator[Shortcoming]:
     words = len(text.split())
     if not words:
-        yield Lack("DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10)
-        yield Lack(
+        yield Shortcoming(
+            "DESCRIPTION", "describe it: as a <who>, I want <what>, so that <why>", 10
+        )
+        yield Shortcoming(
             "VALUABLE", "say who needs it and why: as a <who>, I want <what>, so that <why>", 15
         )
         return
     if words < _WORDS[0]:
-        yield Lack(
+        yield Shortcoming(
             "DESCRIPTION",
             f"{words} words say little: describe what happens today and what should happen instead",
             5,
@@ -202,22 +204,22 @@ def _description(text: str) -> Iterator[Lack]:
         if not pattern.search(text)
     ]
     if lacks:
-        yield Lack("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
+        yield Shortcoming("VALUABLE", f"add {', '.join(lacks)}", 5 * len(lacks))
 
 
-def _criteria(ac: Sequence[str]) -> Iterator[Lack]:
+def _criteria(ac: Sequence[str]) -> Iterator[Shortcoming]:
     if not ac:
-        yield Lack(
+        yield Shortcoming(
             "CRITERIA",
             "add acceptance criteria: given <a state>, when <something happens>, then <what can "
             "be seen>",
             20,
         )
-        yield Lack("GHERKIN", "write each criterion as given …, when …, then …", 15)
-        yield Lack("TESTABLE", "without criteria nobody can tell when it is done", 15)
+        yield Shortcoming("GHERKIN", "write each criterion as given …, when …, then …", 15)
+        yield Shortcoming("TESTABLE", "without criteria nobody can tell when it is done", 15)
         return
     if len(ac) < _CRITERIA[0]:
-        yield Lack(
+        yield Shortcoming(
             "CRITERIA",
             "one criterion alone: add one for what goes wrong (an empty input, a refused one)",
             8,
@@ -225,13 +227,13 @@ def _criteria(ac: Sequence[str]) -> Iterator[Lack]:
     plain = [line for line in ac if not is_gherkin(line)]
     if plain:
         weight = max(1, round(15 * len(plain) / len(ac)))
-        yield Lack(
+        yield Shortcoming(
             "GHERKIN", f"write {_quote(plain[0])} as given …, when …, then …{_more(plain)}", weight
         )
     vague = [(line, found[0]) for line in ac if (found := _VAGUE.search(line)) is not None]
     if vague:
         (line, word), weight = vague[0], max(1, round(15 * len(vague) / len(ac)))
-        yield Lack(
+        yield Shortcoming(
             "TESTABLE",
             f"{_quote(word)} cannot be tested in {_quote(line)}: say what is seen, a value or a "
             f"number{_more(vague)}",

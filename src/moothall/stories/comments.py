@@ -9,12 +9,12 @@ from sys import maxsize
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome, Result
-from moothall.domain.plan import Remark
+from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest, Refused
 from moothall.ports import Deliberations
 from moothall.stories.board import Board
 from moothall.stories.diffs import DiffLine, read_diff
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ async def remark_on(
     """Say something of a line that stands in a diff of this outcome. Raises `NotFound`,
     `InvalidRequest`.
     """
-    on = Remark(outcome.task_id, line.path, line.number, line.text, "")
+    on = LineComment(outcome.task_id, line.path, line.number, line.text, "")
     await board.comment(outcome.story_id, text, who, key=key, on=on)
 
 
-def _check_task(card: Card) -> str:
+def _check_task(card: StoryState) -> str:
     """Return the task that brought a story together last."""
     if card.check is None or not (task_id := str(card.check.data.get("task_id") or "")):
         raise InvalidRequest(

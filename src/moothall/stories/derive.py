@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from moothall.domain.ids import check_id, digest, read_role
-from moothall.domain.plan import AtomicTask, Remark, Story, Strategy
+from moothall.domain.plan import AtomicTask, LineComment, Story, Strategy
 from moothall.domain.task import Constraints
 from moothall.errors import InvalidRequest
 
@@ -86,7 +86,7 @@ def repair(
     *,
     tenant: str,
     chars: int,
-    remarks: Sequence[Remark] = (),
+    remarks: Sequence[LineComment] = (),
 ) -> AtomicTask:
     """Return the task of a story that was sent back with a comment, and with remarks on lines: on
     the commit `start`, where there is one. What people said is the task; the lines themselves,
@@ -115,7 +115,7 @@ def repair(
     )
 
 
-def _place(remark: Remark) -> str:
+def _place(remark: LineComment) -> str:
     """A file's name may be anything: it is quoted."""
     return f"{json.dumps(remark.path)}, line {remark.line}"
 

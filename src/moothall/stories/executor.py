@@ -32,12 +32,12 @@ from moothall.stories.architect_prompts import design_task, question, read_tasks
 from moothall.stories.board import Board
 from moothall.stories.derive import check_plan, repair
 from moothall.stories.intake import check_event
-from moothall.stories.integration import Aim, ask, refuse, together, why_not
+from moothall.stories.integration import IntegrationTarget, ask, refuse, together, why_not
 from moothall.stories.lifecycle import lifecycle
 from moothall.stories.merge_policy import land
 from moothall.stories.planner import Planner, moves_to_planning, plan_of
 from moothall.stories.requests import task_request
-from moothall.stories.story_state import COMPLETED, FAILED, PASSED, Card
+from moothall.stories.story_state import COMPLETED, FAILED, PASSED, StoryState
 from moothall.telemetry import get_logger, metrics
 from moothall.telemetry.events import write
 
@@ -65,7 +65,7 @@ class _End:
         return self.outcome is not None and bool(self.outcome.winner_id)
 
 
-class Work:
+class StoryExecutor:
     """Does what is due until cancelled. `land_` does with an approved commit what its repository's
     policy says. `architects`: how many divide a story into tasks; with none its roles do. `alone`
     keeps other processes from what this one is at, by its name; they wait.
@@ -152,7 +152,7 @@ class Work:
 
         await _persist(take_up, event.id)
 
-    async def _go_on(self, card: Card, group: asyncio.TaskGroup) -> None:
+    async def _go_on(self, card: StoryState, group: asyncio.TaskGroup) -> None:
         """Do what is due for a story where it stands now."""
         await self._board.settle(card)
         state, facts, who = card.stand.state, card.stand.facts, Principal(_PLANNER, _tenant(card))
@@ -180,7 +180,7 @@ class Work:
             self._begun.add(key)
             group.create_task(_persist(work, key), name=key)
 
-    async def _take(self, step: str, seen: Card, who: Principal) -> None:
+    async def _take(self, step: str, seen: StoryState, who: Principal) -> None:
         """Do a step of a story, unless another process did it meanwhile."""
         async with self._alone(f"story.{seen.moved}"):
             card = await self._board.card(seen.story.id, who)
@@ -191,7 +191,7 @@ class Work:
                 await work(card, who)
                 metrics.STORY_STEPS.add(step)
 
-    async def _design(self, card: Card, who: Principal) -> None:
+    async def _design(self, card: StoryState, who: Principal) -> None:
         """Derive a story's tasks, by architects where they are asked and their answer can be taken,
         by its roles otherwise.
         """
@@ -214,7 +214,7 @@ class Work:
         ):
             card = await self._board.card(card.story.id, who)
 
-    async def _by_architects(self, card: Card, plan: Plan, who: Principal) -> Plan:
+    async def _by_architects(self, card: StoryState, plan: Plan, who: Principal) -> Plan:
         """Return the plan with the tasks of a council of architects, or with the reason why it has
         none.
         """
@@ -339,7 +339,7 @@ class Work:
             said = NO_WINNER
         return _End(said, outcome, (outcome.commit_sha,) if outcome.commit_sha else held)
 
-    async def _check(self, card: Card, who: Principal) -> None:
+    async def _check(self, card: StoryState, who: Principal) -> None:
         """Bring a story's winners together on its branch, check that as a whole, and record how it
         ended.
         """
@@ -355,7 +355,7 @@ class Work:
         }
         if story.repository is not None and card.commits:
             name = f"{story.id}-{card.checks + 1}" if card.checks else story.id
-            aim = Aim(
+            aim = IntegrationTarget(
                 story.repository,
                 story.id,
                 _plan_id(card),
@@ -378,7 +378,7 @@ class Work:
             )
         )
 
-    async def _deliver(self, card: Card, who: Principal) -> None:
+    async def _deliver(self, card: StoryState, who: Principal) -> None:
         """Do with an approved story what its repository's policy says, and record what became of
         it.
         """
@@ -408,7 +408,7 @@ async def _persist(work: Callable[[], Coroutine[None, None, None]], what: str) -
             return
 
 
-def _step(card: Card) -> str:
+def _step(card: StoryState) -> str:
     """Return what is to be done for a story where it stands now, and takes long; empty for
     nothing.
     """
@@ -425,16 +425,16 @@ def _step(card: Card) -> str:
     return "deliver" if state == "done" and "failed" not in facts and not delivered else ""
 
 
-def _plan_name(card: Card) -> str:
+def _plan_name(card: StoryState) -> str:
     """Return the id of the plan of a story's stay in a state."""
     return f"plan-{digest(card.moved)[:16]}"
 
 
-def _tenant(card: Card) -> str:
+def _tenant(card: StoryState) -> str:
     return card.entered.tenant if card.entered else "local"
 
 
-def _plan_id(card: Card) -> str:
+def _plan_id(card: StoryState) -> str:
     return str(card.plan.data.get("plan_id", "")) if card.plan else ""
 
 
@@ -442,7 +442,7 @@ def _story_text(story: Story) -> str:
     return "\n\n".join(part for part in (story.title, story.brief) if part) or f"Story {story.id}."
 
 
-def _repair(card: Card, plan_id: str, limits: LimitSettings) -> AtomicTask:
+def _repair(card: StoryState, plan_id: str, limits: LimitSettings) -> AtomicTask:
     """Return the task of a story that was sent back, or does not go together with its base: on what
     there is of it, told why.
     """
@@ -474,8 +474,8 @@ def _repair(card: Card, plan_id: str, limits: LimitSettings) -> AtomicTask:
     return repair_task(comment, start)
 
 
-def _aim(task: AtomicTask) -> Aim:
-    return Aim(
+def _aim(task: AtomicTask) -> IntegrationTarget:
+    return IntegrationTarget(
         task.repository or RepositoryRef(),
         task.case_id,
         task.plan_id,

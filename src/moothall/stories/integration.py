@@ -21,7 +21,7 @@ _AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class IntegrationTarget:
     """What winners are brought together for: onto which commit, for which story, and what a council
     that settles a conflict is told.
     """
@@ -76,7 +76,7 @@ async def refuse(
 
 
 async def together(
-    desk: Deliberations, name: str, commits: Sequence[str], aim: Aim, who: Principal
+    desk: Deliberations, name: str, commits: Sequence[str], aim: IntegrationTarget, who: Principal
 ) -> Outcome:
     """Return how the deliberation ended that brought the commits together, or the one for whose
     sake it could not: the winner's commit has the work of all. `name` is the task id of the first.
@@ -106,7 +106,9 @@ def _disagree(end: Outcome) -> bool:
     return any(seat.error_code == MergeConflict.code for seat in end.seats)
 
 
-def merge_request(task_id: str, commits: Sequence[str], aim: Aim) -> DeliberationRequest:
+def merge_request(
+    task_id: str, commits: Sequence[str], aim: IntegrationTarget
+) -> DeliberationRequest:
     """Return the request that brings commits together and judges what they come to."""
     return DeliberationRequest(
         description=f"{aim.description}\n\nWhat was done for this is brought together.",
@@ -121,7 +123,9 @@ def merge_request(task_id: str, commits: Sequence[str], aim: Aim) -> Deliberatio
     )
 
 
-def _settle(task_id: str, held: str, commit: str, step: Outcome, aim: Aim) -> DeliberationRequest:
+def _settle(
+    task_id: str, held: str, commit: str, step: Outcome, aim: IntegrationTarget
+) -> DeliberationRequest:
     """Ask a council, on the one commit, for what the other did too. What disagrees is its
     evidence.
     """

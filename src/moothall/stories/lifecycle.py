@@ -111,7 +111,7 @@ def lifecycle() -> Lifecycle:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class StoryPosition:
     """Where a story is: its state, its rigor level, the points that the coach gives it now, and
     what was recorded since it entered the state.
     """
@@ -126,7 +126,7 @@ class Stand:
         return replace(self, facts=self.facts | {fact})
 
 
-def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
+def decide(stand: StoryPosition, event: str, roles: Collection[str]) -> StoryPosition:
     """Return where the story is after an event of somebody who has these roles. Raises
     `InvalidRequest` for an event that does not happen there, `Refused` without the role, and
     `Blocked` without the evidence.
@@ -157,7 +157,7 @@ def decide(stand: Stand, event: str, roles: Collection[str]) -> Stand:
     return replace(stand, state=found.target, facts=frozenset())
 
 
-def _holds(need: Need, stand: Stand, table: Lifecycle) -> bool:
+def _holds(need: Need, stand: StoryPosition, table: Lifecycle) -> bool:
     if need == "ready":
         return stand.points >= table.ready.get(stand.rigor, 100)
     return need in stand.facts

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from moothall.domain.event import Event, EventType
 from moothall.domain.identity import Principal
 from moothall.domain.outcome import Outcome
-from moothall.domain.repository import Landed
+from moothall.domain.repository import MergeResult
 from moothall.domain.task import Constraints, RepositoryRef
 from moothall.domain.text import one_line
 from moothall.errors import MoothallError, Temporary
 from moothall.ports import Deliberations, Land
-from moothall.stories.integration import Aim, ask, merge_request, why_not
-from moothall.stories.story_state import COMPLETED, FAILED, Card
+from moothall.stories.integration import IntegrationTarget, ask, merge_request, why_not
+from moothall.stories.story_state import COMPLETED, FAILED, StoryState
 from moothall.telemetry.events import write
 
 _ROUNDS = 5  # with a base that moves all the time
@@ -31,7 +31,7 @@ _SHOWN = (
 
 
 async def land(
-    desk: Deliberations, land_: Land, card: Card, history: Sequence[Event], chars: int
+    desk: Deliberations, land_: Land, card: StoryState, history: Sequence[Event], chars: int
 ) -> Event | None:
     """Return what became of an approved story's commit; None where it has none. `chars` bounds what
     is told of a failure.
@@ -42,7 +42,7 @@ async def land(
         return None
     branch, who = str(check.data.get("branch") or ""), Principal("planner", entered.tenant)
     tasks = deliberations(history)
-    landed, whole = Landed("left", branch, commit, why="its base moves all the time"), None
+    landed, whole = MergeResult("left", branch, commit, why="its base moves all the time"), None
     for _ in range(_ROUNDS):
         try:
             now = await land_(
@@ -51,13 +51,13 @@ async def land(
         except Temporary:
             raise
         except MoothallError as error:
-            now = Landed("left", branch, commit, why=error.message)
+            now = MergeResult("left", branch, commit, why=error.message)
         if now.status != "moved":
             landed = now
             break
         onto = RepositoryRef(id=story.repository.id, url=story.repository.url, ref=now.tip)
         plan_id = str(card.plan.data.get("plan_id", "")) if card.plan else ""
-        aim = Aim(
+        aim = IntegrationTarget(
             onto, story.id, plan_id, story.title or story.id, Constraints(requirements=story.ac)
         )
         whole = await ask(desk, merge_request(f"{story.id}-on-{now.tip[:12]}", (commit,), aim), who)
@@ -75,7 +75,7 @@ async def land(
     return _delivery_event(card, data)
 
 
-def _failure_event(card: Card, whole: Outcome, moved: Landed, chars: int) -> Event:
+def _failure_event(card: StoryState, whole: Outcome, moved: MergeResult, chars: int) -> Event:
     """Return that a change and its base do not go together: what disagrees, or what was red, and
     where it is mended.
     """
@@ -95,7 +95,7 @@ def _failure_event(card: Card, whole: Outcome, moved: Landed, chars: int) -> Eve
     )
 
 
-def _delivery_event(card: Card, data: dict[str, str]) -> Event:
+def _delivery_event(card: StoryState, data: dict[str, str]) -> Event:
     said = {"story_id": card.story.id, "moved": card.moved, **data}
     tenant = card.entered.tenant if card.entered else "local"
     return write(
@@ -124,7 +124,7 @@ def deliberations(history: Sequence[Event]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def message(card: Card, tasks: Sequence[str]) -> str:
+def message(card: StoryState, tasks: Sequence[str]) -> str:
     """Return what the merge says: the story, the deliberations that it comes from, and who approved
     it.
     """

@@ -20,7 +20,7 @@ from moothall.domain.ids import check_id, digest, key_of, read_role
 from moothall.domain.plan import Story
 from moothall.domain.secrets import scrub
 from moothall.domain.topic import Channel
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
+from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.ports import Log
 from moothall.stories import story as stories
 from moothall.stories.scopes import scopes
@@ -65,7 +65,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NotesVersion:
     """A story's notes as they stand: how often they were changed, a hash of their content, and what
     a caller should know of its update.
     """
@@ -86,13 +86,13 @@ class _State:
     notes: Mapping[tuple[str, str], str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
 
-    def result(self, *warnings: str) -> Noted:
+    def result(self, *warnings: str) -> NotesVersion:
         content = [
             part
             for (kind, name), payload in sorted(self.notes.items())
             for part in (kind, name, payload)
         ]
-        return Noted(len(self.updates), digest(*content), warnings)
+        return NotesVersion(len(self.updates), digest(*content), warnings)
 
 
 class Notes:
@@ -102,12 +102,13 @@ class Notes:
         self._bus = bus
         self._clean = clean
 
-    async def update(self, asked: Update, who: Principal) -> Noted:
+    async def update(self, asked: Update, who: Principal) -> NotesVersion:
         """Record changes. What leaves all as it is, and what was asked before with the same time,
         records nothing.
 
         Raises `InvalidRequest`, `Refused` for what is not for the role, `NotFound` for a story or
-        note that there is not, `AlreadyExists` for a note to create that there is, `Overtaken`
+        note that there is not, `AlreadyExists` for a note to create that there is,
+        `ConcurrentUpdate`
         where the version is not the expected one.
         """
         asked, warnings = self._check_update(asked, who)
@@ -124,7 +125,7 @@ class Notes:
                 )
             if asked.expected not in {None, version}:
                 seen = f"you expected {asked.expected}"
-                raise Overtaken(
+                raise ConcurrentUpdate(
                     f"the context of {asked.story_id} is at version {version}, and {seen}: look "
                     "again"
                 )

@@ -28,10 +28,10 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.domain.topic import Channel
 from moothall.errors import (
     AlreadyExists,
+    ConcurrentUpdate,
     InvalidRequest,
     NoCouncil,
     NotFound,
-    Overtaken,
     Permanent,
     Refused,
 )
@@ -42,7 +42,7 @@ from moothall.stories.board import Board
 from moothall.stories.derive import derive
 from moothall.stories.plan_document import Outline, tasks_of
 from moothall.stories.requests import task_request
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
 
@@ -222,7 +222,7 @@ class Planner:
             chars=limits.task_chars,
         )
 
-    async def record_plan(self, card: Card, plan: Plan, who: Principal) -> bool:
+    async def record_plan(self, card: StoryState, plan: Plan, who: Principal) -> bool:
         """Record the tasks of a story on the board; False where something else has happened to it
         since, and nothing is recorded.
         """
@@ -234,10 +234,10 @@ class Planner:
 
     async def change(
         self, story_id: str, plan_id: str, outlines: Sequence[Outline], who: Principal
-    ) -> Card:
+    ) -> StoryState:
         """Put other tasks in the place of those of a story that is designed and not built yet;
         `plan_id` is the plan whose tasks its caller saw. Raises `NotFound`, `Refused` without the
-        role, `Overtaken` where they were changed since, `InvalidRequest`.
+        role, `ConcurrentUpdate` where they were changed since, `InvalidRequest`.
         """
         _check_role(who)
         for outline in outlines:
@@ -257,7 +257,7 @@ class Planner:
             if known.plan_id == following:  # ours, sent twice or its ack was lost
                 return card
             if known.plan_id != plan_id:
-                raise Overtaken(
+                raise ConcurrentUpdate(
                     f"the tasks of {story_id} were changed by {known.actor} since you saw them; "
                     "look at them again"
                 )
@@ -408,7 +408,7 @@ def _check_role(who: Principal) -> None:
         )
 
 
-def _check_may_plan(card: Card, who: Principal) -> None:
+def _check_may_plan(card: StoryState, who: Principal) -> None:
     """See that somebody may give a story on the board other tasks now. Raises `Refused`,
     `InvalidRequest`.
     """
@@ -416,14 +416,14 @@ def _check_may_plan(card: Card, who: Principal) -> None:
     _check_designing(card)
 
 
-def _check_designing(card: Card) -> None:
+def _check_designing(card: StoryState) -> None:
     if card.stand.state != _DESIGN:
         raise InvalidRequest(
             f"story {card.story.id} is in {card.stand.state}: its tasks are derived in {_DESIGN}"
         )
 
 
-def changeable(card: Card) -> Plan:
+def changeable(card: StoryState) -> Plan:
     """Return the plan of a story whose tasks can be changed now. Raises `InvalidRequest` for any
     other.
     """
@@ -440,7 +440,7 @@ def plan_of(derived: Event) -> Plan:
     return load(Plan, {"actor": "local", "publish": False} | dict(derived.data))
 
 
-def may_change(card: Card, who: Principal) -> bool:
+def may_change(card: StoryState, who: Principal) -> bool:
     """Whether somebody may change a story's tasks now."""
     return (
         card.stand.state == _DESIGN and "planned" in card.stand.facts and bool(_CHANGES & who.roles)

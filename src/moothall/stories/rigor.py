@@ -64,7 +64,7 @@ class SuiteRun(_Read):
     coverage: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
 
 
-class Sonar(_Read):
+class SonarResult(_Read):
     """What SonarQube found; `quality_gate` OK or ERROR, empty where it said nothing."""
 
     project_key: str = ""
@@ -77,7 +77,7 @@ class Static(_Read):
     """Linters and type checkers."""
 
     ok: bool = False
-    sonar: Sonar = Sonar()
+    sonar: SonarResult = SonarResult()
 
 
 class JobReport(_Read):

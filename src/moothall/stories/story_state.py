@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from moothall.domain.event import Event, EventType, Recorded
-from moothall.domain.plan import Remark, Story
+from moothall.domain.plan import LineComment, Story
 from moothall.errors import InvalidRequest, Permanent
 from moothall.stories import coach
 from moothall.stories import story as stories
-from moothall.stories.lifecycle import Need, Stand, decide, lifecycle
+from moothall.stories.lifecycle import Need, StoryPosition, decide, lifecycle
 
 _REMARKS = 100
 COMPLETED, PASSED, FAILED = "completed", "passed", "failed"
@@ -22,7 +22,7 @@ be delivered ends.
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class StoryState:
     """A story on the board; `seq` is that of its last event, 0 for one that there is not; not
     `created`: something is known of it, but nobody put it on the board. `entered` is the event that
     moved it last, `plan` that of its tasks (`plans` of them so far), `ended` how they ended since
@@ -34,7 +34,7 @@ class Card:
     """
 
     story: Story
-    stand: Stand = field(default_factory=lambda: Stand(lifecycle().start))
+    stand: StoryPosition = field(default_factory=lambda: StoryPosition(lifecycle().start))
     seq: int = 0
     created: bool = False
     entered: Event | None = None
@@ -47,7 +47,7 @@ class Card:
     checks: int = 0
     delivery: Event | None = None
     decided: str = ""
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[LineComment, ...] = ()
 
     @property
     def moved(self) -> str:
@@ -60,7 +60,7 @@ class Card:
         return coach.StoryDraft(self.story.title, self.story.brief, self.story.ac)
 
 
-def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
+def fold(card: StoryState, recorded: Recorded, tenant: str) -> StoryState:
     """Return a card with what an event of its topic says. What is malformed, of another tenant or
     not allowed moves nothing.
     """
@@ -94,7 +94,7 @@ def fold(card: Card, recorded: Recorded, tenant: str) -> Card:
     return card
 
 
-def remark(event: Event) -> Remark | None:
+def remark(event: Event) -> LineComment | None:
     """Return what an event says of a line of a diff; None for any other, and what is malformed."""
     data = event.data
     line = data.get("line")
@@ -106,12 +106,12 @@ def remark(event: Event) -> Remark | None:
     if event.type is not EventType.STORY_COMMENTED or len(named) < 3 or not isinstance(line, int):  # noqa: PLR2004 - all of them
         return None
     task_id, path, comment = named
-    return Remark(
+    return LineComment(
         task_id, path, line, str(data.get("quoted") or ""), comment, str(data.get("actor") or "")
     )
 
 
-def enter(card: Card, stand: Stand, event: Event) -> Card:
+def enter(card: StoryState, stand: StoryPosition, event: Event) -> StoryState:
     """Return a card in another state. A design begins anew, and so does what did not go together
     with its base; elsewhere what was made stays.
     """
@@ -126,11 +126,11 @@ def enter(card: Card, stand: Stand, event: Event) -> Card:
     )
 
 
-def _of_plan(card: Card, event: Event) -> bool:
+def _of_plan(card: StoryState, event: Event) -> bool:
     return card.plan is not None and event.data.get("derivation_id") == card.plan.id
 
 
-def _stand(card: Card, event: Event) -> Stand:
+def _stand(card: StoryState, event: Event) -> StoryPosition:
     stand, data = card.stand, event.data
     if event.type in {EventType.STORY_CREATED, EventType.STORY_CHANGED}:
         rigor = str(data.get("rigor_level"))
@@ -151,7 +151,7 @@ def _stand(card: Card, event: Event) -> Stand:
     return stand.record(fact) if fact else stand
 
 
-def _fact(card: Card, event: Event) -> Need | None:
+def _fact(card: StoryState, event: Event) -> Need | None:
     """Return what an event is evidence of."""
     status = event.data.get("status")
     if event.type is EventType.PLAN_DERIVED:
@@ -173,16 +173,16 @@ def _fact(card: Card, event: Event) -> Need | None:
     return None
 
 
-def _points(card: Card) -> int:
+def _points(card: StoryState) -> int:
     try:
         return coach.score(card.draft).total
     except InvalidRequest:
         return 0
 
 
-def by_state(cards: Iterable[Card]) -> Mapping[str, list[Card]]:
+def by_state(cards: Iterable[StoryState]) -> Mapping[str, list[StoryState]]:
     """Return the board's columns, every state among them."""
-    columns: dict[str, list[Card]] = {state: [] for state in lifecycle().states}
+    columns: dict[str, list[StoryState]] = {state: [] for state in lifecycle().states}
     for card in cards:
         columns[card.stand.state].append(card)
     return columns

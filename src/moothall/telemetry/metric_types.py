@@ -27,7 +27,7 @@ BYTES = (1e6, 4e6, 16e6, 64e6, 256e6, 1e9, 4e9)
 
 
 @dataclass(slots=True)
-class Figure:
+class Metric:
     """What all kinds have in common. `name` is Prometheus's; a counter's has `_total` at its
     end.
     """
@@ -47,7 +47,7 @@ class Figure:
 
 
 @dataclass(slots=True)
-class Counter(Figure):
+class Counter(Metric):
     """Only grows."""
 
     values: dict[Labels, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Counter(Figure):
 
 
 @dataclass(slots=True)
-class Gauge(Figure):
+class Gauge(Metric):
     """Goes up and down."""
 
     values: dict[Labels, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Gauge(Figure):
 
 
 @dataclass(slots=True)
-class Histogram(Figure):
+class Histogram(Metric):
     """How often a value was how large. `buckets` are upper bounds; values are seconds or bytes, as
     the name says.
     """
@@ -144,7 +144,7 @@ Snapshot = dict[str, list[list[Any]]]
 """By the figure's name: rows of [labels, value], for a histogram [labels, counts and sum]."""
 
 
-class Figures:
+class MetricRegistry:
     """All figures of a process, by name."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ with one more label, `process`.
 
 from __future__ import annotations
 
-from moothall.telemetry.metric_types import BYTES, Figures
+from moothall.telemetry.metric_types import BYTES, MetricRegistry
 
-REGISTRY = Figures()
+REGISTRY = MetricRegistry()
 _counter, _gauge, _histogram = REGISTRY.counter, REGISTRY.gauge, REGISTRY.histogram
 
 # deliberations

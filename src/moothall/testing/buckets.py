@@ -8,7 +8,7 @@ from typing import Any
 
 from moothall.errors import AlreadyExists, NotFound
 from moothall.events.buckets import bucket_of
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 
 
 class MemoryBlobs:
@@ -32,7 +32,7 @@ class MemoryBlobs:
 class MemoryBucket:
     """A bucket in a dictionary."""
 
-    def __init__(self, name: str, packer: Packer) -> None:
+    def __init__(self, name: str, packer: EnvelopeCodec) -> None:
         self._name = name
         self._packer = packer
         self._stored: dict[str, bytes] = {}

@@ -32,7 +32,7 @@ from moothall.errors import (
 from moothall.events import batching, codec, dead_letters, forwarding, registry
 from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.delivery import Ack, Bury, Nak, judge
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.ports import Answerer, Glance, Handler, Receipt
 from moothall.testing.buckets import MemoryBlobs, MemoryBucket
@@ -82,7 +82,7 @@ class MemoryBus:
         self._settings = settings or BusSettings()
         self._secrets = tuple(secrets)
         self.blobs = MemoryBlobs()
-        self._packer = Packer(
+        self._packer = EnvelopeCodec(
             self.blobs.put, self.blobs.get, self._settings.blob_bytes, self._secrets
         )
         self._streams = {spec.name: _Stream(spec) for spec in registry.STREAMS}

@@ -608,7 +608,7 @@ _SIGNATURE = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
 
 
 @dataclass(slots=True)
-class KindServer:
+class ScriptedServer:
     """A running server of a kind. `requests` are the calls that it took, as (path, body), `refused`
     its refusals; probes are among neither.
     """
@@ -858,9 +858,9 @@ async def _stream(request: web.Request, events: Iterator[Any]) -> web.StreamResp
 
 
 @asynccontextmanager
-async def served(kind: ServerKind, answer: Answer) -> AsyncIterator[KindServer]:
+async def served(kind: ServerKind, answer: Answer) -> AsyncIterator[ScriptedServer]:
     """Serve one of a kind on a free port until the context ends."""
-    server = KindServer(kind, answer)
+    server = ScriptedServer(kind, answer)
     runner = web.AppRunner(
         server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
     )

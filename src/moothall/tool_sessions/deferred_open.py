@@ -12,7 +12,7 @@ from moothall.domain.outcome import DeliberationStatus
 from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.ports import Deliberations
-from moothall.tool_sessions.manager import Awaited, Find
+from moothall.tool_sessions.manager import Find, PendingWorkspace
 
 
 def of_tasks(desk: Deliberations) -> Find:
@@ -20,7 +20,7 @@ def of_tasks(desk: Deliberations) -> Find:
     role.
     """
 
-    async def find(workspace: str, who: Principal) -> Awaited | None:
+    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         task_id = own_id(workspace, who.tenant)
         try:
             d = await _request_of(desk, task_id, who)
@@ -35,7 +35,7 @@ def of_tasks(desk: Deliberations) -> Find:
             raise InvalidRequest(f"task {task_id} has no repository, so it has no workspace")
         # The registry's id where it has one: a URL would be fetched and checked again.
         url = "" if d.repository.id else d.repository.url
-        return Awaited(RepositoryRef(id=d.repository.id, url=url, ref=d.base_sha), d.role)
+        return PendingWorkspace(RepositoryRef(id=d.repository.id, url=url, ref=d.base_sha), d.role)
 
     return find
 

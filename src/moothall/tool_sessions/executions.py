@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.authorization.code_block_calls import Allowance, BlockCalls
+from moothall.authorization.code_block_calls import BlockBudget, BlockCalls
 from moothall.config import RunnerSettings
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.identity import Principal
@@ -19,7 +19,7 @@ from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Refused
 from moothall.ports import RunCode
 from moothall.tool_sessions.answers import GONE, Answers
-from moothall.tool_sessions.manager import Visits
+from moothall.tool_sessions.manager import ToolSessions
 from moothall.tools.arguments import arguments_digest
 from moothall.tools.catalogue import is_granted
 
@@ -57,7 +57,7 @@ class Execution:
 class Executions:
     """Runs code in the workspaces of visitors. Belongs to one event loop."""
 
-    def __init__(self, visits: Visits, run_code: RunCode, settings: RunnerSettings) -> None:
+    def __init__(self, visits: ToolSessions, run_code: RunCode, settings: RunnerSettings) -> None:
         self._visits = visits
         self._run_code = run_code
         self._settings = settings
@@ -76,7 +76,8 @@ class Executions:
         """Return the one answer to an execution id; the same order again has the same answer and
         runs nothing.
 
-        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as `Visits.ready`
+        Raises `InvalidRequest` that names what is wrong, `NotFound` and `Refused` as
+        `ToolSessions.ready`
         does, `AlreadyExists` where the execution id was used for something else.
         """
         _check(order)
@@ -130,7 +131,7 @@ class Executions:
                     call.request_id, call.tool, ToolStatus.BLOCKED, error=error.message
                 )
 
-        allowance = Allowance(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
+        allowance = BlockBudget(min(order.tool_calls or limits.tool_calls, limits.tool_calls))
         return await self._once(
             key, signature, block, BlockCalls(through, order.execution_id, deadline, allowance)
         )

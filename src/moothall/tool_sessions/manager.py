@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from moothall.authorization.approval_queue import Parked
-from moothall.authorization.call_context import SeatContext
-from moothall.authorization.gateway import Gate
+from moothall.authorization.call_context import CallContext
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.tokens import Capability, Tokens, request_digest
 from moothall.concurrency import seconds_until
 from moothall.config import GuardSettings
@@ -36,7 +36,11 @@ from moothall.errors import (
 from moothall.ports import Repositories, RunCode, Workspace, Workspaces
 from moothall.telemetry import bound, get_logger
 from moothall.tool_sessions.answers import GONE, Answers
-from moothall.tool_sessions.persistent_workspace import Loan, Returning, StandingWorkspace
+from moothall.tool_sessions.persistent_workspace import (
+    PersistentWorkspace,
+    ReopenState,
+    WorkspaceLease,
+)
 from moothall.tools.catalogue import is_granted
 from moothall.tools.spec import Danger, ToolSpec
 
@@ -49,7 +53,7 @@ SEAT = "visitor"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedVisit:
+class OpenedSession:
     """What the caller of `open` is given."""
 
     workspace: str
@@ -58,7 +62,7 @@ class OpenedVisit:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class PendingWorkspace:
     """What a workspace is to be, such as one that is opened when it is first called."""
 
     repository: RepositoryRef
@@ -66,7 +70,7 @@ class Awaited:
     persona: str = ""
 
 
-Find = Callable[[str, Principal], Awaitable[Awaited | None]]
+Find = Callable[[str, Principal], Awaitable[PendingWorkspace | None]]
 """Says what a workspace that is not open would be, for whom its token names; None where there is
 none.
 """
@@ -79,8 +83,8 @@ class _Visit:
     an operator's word on a parked request has had its effect.
     """
 
-    seat: SeatContext
-    standing: StandingWorkspace
+    seat: CallContext
+    standing: PersistentWorkspace
     close: asyncio.Event
     keeper: asyncio.Task[None]
     slots: asyncio.Semaphore
@@ -90,14 +94,14 @@ class _Visit:
     flow: str = ""
 
 
-class Visits:
+class ToolSessions:
     """All visits of this process; an async context manager that closes them. Belongs to one event
     loop.
     """
 
     def __init__(
         self,
-        gate: Gate,
+        gate: ToolGateway,
         tokens: Tokens,
         workspaces: Workspaces,
         repositories: Repositories,
@@ -138,7 +142,7 @@ class Visits:
         role: str,
         ttl_seconds: int = 0,
         persona: str = "",
-    ) -> OpenedVisit:
+    ) -> OpenedSession:
         """Open a workspace on a repository for `ttl_seconds` (0: the default).
 
         Raises `InvalidRequest`, `NotFound`, `RateLimited` and what preparing and opening raise.
@@ -149,12 +153,12 @@ class Visits:
                 f"ttl_seconds is {ttl_seconds}; allowed are 1 to {self._settings.token_seconds:.0f}"
             )
         return await self._prepare(
-            f"ws-{secrets.token_hex(8)}", who, Awaited(repository, role, persona), seconds
+            f"ws-{secrets.token_hex(8)}", who, PendingWorkspace(repository, role, persona), seconds
         )
 
     async def _prepare(
-        self, name: str, who: Principal, asked: Awaited, seconds: float
-    ) -> OpenedVisit:
+        self, name: str, who: Principal, asked: PendingWorkspace, seconds: float
+    ) -> OpenedSession:
         self._check_room(who.tenant)
         asked = replace(asked, role=read_role(asked.role))
         self._gate.grant_for(
@@ -164,7 +168,7 @@ class Visits:
         try:
             base = await self._repositories.resolve(asked.repository, tenant=who.tenant)
             prepared = await self._repositories.prepare(base)
-            workspace = StandingWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
+            workspace = PersistentWorkspace(name, self._workspaces, prepared, self._gate.catalogue)
             return await self._open(workspace, who, asked.role, asked.persona, seconds)
         finally:
             self._opening[who.tenant] -= 1
@@ -187,7 +191,7 @@ class Visits:
                 f"{most} workspaces are open for callers (guard.visits); close one, or try later"
             )
 
-    async def reopen(self, item: Returning) -> None:
+    async def reopen(self, item: ReopenState) -> None:
         """Open a workspace again that a process had which is gone, under its id and with its files,
         for what is left of its time.
 
@@ -205,14 +209,19 @@ class Visits:
         prepared = await self._repositories.prepare(base)
         diff = await self._repositories.diff(base, item.commit_sha) if item.commit_sha else ""
         who = Principal(item.principal, item.tenant)
-        workspace = StandingWorkspace(
+        workspace = PersistentWorkspace(
             item.workspace, self._workspaces, prepared, self._gate.catalogue, diff
         )
         await self._open(workspace, who, item.role, item.persona, seconds)
 
     async def _open(
-        self, workspace: StandingWorkspace, who: Principal, role: str, persona: str, seconds: float
-    ) -> OpenedVisit:
+        self,
+        workspace: PersistentWorkspace,
+        who: Principal,
+        role: str,
+        persona: str,
+        seconds: float,
+    ) -> OpenedSession:
         name = workspace.id
         close = asyncio.Event()
         with bound(task_id=name, tenant=who.tenant):
@@ -224,7 +233,7 @@ class Visits:
             raise
         deadline = datetime.now(UTC) + timedelta(seconds=seconds)
         seat = self._gate.with_token(
-            SeatContext(
+            CallContext(
                 principal=who,
                 tenant=who.tenant,
                 task_id=name,
@@ -244,7 +253,7 @@ class Visits:
             seat, workspace, close, keeper, slots, _answers(self._settings.visit_result_bytes)
         )
         self._group.create_task(self._end(name, seconds), name=f"end {name}")
-        return OpenedVisit(name, seat.token, deadline)
+        return OpenedSession(name, seat.token, deadline)
 
     async def _end(self, name: str, seconds: float) -> None:
         """Close a visit when its time is over, or when its caller said so."""
@@ -321,7 +330,7 @@ class Visits:
         return workspace in self._visits
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> ToolGateway:
         """What every call goes through."""
         return self._gate
 
@@ -434,7 +443,7 @@ class Visits:
         await self._visits[workspace].settled.setdefault(request_id, asyncio.Event()).wait()
 
     @contextmanager
-    def lend(self, workspace: str, flow: str) -> Iterator[Loan]:
+    def lend(self, workspace: str, flow: str) -> Iterator[WorkspaceLease]:
         """Let a workflow have an open workspace to itself. Raises `Refused` where another one has
         it.
         """
@@ -445,7 +454,7 @@ class Visits:
             )
         visit.flow = flow
         try:
-            yield Loan(visit.seat, visit.standing, visit.close, self._repositories)
+            yield WorkspaceLease(visit.seat, visit.standing, visit.close, self._repositories)
         finally:
             self.give_back(workspace, flow)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.domain.code import Ask, BlockRun, CodeBlock
 from moothall.domain.evidence import CheckRun
 from moothall.domain.repository import Base, Patch, Prepared
@@ -25,7 +25,7 @@ _TRIES = 3
 
 
 @dataclass(slots=True)
-class StandingWorkspace:
+class PersistentWorkspace:
     """Implements `ports.Workspace`. It begins with `diff` applied. `keep` holds it open; an
     executor that dies is replaced, with the files as they are.
 
@@ -187,7 +187,7 @@ async def _files(workspace: Workspace, before: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Returning:
+class ReopenState:
     """What it takes to open a workspace again: whose it is, the base, and a commit with its files
     as they were last kept.
     """
@@ -204,13 +204,13 @@ class Returning:
 
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class WorkspaceLease:
     """An open workspace in the hands of a workflow. `closing` is set when its caller or its time
     ends it.
     """
 
-    seat: SeatContext
-    workspace: StandingWorkspace
+    seat: CallContext
+    workspace: PersistentWorkspace
     closing: asyncio.Event
     repositories: Repositories
 

@@ -18,7 +18,7 @@ from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Permanent, 
 from moothall.ports import Bus
 from moothall.telemetry import get_logger
 from moothall.telemetry.events import write
-from moothall.tool_sessions.manager import SEAT, Visits
+from moothall.tool_sessions.manager import SEAT, ToolSessions
 
 log = get_logger(__name__)
 
@@ -48,7 +48,7 @@ class Requests:
     """Answers every request once, also one that is delivered again."""
 
     bus: Bus
-    visits: Visits
+    visits: ToolSessions
     audit: AuditLog
 
     async def run(self) -> None:

@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedFamily:
     """What runs a family's tools. `close_workspace` is called with the id of each one that ends,
     where tools leave something elsewhere.
     """
@@ -58,7 +58,7 @@ class Family(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def open(self, settings: Settings) -> AbstractAsyncContextManager[Opened]:
+    def open(self, settings: Settings) -> AbstractAsyncContextManager[OpenedFamily]:
         """Run what the tools need for as long as the context lasts. Raises `ConfigurationError`."""
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:

@@ -21,10 +21,10 @@ from typing import Any
 from cachetools import LRUCache
 
 from moothall import telemetry
-from moothall.authorization.story_budgets import Accounts, Purse
+from moothall.authorization.story_budgets import BudgetReservation, StoryBudgets
 from moothall.concurrency import Capacity, beside
-from moothall.deliberation.pause_gate import Turnstile
-from moothall.deliberation.protocols import HOST_STOPS, Parts, deliberate
+from moothall.deliberation.pause_gate import PauseGate
+from moothall.deliberation.protocols import HOST_STOPS, Dependencies, deliberate
 from moothall.deliberation.recorded_model import Recording, word_of
 from moothall.domain.budget import Budget
 from moothall.domain.chat import Writing
@@ -96,10 +96,10 @@ class Host:
     name: str
     bus: Bus
     repositories: Repositories
-    parts: Parts
+    parts: Dependencies
     concurrency: int
     """Deliberations at a time, of all roles together."""
-    accounts: Accounts | None = None
+    accounts: StoryBudgets | None = None
     """The budgets of stories; without them a deliberation has its own alone."""
     still_seconds: float = 10.0
     """After standing still for so long its work is another's: the bus's `ack_wait_seconds`."""
@@ -360,12 +360,16 @@ class Host:
             events = await self._remember(deliberation.task_id)
 
     async def _until_paused(
-        self, d: Deliberation, recording: Recording, purse: Purse | None, running: _Running
+        self,
+        d: Deliberation,
+        recording: Recording,
+        purse: BudgetReservation | None,
+        running: _Running,
     ) -> bool:
         """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is
         recorded, with the time that it had left.
         """
-        turnstile, task = Turnstile(), asyncio.current_task()
+        turnstile, task = PauseGate(), asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
         async def put_down() -> None:
@@ -385,7 +389,7 @@ class Host:
             return False
         return True
 
-    async def _purse(self, deliberation: Deliberation) -> Purse | None:
+    async def _purse(self, deliberation: Deliberation) -> BudgetReservation | None:
         """Return what a deliberation of a story draws on; a merge asks no model."""
         if self.accounts is None or not deliberation.story_id or deliberation.merge:
             return None
@@ -401,8 +405,8 @@ class Host:
         self,
         deliberation: Deliberation,
         recording: Recording,
-        purse: Purse | None,
-        turnstile: Turnstile,
+        purse: BudgetReservation | None,
+        turnstile: PauseGate,
     ) -> None:
         prepared, refusal = None, None
         try:

@@ -21,7 +21,7 @@ from moothall.tools.spec import Danger, ToolSpec
 from moothall.workflows.plan import Step, Workflow
 from moothall.workflows.record import Act, End, Record, StepState
 from moothall.workflows.references import Reference, fill_in, find_in, references
-from moothall.workflows.tool_steps import VisitHands
+from moothall.workflows.tool_steps import StepExecutor
 
 _CRASHES = 3
 _CHANGES = {Danger.WRITE, Danger.EXECUTE}
@@ -66,7 +66,7 @@ class Engine:
         self,
         plan: Workflow,
         record: Record,
-        hands: VisitHands,
+        hands: StepExecutor,
         tell: Tell,
         catalogue: Mapping[str, ToolSpec],
     ) -> None:

@@ -121,7 +121,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Chronicle:
+class WorkflowLog:
     """The facts of one workflow. A fact that is told again has the same id and changes nothing."""
 
     bus: Log

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.config import GuardSettings
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Recorded
@@ -21,12 +21,12 @@ from moothall.domain.tool import Grant
 from moothall.errors import InvalidRequest, MoothallError, NotFound, Permanent, Temporary
 from moothall.ports import Bucket, Log
 from moothall.telemetry import get_logger
-from moothall.tool_sessions.manager import Visits
-from moothall.tool_sessions.persistent_workspace import Loan, Returning
+from moothall.tool_sessions.manager import ToolSessions
+from moothall.tool_sessions.persistent_workspace import ReopenState, WorkspaceLease
 from moothall.workflows.engine import Engine
 from moothall.workflows.plan import Allowed, Workflow, read_plan
-from moothall.workflows.record import Chronicle, End, Record
-from moothall.workflows.tool_steps import VisitHands
+from moothall.workflows.record import End, Record, WorkflowLog
+from moothall.workflows.tool_steps import StepExecutor
 
 log = get_logger(__name__)
 
@@ -37,13 +37,13 @@ _BUG = "it was ended by a bug of ours; the log of the server says more"
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class WorkflowEntry:
     """An entry of the bucket `workflows`: what it takes to go on with one. `token` is its
     caller's.
     """
 
     workflow_id: str
-    visit: Returning
+    visit: ReopenState
     token: str
     running: bool = True
 
@@ -64,15 +64,15 @@ class Begun:
         return {**told, "state": "running" if self.running else "ended"}
 
 
-async def entries(index: Bucket) -> Sequence[Begun]:
+async def entries(index: Bucket) -> Sequence[WorkflowEntry]:
     """Return what the bucket holds. Raises `BusUnavailable`."""
     found = []
     for key, document in (await index.entries()).items():
         try:
             token = ".".join(map(str, document["token"]))
-            visit = load(Returning, document["visit"])
+            visit = load(ReopenState, document["visit"])
             found.append(
-                Begun(
+                WorkflowEntry(
                     str(document["workflow_id"]),
                     visit,
                     token,
@@ -88,7 +88,7 @@ async def entries(index: Bucket) -> Sequence[Begun]:
 class _Start:
     """A workflow that is to begin."""
 
-    chronicle: Chronicle
+    chronicle: WorkflowLog
     who: Principal
     token: str
     plan: Workflow
@@ -104,7 +104,12 @@ class Workflows:
     """
 
     def __init__(
-        self, visits: Visits, gate: Gate, bus: Log, index: Bucket, settings: GuardSettings
+        self,
+        visits: ToolSessions,
+        gate: ToolGateway,
+        bus: Log,
+        index: Bucket,
+        settings: GuardSettings,
     ) -> None:
         self._visits = visits
         self._gate = gate
@@ -130,7 +135,7 @@ class Workflows:
             task.cancel()
         await self._group.__aexit__(kind, error, traceback)
 
-    async def resume(self, only: str = "") -> Sequence[Begun]:
+    async def resume(self, only: str = "") -> Sequence[WorkflowEntry]:
         """Take up, beside what follows, what a process left that is gone, and return it; with
         `only`, the workflows of that id.
 
@@ -141,7 +146,7 @@ class Workflows:
             for begun in await entries(self._index)
             if begun.running and only in {"", begun.workflow_id}
         ]
-        places: dict[str, list[Begun]] = {}
+        places: dict[str, list[WorkflowEntry]] = {}
         for begun in found:
             places.setdefault(begun.visit.workspace, []).append(begun)
             there = self._held[begun.visit.workspace, begun.workflow_id] = (
@@ -153,7 +158,7 @@ class Workflows:
             self._spawn(self._return_all(left), workspace)
         return found
 
-    async def _return_all(self, left: Sequence[Begun]) -> None:
+    async def _return_all(self, left: Sequence[WorkflowEntry]) -> None:
         """Go on with what was left in one workspace: more than one only where a kill came between
         an end and its record.
         """
@@ -171,7 +176,7 @@ class Workflows:
         """Begin a workflow, or join it where it was begun, and yield its facts to its end. It goes
         on if nobody listens.
 
-        Raises what `Visits.ready` raises, `InvalidRequest` for what cannot be run as it is,
+        Raises what `ToolSessions.ready` raises, `InvalidRequest` for what cannot be run as it is,
         `Refused` where another workflow has the workspace, `AlreadyExists` where the id was used
         for another one.
         """
@@ -180,7 +185,7 @@ class Workflows:
             await self._returning[workspace].wait()
         capability = await self._visits.ready(who, workspace, token)
         plan = read_plan(document, self._limits(self._refusal(who.tenant, capability.grant)))
-        chronicle = Chronicle(self._bus, workspace, who.tenant, plan.id)
+        chronicle = WorkflowLog(self._bus, workspace, who.tenant, plan.id)
         await self._begin(chronicle, who, token, plan, document)
         async with aclosing(chronicle.follow(plan.digest, after_seq)) as facts:
             async for recorded in facts:
@@ -209,7 +214,7 @@ class Workflows:
 
     async def _begin(
         self,
-        chronicle: Chronicle,
+        chronicle: WorkflowLog,
         who: Principal,
         token: str,
         plan: Workflow,
@@ -231,7 +236,7 @@ class Workflows:
             record = await chronicle.read()
             if record.told is None:
                 with self._visits.lend(chronicle.workspace, plan.id) as loan:
-                    entry = Begun(plan.id, _returning(loan, start.who), start.token)
+                    entry = WorkflowEntry(plan.id, _returning(loan, start.who), start.token)
                     # How to take it up first, then that it began: in between it is nothing.
                     await self._index.put(entry.key, entry.document())
                     await chronicle.begin(plan, start.document, await loan.commit())
@@ -256,10 +261,10 @@ class Workflows:
             elif not begun.cancelled() and begun.exception():
                 del self._held[chronicle.workspace, plan.id]  # it may be tried again
 
-    async def _return(self, entry: Begun) -> None:
+    async def _return(self, entry: WorkflowEntry) -> None:
         """Open the workspace of a workflow again and go on with it."""
         visit = entry.visit
-        chronicle = Chronicle(self._bus, visit.workspace, visit.tenant, entry.workflow_id)
+        chronicle = WorkflowLog(self._bus, visit.workspace, visit.tenant, entry.workflow_id)
         try:
             record = await chronicle.read()
             if record.told is None or record.end is not None:
@@ -298,7 +303,7 @@ class Workflows:
             waiting.set()
 
     async def _carry_out(
-        self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan
+        self, chronicle: WorkflowLog, plan: Workflow, entry: WorkflowEntry, loan: WorkspaceLease
     ) -> None:
         """Run to the end and tell it; again from the log where the bus was away."""
         pause, over = _FIRST_PAUSE, False
@@ -326,9 +331,14 @@ class Workflows:
                 over = True
 
     async def _until_closed(
-        self, chronicle: Chronicle, plan: Workflow, entry: Begun, loan: Loan, record: Record
+        self,
+        chronicle: WorkflowLog,
+        plan: Workflow,
+        entry: WorkflowEntry,
+        loan: WorkspaceLease,
+        record: Record,
     ) -> tuple[End, str]:
-        hands = VisitHands(self._visits, loan, entry.token, plan.id, self._bus)
+        hands = StepExecutor(self._visits, loan, entry.token, plan.id, self._bus)
         engine = Engine(
             plan, record, hands, partial(chronicle.step, plan, record), self._gate.catalogue
         )
@@ -342,7 +352,7 @@ class Workflows:
             return End.CANCELLED, "its workspace was closed, or its time was over"
         return running.result()
 
-    async def _over(self, entry: Begun) -> None:
+    async def _over(self, entry: WorkflowEntry) -> None:
         await self._index.put(entry.key, replace(entry, token="", running=False).document())
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -359,9 +369,9 @@ async def contain(work: Coroutine[Any, Any, None], name: str) -> None:
         log.exception("a workflow was given up by a bug", workflow=name)
 
 
-def _returning(loan: Loan, who: Principal) -> Returning:
+def _returning(loan: WorkspaceLease, who: Principal) -> ReopenState:
     seat = loan.seat
-    return Returning(
+    return ReopenState(
         workspace=seat.workspace_id,
         principal=who.name,
         tenant=who.tenant,

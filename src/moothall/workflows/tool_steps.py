@@ -12,16 +12,16 @@ from moothall.domain.event import EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.domain.topic import Channel
 from moothall.ports import Log
-from moothall.tool_sessions.manager import Visits
-from moothall.tool_sessions.persistent_workspace import Loan
+from moothall.tool_sessions.manager import ToolSessions
+from moothall.tool_sessions.persistent_workspace import WorkspaceLease
 
 
 @dataclass(frozen=True, slots=True)
-class VisitHands:
+class StepExecutor:
     """One workspace, under its caller's token, and the log of what was called in it."""
 
-    visits: Visits
-    loan: Loan
+    visits: ToolSessions
+    loan: WorkspaceLease
     token: str
     flow: str
     log: Log

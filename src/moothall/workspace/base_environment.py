@@ -17,9 +17,9 @@ from moothall.processes import start_process
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.sandbox_runtime.checks import PLUGINS
-from moothall.workspace.executor_client import BoxSetup, remove_tree
+from moothall.workspace.executor_client import ExecutorSetup, remove_tree
 from moothall.workspace.packages import setup_reach
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import Toolchain
 
 _PYTEST = (
@@ -40,7 +40,7 @@ class Starter:
     made.
     """
 
-    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings
         self._pool = pool
 
@@ -113,7 +113,7 @@ class Starter:
         image: str,
         network: bool,
     ) -> bool:
-        place = BoxSetup(
+        place = ExecutorSetup(
             key=making.name.lstrip("."),
             tree=(making / "empty",),
             env=making / "env",

@@ -24,7 +24,7 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredItem:
     """One thing: a checkout, history, environment, starter or clone, its size in bytes and when it
     was last used (seconds since 1970).
 
@@ -38,10 +38,10 @@ class Kept:
     lock: str = ""
 
 
-def list_kept(data_dir: Path) -> tuple[Kept, ...]:
+def list_kept(data_dir: Path) -> tuple[StoredItem, ...]:
     """Return all that is there, the largest first. Blocks: reads every folder."""
     layout = Layout(data_dir)
-    found: list[Kept] = []
+    found: list[StoredItem] = []
     records = list(layout.prepared_file("-").parent.glob("[!.]*.json"))
     users: dict[str, float] = {}
     for record in records:
@@ -50,7 +50,7 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     for path in _folders(layout.tree("-").parent):
         record = layout.prepared_file(path.name)
         found.append(
-            Kept(
+            StoredItem(
                 "checkout",
                 path,
                 size_of(path),
@@ -61,7 +61,7 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     for path in _folders(layout.history("-").parent):
         record = layout.prepared_file(path.name)
         found.append(
-            Kept(
+            StoredItem(
                 "history",
                 path,
                 size_of(path),
@@ -72,7 +72,7 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
     for path in _folders(layout.environment("-").parent):
         kind = "starter" if path.name.startswith("starter-") else "environment"
         found.append(
-            Kept(
+            StoredItem(
                 kind,
                 path,
                 size_of(path),
@@ -82,15 +82,15 @@ def list_kept(data_dir: Path) -> tuple[Kept, ...]:
         )
     clones = (path for path in _folders(data_dir / "repos") if path.suffix == ".git")
     found += [
-        Kept("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path)))))
+        StoredItem("clone", path, size_of(path), max(map(_last_used, (path, *_parts(path)))))
         for path in clones
     ]
     return tuple(sorted(found, key=lambda item: item.size, reverse=True))
 
 
 def choose(
-    items: Sequence[Kept], *, older_than: float, everything: bool, registered: Sequence[str]
-) -> tuple[Kept, ...]:
+    items: Sequence[StoredItem], *, older_than: float, everything: bool, registered: Sequence[str]
+) -> tuple[StoredItem, ...]:
     """Return what goes: what was not used for `older_than` days, or `everything`. Of clones, which
     also hold what councils proposed, only those of no registered repository, unless it is
     everything.
@@ -105,8 +105,8 @@ def choose(
 
 
 async def clean(
-    data_dir: Path, items: Sequence[Kept], removed: Callable[[Kept], None]
-) -> tuple[Kept, ...]:
+    data_dir: Path, items: Sequence[StoredItem], removed: Callable[[StoredItem], None]
+) -> tuple[StoredItem, ...]:
     """Remove these and return those that are in use and stay. The caller holds the data
     directory.
     """

@@ -27,11 +27,11 @@ from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox.spawn import drop_uid, own
 from moothall.workspace.base_environment import Starter
 from moothall.workspace.environment_cache import Archives
-from moothall.workspace.executor_client import Box, BoxSetup, remove_tree
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import environment_key, foreign_python, uses_environment
 from moothall.workspace.limits import describe_setup_limit
 from moothall.workspace.packages import setup_reach
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.pool import ExecutorPool
 from moothall.workspace.toolchains import choose
 
 _SAYS_WHY = re.compile(
@@ -123,7 +123,7 @@ _OPAQUE = "user.overlay.opaque"
 class Environments:
     """Makes environments, each once, whatever process asks for it."""
 
-    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings
         self._pool = pool
         self._layout = pool.layout
@@ -172,7 +172,7 @@ class Environments:
         history = (
             await self._history(base, key, making, clone, tell) if base.profile.history else ()
         )
-        place = BoxSetup(
+        place = ExecutorSetup(
             key=f"setup-{making.name}",
             tree=(*history, self._layout.tree(key)),
             env=making / "env",
@@ -230,7 +230,7 @@ class _Steps:
 
     def __init__(
         self,
-        box: Box,
+        box: ExecutorClient,
         end: float,
         tell: Progress,
         variables: Mapping[str, str],

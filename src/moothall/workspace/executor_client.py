@@ -27,8 +27,8 @@ from moothall.repositories.profile import read_text
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
 from moothall.sandbox_runtime.confinement import HOME
 from moothall.workspace import executor_log
-from moothall.workspace.executor_connection import BoxLink
-from moothall.workspace.packages import Reach
+from moothall.workspace.executor_connection import ExecutorConnection
+from moothall.workspace.packages import NetworkAccess
 from moothall.workspace.slots import Slot, Slots
 
 EXECUTOR = "moothall.sandbox_runtime.executor"
@@ -88,7 +88,7 @@ Asked = Callable[[Answer], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class BoxSetup:
+class ExecutorSetup:
     """What a box shows: `tree` (topmost first) at /workspace, `env` at /env, more folders
     read-only. Without a tree there is an empty folder. `program` answers in it; `limits` hold
     instead of the settings'; `cpu_share` is the processors that a command may use on average, 0: as
@@ -102,7 +102,7 @@ class BoxSetup:
     tree: tuple[Path, ...]
     env: Path | None = None
     env_writable: bool = False
-    reach: Reach | None = None
+    reach: NetworkAccess | None = None
     ro: tuple[tuple[Path, str], ...] = ()
     program: str = EXECUTOR
     limits: SandboxSettings | None = None
@@ -148,10 +148,10 @@ async def _quietly(*command: str) -> None:
     await process.wait()
 
 
-class Box(ABC):
+class ExecutorClient(ABC):
     """A running executor. One request at a time; the lock is held for a whole request."""
 
-    def __init__(self, place: BoxSetup, folder: Path, settings: WorkspaceSections) -> None:
+    def __init__(self, place: ExecutorSetup, folder: Path, settings: WorkspaceSections) -> None:
         self.place = place
         self.folder = folder
         self.upper = folder / "upper"
@@ -162,7 +162,7 @@ class Box(ABC):
         self._since = 0.0
         self._settings = settings
         self._limits = place.limits or settings.sandbox
-        self._link: BoxLink | None = None
+        self._link: ExecutorConnection | None = None
         self._lock = asyncio.Lock()
         self._outside = contextlib.AsyncExitStack()
         self._proxy: Proxy | None = None

@@ -7,7 +7,7 @@ import socket
 from typing import Any, cast
 
 from moothall.errors import WorkspaceFailed
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack
+from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
 
 READY = 0
 # messages that nobody waits for any more, for each request: one that was given up asks, and then
@@ -15,11 +15,11 @@ READY = 0
 _STRAYS = 4
 
 
-class BoxLink(asyncio.Protocol):
+class ExecutorConnection(asyncio.Protocol):
     """One connection. Answers that nobody waits for any more are dropped."""
 
     def __init__(self) -> None:
-        self._frames = Frames()
+        self._frames = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = READY
@@ -28,7 +28,7 @@ class BoxLink(asyncio.Protocol):
         self.ready: asyncio.Future[dict[str, Any]] = self._expect(READY)
 
     @classmethod
-    async def over(cls, end: socket.socket) -> BoxLink:
+    async def over(cls, end: socket.socket) -> ExecutorConnection:
         """Take over one end of a socket pair."""
         _, link = await asyncio.get_running_loop().create_unix_connection(cls, sock=end)
         return link

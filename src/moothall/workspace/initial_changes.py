@@ -33,7 +33,7 @@ class _Applied:
         return 1000 + sum(200 + len(change.content or b"") for change in self.changes)
 
 
-class FirstChanges:
+class InitialChanges:
     """Turns diffs into changes, and keeps the last ones: each re-check of a candidate asks for the
     same.
     """

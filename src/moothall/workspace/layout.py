@@ -11,8 +11,8 @@ from moothall import file_locks
 from moothall.domain.ids import digest
 from moothall.domain.repository import Base
 from moothall.sandbox.bubblewrap import ENVIRONMENT, interpreter
-from moothall.workspace.executor_client import BoxSetup
-from moothall.workspace.toolchains import Chosen, choose
+from moothall.workspace.executor_client import ExecutorSetup
+from moothall.workspace.toolchains import ChosenToolchain, choose
 
 _KEY_CHARS = 32
 _PYTHON = frozenset({"python", "python3", "pip", "pip3"})
@@ -45,11 +45,11 @@ class Layout:
         """What set-up made: `env` for /env, `layer` for what it left in the checkout."""
         return self.data_dir / "environments" / key
 
-    def place(self, base: Base, key: str) -> BoxSetup:
+    def place(self, base: Base, key: str) -> ExecutorSetup:
         """What a workspace on `base` shows."""
         environment, chosen = environment_key(base), choose(base.profile.needs)
         history = self.history(key) if self.history(key).is_dir() else None
-        place = BoxSetup(
+        place = ExecutorSetup(
             key, (self.tree(key),), toolchains=chosen.homes, image=base.image, history=history
         )
         if not environment:
@@ -101,7 +101,7 @@ def _image(base: Base) -> tuple[str, ...]:
     return (f"image {base.image}",) if base.image else ()
 
 
-def foreign_python(chosen: Chosen) -> Path | None:
+def foreign_python(chosen: ChosenToolchain) -> Path | None:
     """Return the prefix of the Python of an environment, None where it is our own."""
     return None if chosen.python.program == interpreter() else chosen.python.home
 

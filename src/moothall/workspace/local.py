@@ -50,12 +50,12 @@ from moothall.tools import code_sessions
 from moothall.tools.code_tools import SHELL, USUAL_SECONDS
 from moothall.workspace import limits
 from moothall.workspace.bundle import grammars
-from moothall.workspace.executor_client import Box, BoxSetup
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.gittools import GitState, git_tool
-from moothall.workspace.initial_changes import FirstChanges
+from moothall.workspace.initial_changes import InitialChanges
 from moothall.workspace.limits import describe_shell_limit
-from moothall.workspace.local_executor import LocalBox
-from moothall.workspace.pool import BoxPool, MakeBox
+from moothall.workspace.local_executor import LocalExecutor
+from moothall.workspace.pool import ExecutorPool, MakeBox
 from moothall.workspace.result_parsing import (
     check_run,
     code_output,
@@ -63,8 +63,14 @@ from moothall.workspace.result_parsing import (
     shell_answer,
     tests_output,
 )
-from moothall.workspace.stdio_session import Answerer, converse, endless_run, full_run, most_asked
-from moothall.workspace.wasm import Shelf, answer_of
+from moothall.workspace.stdio_session import (
+    RequestAnswerer,
+    converse,
+    endless_run,
+    full_run,
+    most_asked,
+)
+from moothall.workspace.wasm import ModuleFolder, answer_of
 
 _SHELL_VARIABLES = {
     "PYTHONUNBUFFERED": "1",  # what was printed before a time limit was hit is shown
@@ -85,7 +91,7 @@ _REFUSALS: tuple[tuple[type[MoothallError], ToolStatus], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _CheckOrder:
-    """How a check is run: narrowed to `cases`. The others are those of `Box.request`."""
+    """How a check is run: narrowed to `cases`. The others are those of `ExecutorClient.request`."""
 
     cases: Sequence[str] = ()
     deadline: datetime | None = None
@@ -99,13 +105,13 @@ class LocalWorkspace:
     def __init__(
         self,
         name: str,
-        box: Box,
+        box: ExecutorClient,
         prepared: Prepared,
         *,
         clone: TrustedClone,
         settings: WorkspaceSections,
-        shelf: Shelf,
-        pool: BoxPool,
+        shelf: ModuleFolder,
+        pool: ExecutorPool,
         remote: Remote | None,
     ) -> None:
         self._pool = pool
@@ -308,7 +314,7 @@ class LocalWorkspace:
     @asynccontextmanager
     async def _built(
         self, seconds: float, order: _CheckOrder
-    ) -> AsyncIterator[tuple[Box, dict[str, Any] | None]]:
+    ) -> AsyncIterator[tuple[ExecutorClient, dict[str, Any] | None]]:
         """Yield a box with the current files built, and the answer of the build if it failed, else
         None.
 
@@ -319,7 +325,7 @@ class LocalWorkspace:
         if not steps:
             yield self._box, None
             return
-        if isinstance(self._box, LocalBox):
+        if isinstance(self._box, LocalExecutor):
             place = self._place_beside("build", self._limits)
             async with self._pool.start(place, beside=self._box) as box:
                 yield box, await self._build(box, steps, seconds, order)
@@ -355,7 +361,7 @@ class LocalWorkspace:
         )
 
     async def _build(
-        self, box: Box, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder
+        self, box: ExecutorClient, steps: Sequence[BuildStep], seconds: float, order: _CheckOrder
     ) -> dict[str, Any] | None:
         """Run steps in order; return the first failure as a check's answer, or None."""
         wall = max(seconds, self._settings.workspace.check_seconds)
@@ -486,7 +492,7 @@ class LocalWorkspace:
         )
         memory = min(block.memory_bytes or sandbox.memory_bytes, sandbox.memory_bytes)
         place = self._place_beside("code", sandbox.model_copy(update={"memory_bytes": memory}))
-        asking = Answerer(ask, most_asked(runner.tool_calls))
+        asking = RequestAnswerer(ask, most_asked(runner.tool_calls))
         # What serves blocks is compiled for our own Python, so another one cannot read it.
         python = (
             f"{ENVIRONMENT}/bin/python"
@@ -519,7 +525,7 @@ class LocalWorkspace:
             )
         return full_run(answer, runner.output_bytes)
 
-    def _place_beside(self, what: str, limits: SandboxSettings) -> BoxSetup:
+    def _place_beside(self, what: str, limits: SandboxSettings) -> ExecutorSetup:
         """Return the place of one more box on the same files; what it writes is its own."""
         place = self._box.place
         return replace(
@@ -535,7 +541,9 @@ class LocalWorkspace:
         """Run a program that is talked to. See `ports.Workspace`."""
         if keeps:
             return await converse(self._box, argv, hear, seconds, most)
-        apart = isinstance(self._box, LocalBox)  # in a pod, what is beside works on the very files
+        apart = isinstance(
+            self._box, LocalExecutor
+        )  # in a pod, what is beside works on the very files
         before = [] if apart else await self.changes()
         async with self._pool.start(
             self._place_beside("program", self._settings.sandbox), beside=self._box
@@ -599,9 +607,9 @@ class LocalWorkspaces:
         self._settings = settings
         self._clones = clones
         self._remotes = remotes
-        self._shelf = Shelf(settings)
-        self._first = FirstChanges()
-        self.pool = BoxPool(settings, (*self._shelf.binds, *grammars()), make)
+        self._shelf = ModuleFolder(settings)
+        self._first = InitialChanges()
+        self.pool = ExecutorPool(settings, (*self._shelf.binds, *grammars()), make)
 
     async def __aenter__(self) -> Self:
         await self._shelf.fill()

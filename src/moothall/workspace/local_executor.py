@@ -12,7 +12,7 @@ from pathlib import Path
 from moothall.config import WorkspaceSections
 from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.network.proxy import listener, proxying
-from moothall.repositories.changes import AskIgnored, ChangeCaps, Survey, Written, measure
+from moothall.repositories.changes import AskIgnored, ChangeCaps, ChangeScan, Written, measure
 from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import (
     ENVIRONMENT,
@@ -25,26 +25,26 @@ from moothall.sandbox.cgroups import parents, way
 from moothall.sandbox.spawn import Sandboxed, drop_uid, own, spawn
 from moothall.sandbox_runtime.confinement import BOOT
 from moothall.workspace.bundle import INSIDE
-from moothall.workspace.executor_client import START_SECONDS, Box, BoxSetup
-from moothall.workspace.executor_connection import BoxLink
-from moothall.workspace.packages import Reach
+from moothall.workspace.executor_client import START_SECONDS, ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import ExecutorConnection
+from moothall.workspace.packages import NetworkAccess
 
 _DISK_ENTRIES = 200_000
 _HISTORY = "/opt/history"
 
 
-def _prefix(place: BoxSetup) -> tuple[Path, ...]:
+def _prefix(place: ExecutorSetup) -> tuple[Path, ...]:
     return (place.python,) if place.python and not place.python.is_relative_to("/usr") else ()
 
 
-class LocalBox(Box):
+class LocalExecutor(ExecutorClient):
     """A running executor, of the code in the folder `code`, over an overlay whose changes are in
     `upper`; `shown` is read-only and at the same place in every sandbox.
     """
 
     def __init__(
         self,
-        place: BoxSetup,
+        place: ExecutorSetup,
         folder: Path,
         settings: WorkspaceSections,
         code: Path,
@@ -93,7 +93,7 @@ class LocalBox(Box):
                 try:
                     if self.place.reach:
                         await self._open_way(self.place.reach, ours)
-                    self._link = await BoxLink.over(ours)
+                    self._link = await ExecutorConnection.over(ours)
                 except BaseException:
                     ours.close()
                     raise
@@ -108,7 +108,7 @@ class LocalBox(Box):
             ) from error
         self._sandbox.note(f"sandbox {self.name}: memory and processes are held by {way()}\n")
 
-    async def _open_way(self, reach: Reach, ours: socket.socket) -> None:
+    async def _open_way(self, reach: NetworkAccess, ours: socket.socket) -> None:
         """Serve the port that was opened inside: the box's only way out."""
         listening = await listener(ours)
         self._port = listening.getsockname()[1]
@@ -165,7 +165,7 @@ class LocalBox(Box):
         self, base_files: Sequence[str], caps: ChangeCaps, ignored: AskIgnored
     ) -> Written:
         """Read them from the upper folder of the overlay."""
-        survey = Survey(self.upper, base_files, caps, base=self.place.tree[-1])
+        survey = ChangeScan(self.upper, base_files, caps, base=self.place.tree[-1])
         while (new := await asyncio.to_thread(survey.look)) is not None:
             await asyncio.to_thread(survey.leave_out, await ignored(new))
         return await asyncio.to_thread(survey.read)

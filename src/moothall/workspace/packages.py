@@ -46,7 +46,7 @@ _TRUST = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class NetworkAccess:
     """Where a box may connect to through the proxy, as whom, and how many bytes; `ro` and
     `variables` tell it so.
     """
@@ -58,7 +58,7 @@ class Reach:
     variables: dict[str, str]
 
 
-def setup_reach(folder: Path, settings: WorkspaceSections) -> Reach | None:
+def setup_reach(folder: Path, settings: WorkspaceSections) -> NetworkAccess | None:
     """Return what a set-up may reach, None without a network; files that it is shown are written to
     `folder`.
 
@@ -90,7 +90,7 @@ def setup_reach(folder: Path, settings: WorkspaceSections) -> Reach | None:
     variables["NO_PROXY"] = variables["no_proxy"] = ",".join(
         sorted({"localhost", "127.0.0.1", "::1"} - local)
     )
-    return Reach(destinations, credentials, settings.workspace.setup_bytes, ro, variables)
+    return NetworkAccess(destinations, credentials, settings.workspace.setup_bytes, ro, variables)
 
 
 def _show(

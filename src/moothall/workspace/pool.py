@@ -27,22 +27,22 @@ from moothall.sandbox import cgroups, orphans
 from moothall.sandbox.cgroups import cores
 from moothall.workspace import executor_log
 from moothall.workspace.bundle import bundle
-from moothall.workspace.executor_client import Box, BoxSetup, remove_tree
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup, remove_tree
 from moothall.workspace.layout import Layout
-from moothall.workspace.local_executor import LocalBox
+from moothall.workspace.local_executor import LocalExecutor
 from moothall.workspace.slots import Slots, slots_folder
 
 _KEYS_KEPT = 4
 _DYING, _DYING_PAUSE = 50, 0.1
 _log = telemetry.get_logger(__name__)
 
-MakeBox = Callable[[BoxSetup, Path, Box | None], Box]
+MakeBox = Callable[[ExecutorSetup, Path, ExecutorClient | None], ExecutorClient]
 """Makes a box that is not started yet: on a place, with a folder of its own, perhaps beside another
 on whose files it works.
 """
 
 
-class BoxPool:
+class ExecutorPool:
     """Starts boxes, keeps `settings.workspace.warm` spare ones a prepared key, and clears all away.
 
     `shown` is read-only and at the same place in every sandbox. An async context manager with a
@@ -69,10 +69,10 @@ class BoxPool:
         )
         self._instance = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = self.layout.run / self._instance
-        self._spares: OrderedDict[str, list[Box]] = OrderedDict()
+        self._spares: OrderedDict[str, list[ExecutorClient]] = OrderedDict()
         self._filling: set[str] = set()
-        self._waiting: dict[str, asyncio.Future[Box | None]] = {}
-        self._open: set[Box] = set()
+        self._waiting: dict[str, asyncio.Future[ExecutorClient | None]] = {}
+        self._open: set[ExecutorClient] = set()
         self._group: asyncio.TaskGroup | None = None
         self._lock_fd = -1
         self._number = 0
@@ -131,7 +131,7 @@ class BoxPool:
         os.close(self._lock_fd)
 
     @asynccontextmanager
-    async def box(self, prepared: Prepared) -> AsyncIterator[Box]:
+    async def box(self, prepared: Prepared) -> AsyncIterator[ExecutorClient]:
         """A fresh box on `prepared`, a spare one where there is one. Raises
         `SandboxUnavailable`.
         """
@@ -139,7 +139,7 @@ class BoxPool:
             self._refill(box.place)
             yield box
 
-    def _place(self, prepared: Prepared) -> BoxSetup:
+    def _place(self, prepared: Prepared) -> ExecutorSetup:
         """What a workspace shows; bounds narrow the settings' limits, and never widen them."""
         place, bounds, limits = (
             self.layout.place(prepared.base, prepared.key),
@@ -158,8 +158,8 @@ class BoxPool:
 
     @asynccontextmanager
     async def start(
-        self, place: BoxSetup, *, keep: bool = False, beside: Box | None = None
-    ) -> AsyncIterator[Box]:
+        self, place: ExecutorSetup, *, keep: bool = False, beside: ExecutorClient | None = None
+    ) -> AsyncIterator[ExecutorClient]:
         """A box on `place`; `keep` leaves its folder to the caller. `beside`: a box whose files it
         works on, wherever that runs.
         """
@@ -171,8 +171,11 @@ class BoxPool:
             self._open.discard(box)
 
     async def take(
-        self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] | None = None
-    ) -> Box:
+        self,
+        place: ExecutorSetup,
+        beside: ExecutorClient | None = None,
+        whose: Mapping[str, str] | None = None,
+    ) -> ExecutorClient:
         """Return a box on `place` for the caller to `drop`. `whose`: by default that of the running
         code.
 
@@ -186,12 +189,12 @@ class BoxPool:
         self._open.add(box)
         return box
 
-    def drop(self, box: Box) -> None:
+    def drop(self, box: ExecutorClient) -> None:
         """End a box that was taken; it is cleared away meanwhile."""
         self._open.discard(box)
         self._discard(box)
 
-    def _spare(self, place: BoxSetup) -> Box | None:
+    def _spare(self, place: ExecutorSetup) -> ExecutorClient | None:
         boxes = self._spares.get(place.key, [])
         while boxes:
             box = boxes.pop()
@@ -199,14 +202,14 @@ class BoxPool:
                 return box
         return None
 
-    def _fits(self, box: Box, place: BoxSetup) -> bool:
+    def _fits(self, box: ExecutorClient, place: ExecutorSetup) -> bool:
         """Whether a spare is what is wanted; it is thrown away where not."""
         if box.alive and not box.spent and box.place == place and self._group:
             return True
         self._discard(box)
         return False
 
-    async def _await_coming(self, place: BoxSetup) -> Box | None:
+    async def _await_coming(self, place: ExecutorSetup) -> ExecutorClient | None:
         """The spare that is just being started, if nobody waits for it yet: it is ready before a
         new one would be.
         """
@@ -223,14 +226,19 @@ class BoxPool:
             del self._waiting[place.key]
         return box if box and self._fits(box, place) else None
 
-    def _on_this_machine(self, place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
-        box = LocalBox(place, folder, self._settings, self._folder / "code", self._shown)
+    def _on_this_machine(
+        self, place: ExecutorSetup, folder: Path, _beside: ExecutorClient | None
+    ) -> ExecutorClient:
+        box = LocalExecutor(place, folder, self._settings, self._folder / "code", self._shown)
         box.slots = self._slots
         return box
 
     async def _fresh(
-        self, place: BoxSetup, beside: Box | None = None, whose: Mapping[str, str] = NOTHING
-    ) -> Box:
+        self,
+        place: ExecutorSetup,
+        beside: ExecutorClient | None = None,
+        whose: Mapping[str, str] = NOTHING,
+    ) -> ExecutorClient:
         if self._group is None:
             raise WorkspaceFailed("no workspaces can be opened any more: they are being closed")
         self._number += 1
@@ -245,12 +253,12 @@ class BoxPool:
             ) from error
         return box
 
-    def _discard(self, box: Box) -> None:
+    def _discard(self, box: ExecutorClient) -> None:
         box.kill()
         if self._group:
             self._group.create_task(box.close(), name=f"close {box.name}")
 
-    def _refill(self, place: BoxSetup) -> None:
+    def _refill(self, place: ExecutorSetup) -> None:
         wanted = self._settings.workspace.warm
         boxes = self._spares.setdefault(place.key, [])
         self._spares.move_to_end(place.key)
@@ -261,7 +269,7 @@ class BoxPool:
             self._filling.add(place.key)
             self._group.create_task(self._fill(place, wanted), name=f"warm {place.key}")
 
-    async def _fill(self, place: BoxSetup, wanted: int) -> None:
+    async def _fill(self, place: ExecutorSetup, wanted: int) -> None:
         try:
             while self._group and len(self._spares.get(place.key, ())) < wanted:
                 box = await self._fresh(place)
@@ -277,7 +285,7 @@ class BoxPool:
             if coming and not coming.done():
                 coming.set_result(None)
 
-    def _keep(self, box: Box) -> None:
+    def _keep(self, box: ExecutorClient) -> None:
         coming = self._waiting.get(box.place.key)
         if coming and not coming.done():
             coming.set_result(box)

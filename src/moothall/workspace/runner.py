@@ -27,9 +27,9 @@ from moothall.errors import ConfigurationError, SandboxUnavailable, WorkspaceFai
 from moothall.ports import Workspace
 from moothall.sandbox_runtime.code_runner import MONTY
 from moothall.telemetry import get_logger
-from moothall.workspace.executor_client import Answer, Box, BoxSetup
-from moothall.workspace.pool import BoxPool
-from moothall.workspace.stdio_session import Answerer, code_run, cut, endless_run, most_asked
+from moothall.workspace.executor_client import Answer, ExecutorClient, ExecutorSetup
+from moothall.workspace.pool import ExecutorPool
+from moothall.workspace.stdio_session import RequestAnswerer, code_run, cut, endless_run, most_asked
 
 log = get_logger(__name__)
 
@@ -67,7 +67,7 @@ class LocalRunner:
     end by itself.
     """
 
-    def __init__(self, settings: WorkspaceSections, pool: BoxPool) -> None:
+    def __init__(self, settings: WorkspaceSections, pool: ExecutorPool) -> None:
         self._settings = settings.runner
         self._pool = pool
         sandbox = settings.sandbox
@@ -80,8 +80,8 @@ class LocalRunner:
                 "toolchains": (),
             }
         )
-        self._place = BoxSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
-        self._idle: dict[str, list[Box]] = {}
+        self._place = ExecutorSetup("runner", (), ro=monty_binds(), program=_PROGRAM, limits=limits)
+        self._idle: dict[str, list[ExecutorClient]] = {}
         self._slots = asyncio.Semaphore(settings.runner.workers)
         # Of each depth its own: a block holds its box while it waits for agents whose blocks want
         # one.
@@ -137,7 +137,7 @@ class LocalRunner:
             return result
 
         asking, slot = (
-            Answerer(ask_without_slot, most_asked(self._settings.tool_calls)),
+            RequestAnswerer(ask_without_slot, most_asked(self._settings.tool_calls)),
             _Slot(self._slots),
         )
         async with slot:
@@ -169,7 +169,7 @@ class LocalRunner:
             )
         return code_run(answer, self._settings.output_bytes), ""
 
-    async def _ask(self, box: Box, block: CodeBlock, asking: Answerer) -> Answer:
+    async def _ask(self, box: ExecutorClient, block: CodeBlock, asking: RequestAnswerer) -> Answer:
         limits = self._settings
         seconds = min(block.seconds or limits.seconds, limits.seconds)
         return await box.request(
@@ -188,7 +188,7 @@ class LocalRunner:
             seed=digest(block.code),
         )
 
-    async def _take(self, tenant: str) -> Box:
+    async def _take(self, tenant: str) -> ExecutorClient:
         idle = self._idle.get(tenant, [])
         while idle:
             box = idle.pop()
@@ -203,7 +203,7 @@ class LocalRunner:
             self._place, whose={"tenant": tenant}
         )  # any block of it may come
 
-    def _give_back(self, box: Box, tenant: str, *, whole: bool) -> None:
+    def _give_back(self, box: ExecutorClient, tenant: str, *, whole: bool) -> None:
         if whole and sum(map(len, self._idle.values())) < self._settings.workers:
             self._idle.setdefault(tenant, []).append(box)
         else:

@@ -16,7 +16,7 @@ from moothall.ports import Hear
 from moothall.sandbox.bubblewrap import ENVIRONMENT
 from moothall.sandbox_runtime.stdio_process import COMMAND
 from moothall.sandbox_runtime.tool_proxy import plain
-from moothall.workspace.executor_client import Answer, Box
+from moothall.workspace.executor_client import Answer, ExecutorClient
 from moothall.workspace.result_parsing import BROKEN, usage_of, whole
 
 _ERROR_CHARS = 4000
@@ -24,7 +24,7 @@ _ENDS = frozenset({"success", "error", "memory"})
 """How a block may say that it ended: all else only those can know who watch it."""
 
 
-class Answerer:
+class RequestAnswerer:
     """Answers a box's questions with `ask`; remembers what that raised, which is not the box's
     fault. One that goes on asking after `most` questions, whatever it was answered, is `endless`:
     its time stands still while it asks.
@@ -150,7 +150,9 @@ def cut(text: str) -> str:
 _MOST_ASKED = 10_000
 
 
-async def converse(box: Box, argv: Sequence[str], hear: Hear, seconds: float, most: int) -> str:
+async def converse(
+    box: ExecutorClient, argv: Sequence[str], hear: Hear, seconds: float, most: int
+) -> str:
     """Run a program in a box and carry lines between it and `hear`. See
     `ports.Workspace.converse`.
     """

@@ -80,7 +80,7 @@ class Toolchain:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenToolchain:
     """What a project gets: the Python of its environment, more folders to show (whose bin goes on
     PATH).
 
@@ -98,7 +98,7 @@ def own_python() -> Toolchain:
     return Toolchain(platform.python_version(), interpreter(), Path(sys.base_prefix).resolve())
 
 
-def choose(needs: Mapping[str, str]) -> Chosen:
+def choose(needs: Mapping[str, str]) -> ChosenToolchain:
     """Return what a profile's `needs` come to on this machine. The same for the same needs, while
     the process lives.
     """
@@ -106,7 +106,7 @@ def choose(needs: Mapping[str, str]) -> Chosen:
 
 
 @lru_cache(maxsize=256)
-def _choose(items: tuple[tuple[str, str], ...]) -> Chosen:
+def _choose(items: tuple[tuple[str, str], ...]) -> ChosenToolchain:
     needs = dict(items)
     python, missing = _python(needs.get("python", ""), needs.get("python-pin", ""))
     homes, notes = [], []
@@ -116,7 +116,7 @@ def _choose(items: tuple[tuple[str, str], ...]) -> Chosen:
             homes += [found.home] if found and not found.home.is_relative_to("/usr") else []
             notes += [note] if note else []
             missing = missing or lacking
-    return Chosen(python, tuple(homes), tuple(notes), missing)
+    return ChosenToolchain(python, tuple(homes), tuple(notes), missing)
 
 
 def _python(spec: str, pin: str) -> tuple[Toolchain, str]:

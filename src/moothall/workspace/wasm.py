@@ -30,7 +30,7 @@ _BOOT = (
 _COMPILE_SECONDS = 120.0
 
 
-class Shelf:
+class ModuleFolder:
     """The compiled modules of an operator's folder."""
 
     def __init__(self, settings: WorkspaceSections) -> None:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from kubernetes import client
 
 from house import Command, git
-from moothall.app.repositories import Hands, open_hands
+from moothall.app.repositories import WorkspaceServices, open_hands
 from moothall.app.repository import register
 from moothall.concurrency import beside
 from moothall.config import Settings
@@ -44,7 +44,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
         yield url
 
 
-async def prepared(hands: Hands, settings: Settings, folder: Path) -> Prepared:
+async def prepared(hands: WorkspaceServices, settings: Settings, folder: Path) -> Prepared:
     repo = await asyncio.to_thread(make_repo, folder / "repo", SAMPLE)
     base = await hands.repositories.resolve(await register(settings, str(repo.path), "HEAD"))
     return await hands.repositories.prepare(base, print)
@@ -107,13 +107,13 @@ async def test_a_repository_is_set_up_worked_on_and_proven_in_pods(
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def hands(tmp_path: Path, bus: str) -> AsyncIterator[Hands]:
+async def hands(tmp_path: Path, bus: str) -> AsyncIterator[WorkspaceServices]:
     async with open_hands(configured(tmp_path, bus)) as hands:
         yield hands
 
 
 async def bare(
-    folder: Path, bus: str, hands: Hands, files: Mapping[str, str], **checks: str
+    folder: Path, bus: str, hands: WorkspaceServices, files: Mapping[str, str], **checks: str
 ) -> Prepared:
     """A repository with checks that need no set-up, and no environment that would have to be
     brought.
@@ -132,7 +132,7 @@ ODD = ['it\'s "quoted".txt', "$(touch pwned).txt", "two;lines&.txt", "-rf", "`id
 
 
 async def test_values_full_of_quotes_and_newlines_are_what_they_are(
-    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
 ) -> None:
     base = await bare(
         tmp_path,
@@ -150,7 +150,7 @@ async def test_values_full_of_quotes_and_newlines_are_what_they_are(
 
 
 async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
-    tmp_path: Path, bus: str, hands: Hands
+    tmp_path: Path, bus: str, hands: WorkspaceServices
 ) -> None:
     look = (
         "import os, pathlib\n"
@@ -169,7 +169,7 @@ async def test_what_runs_there_has_no_credentials_and_writes_nowhere_else(
 
 
 async def test_memory_and_disk_that_are_used_up_are_said(
-    tmp_path: Path, bus: str, hands: Hands
+    tmp_path: Path, bus: str, hands: WorkspaceServices
 ) -> None:
     fill = (
         "import time\nfor n in range(3000):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
@@ -188,7 +188,7 @@ async def test_memory_and_disk_that_are_used_up_are_said(
 
 
 async def test_blocks_of_python_run_in_the_pod_on_its_files(
-    tmp_path: Path, bus: str, hands: Hands
+    tmp_path: Path, bus: str, hands: WorkspaceServices
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         result: ToolResult = await call(workspace, tool, **arguments)
@@ -224,7 +224,7 @@ async def test_an_image_that_is_not_there_is_said(
 
 
 async def test_a_quota_that_is_used_up_is_said(
-    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
     quota = client.V1ResourceQuota(
@@ -244,7 +244,7 @@ async def test_a_quota_that_is_used_up_is_said(
 
 
 async def test_a_pod_that_is_killed_in_the_middle_is_said(
-    tmp_path: Path, bus: str, hands: Hands, api: client.ApiClient
+    tmp_path: Path, bus: str, hands: WorkspaceServices, api: client.ApiClient
 ) -> None:
     core = client.CoreV1Api(api)
     base = await bare(tmp_path, bus, hands, SAMPLE)

@@ -11,10 +11,10 @@ import pytest
 from k8s.test_jobs import bare, bus, hands, jobs_left  # noqa: F401 - `bus` and `hands` are fixtures
 from kubernetes import client
 
-from moothall.app.repositories import Hands, open_hands
+from moothall.app.repositories import WorkspaceServices, open_hands
 from moothall.domain.tool import ToolStatus
 from moothall.errors import MoothallError
-from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.manifest import job
 from support.kube.reached import configured
@@ -47,7 +47,7 @@ FILL = (
 async def test_processes_that_together_use_more_memory_than_the_container_has_are_said(
     tmp_path: Path,
     bus: str,  # noqa: F811 - the fixture
-    hands: Hands,  # noqa: F811 - the fixture
+    hands: WorkspaceServices,  # noqa: F811 - the fixture
 ) -> None:
     checks = {
         name: TOGETHER.replace("COUNT", count) for name, count in (("one", "1"), ("three", "3"))
@@ -76,7 +76,9 @@ async def test_a_pod_that_pod_security_refuses_is_said(
 ) -> None:
     settings = configured(tmp_path, bus)
     async with Cluster(settings.jobs, "test") as cluster:
-        made: dict[str, Any] = job("refused", cluster.labels, BoxSetup("refused", ()), settings, {})
+        made: dict[str, Any] = job(
+            "refused", cluster.labels, ExecutorSetup("refused", ()), settings, {}
+        )
         for container in made["spec"]["template"]["spec"]["containers"]:
             del container["securityContext"]
         await cluster.create(made)

@@ -14,7 +14,7 @@ from moothall.domain.status import Finding
 from moothall.domain.tool import ToolCall, ToolResult
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output as Answer
 from moothall.tools.spec import Caps, Danger, ToolSpec
@@ -82,10 +82,10 @@ class ClockFamily(Family[Clock]):
         return {} if self.own(settings).time else {"clock.now": "MOOTHALL_CLOCK__TIME is not set"}
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """See `Family`."""
         tools = ClockTools(self.own(settings))
-        yield Opened(tools.call, tools.leave)
+        yield OpenedFamily(tools.call, tools.leave)
         assert tools.left == ["ws-1"]
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:

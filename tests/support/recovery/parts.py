@@ -23,21 +23,21 @@ async def serve() -> None:
     """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
     from moothall.api.bundles import BUCKET as BUNDLES
     from moothall.api.bundles import Bundles
-    from moothall.api.dependencies import Doors
+    from moothall.api.dependencies import ApiDependencies
     from moothall.api.grpc_server import grpc_server
-    from moothall.api.health import Checkup
+    from moothall.api.health import HealthCheck
     from moothall.api.identity import read_tokens
     from moothall.app.repositories import trusted_repositories
     from moothall.authorization.recent_decisions import Decisions
-    from moothall.authorization.story_budgets import BUCKET, Accounts
+    from moothall.authorization.story_budgets import BUCKET, StoryBudgets
     from moothall.collector.overview import Overview
-    from moothall.collector.statistics import Tally
+    from moothall.collector.statistics import Statistics
     from moothall.deliberation.prompts.briefing import Briefings
     from moothall.events.nats.jetstream import open_bus
-    from moothall.orchestrator.council_registry import Roster
+    from moothall.orchestrator.council_registry import CouncilRegistry
     from moothall.orchestrator.planning import Defaults
-    from moothall.orchestrator.service import Desk
-    from moothall.orchestrator.story_writer import Author
+    from moothall.orchestrator.service import DeliberationService
+    from moothall.orchestrator.story_writer import StoryWriter
     from moothall.stories.board import Board
     from moothall.stories.notes import Notes
     from moothall.stories.planner import Planner
@@ -45,27 +45,27 @@ async def serve() -> None:
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
-        desk = Desk(
+        desk = DeliberationService(
             bus,
             trusted_repositories(settings),
             Defaults(settings.limits, settings.repository, settings.seed),
         )
-        roster = Roster(bus, settings.limits, settings.choice)
-        doors = Doors(
+        roster = CouncilRegistry(bus, settings.limits, settings.choice)
+        doors = ApiDependencies(
             desk=desk,
             councils=roster,
             plans=Planner(bus, settings.limits),
             board=Board(bus),
-            accounts=Accounts(bus.bucket(BUCKET), settings.limits),
-            author=Author(desk, 1, model=False),
-            tallies=Tally(bus, roster, tuple),
+            accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
+            author=StoryWriter(desk, 1, model=False),
+            tallies=Statistics(bus, roster, tuple),
             decisions=Decisions(bus),
             tasks=Overview(bus, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),
             ask=MemoryGraph().ask,
             notes=Notes(bus),
             bundles=Bundles(bus.bucket(BUNDLES)),
-            checkup=Checkup({}),
+            checkup=HealthCheck({}),
             models=settings.choice,
             visits=None,
             parking=None,

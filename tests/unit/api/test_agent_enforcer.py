@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 
-from moothall.agents.admission import CircuitOpen, RollingBreaker
+from moothall.agents.admission import CircuitOpen, RollingCircuitBreaker
 from moothall.config import AgentSettings
 from moothall.domain.ids import key_of
 from moothall.domain.outcome import DeliberationStatus
@@ -226,7 +226,7 @@ class Clock:
 
 def test_the_breaker_opens_at_half_of_the_last_twenty_and_recovers_through_one_call() -> None:
     clock = Clock()
-    breaker = RollingBreaker(AgentSettings(), clock)
+    breaker = RollingCircuitBreaker(AgentSettings(), clock)
 
     def call(*, failed: bool | None) -> bool:
         try:

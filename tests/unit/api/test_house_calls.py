@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from moothall.api.health import Checkup, Probe
+from moothall.api.health import HealthCheck, Probe
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.status import Condition
 from moothall.errors import GraphUnavailable, ModelUnavailable, NotFound
@@ -190,7 +190,7 @@ class Parts:
 
 async def test_status_says_which_part_is_not_well_and_why() -> None:
     desk, parts = MemoryDesk(), Parts()
-    checkup = Checkup({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
+    checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
     async with serving(desk, doors_of(desk, checkup=checkup)) as served:
         asked = pb.GetStatusRequest(include_stats=True)
         well = await served.client.GetStatus(asked)
@@ -209,7 +209,7 @@ async def test_status_says_which_part_is_not_well_and_why() -> None:
 
 async def test_a_part_that_is_not_needed_only_degrades() -> None:
     desk, parts = MemoryDesk(), Parts()
-    checkup = Checkup({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
+    checkup = HealthCheck({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
     async with serving(desk, doors_of(desk, checkup=checkup)) as served:
         answer = await served.client.GetStatus(pb.GetStatusRequest())
     assert (answer.status, list(answer.reasons)) == (

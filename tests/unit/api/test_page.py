@@ -13,7 +13,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
-from moothall.api.identity import Bearers
+from moothall.api.identity import BearerTokens
 from moothall.api.web.rendering import visible
 from moothall.api.web.routes import at_work, moves, page_routes
 from moothall.api.web.sessions import Sessions
@@ -25,8 +25,8 @@ from moothall.errors import NotFound
 from moothall.stories.board import Board
 from moothall.stories.coach import CRITERIA as CRITERIA_MOST
 from moothall.stories.coach import TITLE_CHARS, StoryDraft
-from moothall.stories.lifecycle import Need, Stand, lifecycle
-from moothall.stories.story_state import Card
+from moothall.stories.lifecycle import Need, StoryPosition, lifecycle
+from moothall.stories.story_state import StoryState
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
@@ -200,7 +200,7 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
     ("method", "path"),
     sorted(
         (method, route.path)
-        for route in page_routes(doors_of(MemoryDesk()), Bearers(TOKENS), Sessions(1, 1, 1))
+        for route in page_routes(doors_of(MemoryDesk()), BearerTokens(TOKENS), Sessions(1, 1, 1))
         for method in (route.methods or set()) - {"HEAD"}
         if "{" in route.path
     ),
@@ -310,7 +310,7 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
 def test_the_page_comes_again_while_the_house_works(
     state: str, facts: set[Need], changed: dict[str, Any], *, working: bool
 ) -> None:
-    card = Card(Story("s"), Stand(state, facts=frozenset(facts)), **changed)
+    card = StoryState(Story("s"), StoryPosition(state, facts=frozenset(facts)), **changed)
     assert at_work(card) is working
 
 

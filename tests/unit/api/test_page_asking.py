@@ -18,7 +18,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.task import DeliberationRequest, Fork
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
@@ -34,7 +34,7 @@ class Asked:
 
     browser: Browser
     form: str
-    desk: Desk
+    desk: DeliberationService
     bus: MemoryBus
 
     async def answer(self, task_id: str, content: str) -> None:
@@ -54,7 +54,7 @@ class Asked:
 @pytest.fixture
 async def house() -> AsyncIterator[Asked]:
     bus = MemoryBus()
-    desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
+    desk = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
     doors = replace(
         doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...])
     )

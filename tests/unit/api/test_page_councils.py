@@ -24,12 +24,12 @@ from moothall.domain.event import EventType
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.plan import Remark
+from moothall.domain.plan import LineComment
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import DeliberationRequest
 from moothall.domain.topic import Channel
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.task_history import RoundTask
 from moothall.telemetry.events import write
@@ -65,7 +65,7 @@ class House:
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
     bus = MemoryBus()
-    desk = Desk(bus, Remembering(), Defaults(config.LimitSettings()))
+    desk = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
     doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple))
     async with (
         http_server(
@@ -266,7 +266,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(house: House) ->
     assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
     (card,) = await house.browser.doors.board.cards(LOCAL)
     assert card.remarks == (
-        Remark(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
+        LineComment(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
     )
     assert f"Say it in French. {SHOWN}" in await house.shown()
     assert "u.py, line 2" in (await house.browser.get(f"/stories/{story_id}")).text

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from moothall import config
-from moothall.api.health import Checkup, Probe
+from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.server import http_server
 from moothall.authorization.recent_decisions import Decisions
 from moothall.domain.budget import Budget
@@ -40,7 +40,7 @@ def bus() -> MemoryBus:
 
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
-    checkup = Checkup({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
+    checkup = HealthCheck({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
     doors = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
     async with (
         http_server(

@@ -13,7 +13,7 @@ import pytest
 
 from moothall import config
 from moothall.api.http.server import http_server
-from moothall.authorization.approval_queue import BUCKET, Parked, Parking
+from moothall.authorization.approval_queue import BUCKET, ApprovalQueue, Parked
 from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
@@ -44,7 +44,7 @@ class House:
 
     browser: Browser
     bus: MemoryBus
-    parking: Parking
+    parking: ApprovalQueue
 
     async def park(self, *items: Parked) -> None:
         for item in items:

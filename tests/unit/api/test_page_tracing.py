@@ -18,7 +18,7 @@ from moothall.api.http.server import http_server
 from moothall.api.web.charts import Neighbour, draw_around
 from moothall.domain.identity import LOCAL
 from moothall.errors import GraphUnavailable
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
 from support.desk import MemoryDesk
@@ -63,7 +63,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     async def prepare(*_: Any) -> Any:
         raise NotImplementedError
 
-    repositories = TrustedRepositories(data, config.WorkspaceSettings(), prepare)
+    repositories = RepositoryService(data, config.WorkspaceSettings(), prepare)
     await repositories.register(str(repo.path), id="project")
     graph = MemoryGraph()
     doors = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)

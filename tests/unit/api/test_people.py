@@ -14,7 +14,7 @@ from argon2 import PasswordHasher
 
 from moothall import config
 from moothall.api.http.server import http_server
-from moothall.api.web.user_accounts import Attempts, People
+from moothall.api.web.user_accounts import Attempts, UserAccounts
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import AlreadyExists, ConfigurationError, InvalidRequest, NotFound
 from moothall.stories.board import Board
@@ -29,14 +29,14 @@ Serve = Callable[[], AbstractAsyncContextManager[Browser]]
 
 
 @pytest.fixture
-def people(tmp_path: Path) -> People:
-    found = People(tmp_path, hasher=CHEAP)
+def people(tmp_path: Path) -> UserAccounts:
+    found = UserAccounts(tmp_path, hasher=CHEAP)
     found.add("alice", GOOD, roles=["po", "operator"])
     return found
 
 
 @pytest.fixture
-def serve(people: People) -> Serve:
+def serve(people: UserAccounts) -> Serve:
     doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
 
     @asynccontextmanager
@@ -58,20 +58,20 @@ def serve(people: People) -> Serve:
     return serving
 
 
-def test_an_account_is_what_was_said_of_it(people: People, tmp_path: Path) -> None:
+def test_an_account_is_what_was_said_of_it(people: UserAccounts, tmp_path: Path) -> None:
     people.add("bob", GOOD, tenant="team-a")
     assert people.list() == [
         Principal("alice", "local", True, frozenset({"po"})),
         Principal("bob", "team-a"),
     ]
-    People(tmp_path).add("carol", GOOD)
+    UserAccounts(tmp_path).add("carol", GOOD)
     [file] = tmp_path.iterdir()
     assert b"$argon2id$v=19$m=65536,t=3," in file.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600
     assert GOOD.encode() not in file.read_bytes()
 
 
-def test_what_is_wrong_with_an_account_is_said(people: People) -> None:
+def test_what_is_wrong_with_an_account_is_said(people: UserAccounts) -> None:
     with pytest.raises(AlreadyExists, match="alice"):
         people.add("alice", GOOD)
     with pytest.raises(InvalidRequest, match="11 characters"):
@@ -89,7 +89,7 @@ def test_what_is_wrong_with_an_account_is_said(people: People) -> None:
 
 
 def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
-    people: People, tmp_path: Path
+    people: UserAccounts, tmp_path: Path
 ) -> None:
     file = tmp_path / "accounts.db"
     file.chmod(0o640)
@@ -102,23 +102,23 @@ def test_a_file_that_others_read_or_that_is_damaged_is_not_used(
 
 
 def test_who_has_no_account_is_nobody_and_makes_no_file(tmp_path: Path) -> None:
-    none = People(tmp_path / "none")
+    none = UserAccounts(tmp_path / "none")
     assert none.list() == []
     assert none.sign_in("alice", GOOD, 60, 9) is None
     assert none.find("any") is None
     none.sign_out("any")
     assert not (tmp_path / "none").exists()
     (tmp_path / "accounts.db").touch(mode=0o600)  # of an `add` that was killed
-    assert People(tmp_path).list() == []
-    People(tmp_path, hasher=CHEAP).add("alice", GOOD)
-    assert [who.name for who in People(tmp_path).list()] == ["alice"]
+    assert UserAccounts(tmp_path).list() == []
+    UserAccounts(tmp_path, hasher=CHEAP).add("alice", GOOD)
+    assert [who.name for who in UserAccounts(tmp_path).list()] == ["alice"]
 
 
 def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
     tmp_path: Path,
 ) -> None:
     now = [1000.0]
-    people = People(tmp_path, lambda: now[0], CHEAP)
+    people = UserAccounts(tmp_path, lambda: now[0], CHEAP)
     people.add("alice", GOOD)
 
     def begin(password: str = GOOD) -> str:
@@ -144,7 +144,7 @@ def test_a_session_ends_by_time_by_sign_out_and_by_what_happens_to_its_account(
 
 def test_of_more_sessions_than_allowed_the_oldest_is_over(tmp_path: Path) -> None:
     now = [1000.0]
-    people = People(tmp_path, lambda: now[0], CHEAP)
+    people = UserAccounts(tmp_path, lambda: now[0], CHEAP)
     people.add("alice", GOOD)
     made = []
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_of_more_sessions_than_allowed_the_oldest_is_over(tmp_path: Path) -> Non
 
 
 def test_a_password_is_the_same_however_its_letters_are_composed(tmp_path: Path) -> None:
-    people = People(tmp_path, hasher=CHEAP)
+    people = UserAccounts(tmp_path, hasher=CHEAP)
     people.add("zoe", "schöne gr\u00fc\u00dfe 1")
     assert people.sign_in("zoe", "scho\u0308ne gru\u0308\u00dfe 1", 60, 9)
     for wrong in ("schone grusse 1", "\udcff" * 20, "", "x" * 10_000):
@@ -226,7 +226,7 @@ async def test_many_attempts_at_once_are_too_many_whether_or_not_there_is_the_na
 
 
 async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
-    serve: Serve, people: People
+    serve: Serve, people: UserAccounts
 ) -> None:
     async with serve() as browser:
         await browser.send("/sign-in", name="alice", password=GOOD)
@@ -241,7 +241,7 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
 
 
 async def test_a_role_is_what_the_account_has_and_a_tenant_too(
-    serve: Serve, people: People
+    serve: Serve, people: UserAccounts
 ) -> None:
     people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
     people.add("qa-one", GOOD, roles=["qa"])
@@ -256,7 +256,9 @@ async def test_a_role_is_what_the_account_has_and_a_tenant_too(
         ).status == 403
 
 
-async def test_without_accounts_a_token_is_asked_for_alone(serve: Serve, people: People) -> None:
+async def test_without_accounts_a_token_is_asked_for_alone(
+    serve: Serve, people: UserAccounts
+) -> None:
     people.remove("alice")
     async with serve() as browser:
         shown = (await browser.get("/sign-in")).text
@@ -266,8 +268,8 @@ async def test_without_accounts_a_token_is_asked_for_alone(serve: Serve, people:
 
 def test_a_session_that_another_process_ends_is_over_at_once(tmp_path: Path) -> None:
     here, there, ann = (
-        People(tmp_path, hasher=CHEAP),
-        People(tmp_path, hasher=CHEAP),
+        UserAccounts(tmp_path, hasher=CHEAP),
+        UserAccounts(tmp_path, hasher=CHEAP),
         Principal("ann", LOCAL.tenant, roles=frozenset({"po"})),
     )
     here.add("ann", GOOD, roles=["po"])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from moothall.api.health import Checkup, Probe
-from moothall.authorization.call_context import SeatContext
+from moothall.api.health import HealthCheck, Probe
+from moothall.authorization.call_context import CallContext
 from moothall.authorization.checks import CheckedCall
 from moothall.authorization.policy import Policy
 from moothall.domain.status import Condition
@@ -229,7 +229,7 @@ async def test_discovery_shows_what_the_tenant_has(tmp_path: Path) -> None:
 
 async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> None:
     class Parks(Policy):
-        async def check(self, seat: SeatContext, checked: CheckedCall) -> None:
+        async def check(self, seat: CallContext, checked: CheckedCall) -> None:
             from moothall.authorization.call_context import Stopped
 
             if checked.spec.name == "files.delete":
@@ -280,7 +280,7 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
 
         return look
 
-    checkup = Checkup(
+    checkup = HealthCheck(
         {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
         keep_seconds=0,
     )
@@ -315,7 +315,7 @@ async def test_a_part_that_does_not_answer_is_down_and_whoever_asks_often_costs_
         await asyncio.Event().wait()
         raise AssertionError
 
-    checkup = Checkup({"bus": Probe(silent)}, patience_seconds=0.05, keep_seconds=60)
+    checkup = HealthCheck({"bus": Probe(silent)}, patience_seconds=0.05, keep_seconds=60)
     found = await asyncio.gather(*(checkup.look() for _ in range(20)))
     assert {health.status for health in found} == {Condition.DOWN}
     assert "no answer within" in found[0].parts[0].detail

@@ -25,8 +25,8 @@ from uvicorn.server import ServerState
 
 from moothall import config
 from moothall.api.asgi import ClientConnection, ListenAddress, ServerLimits, serving
-from moothall.api.dependencies import Doors
-from moothall.api.health import Checkup, Probe
+from moothall.api.dependencies import ApiDependencies
+from moothall.api.health import HealthCheck, Probe
 from moothall.api.http.documents import lines
 from moothall.api.http.server import application, http_server
 from moothall.api.web.sessions import Sessions
@@ -218,7 +218,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length[1]) if length else 0)
 
 
-def doors(behind: Visiting) -> Doors:
+def doors(behind: Visiting) -> ApiDependencies:
     return replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
 
 
@@ -325,7 +325,7 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
     async def look() -> tuple[Condition, str]:
         return Condition.HEALTHY, "where it is"
 
-    checkup = Checkup({"bus": Probe(look)})
+    checkup = HealthCheck({"bus": Probe(look)})
     async with serving_http(replace(doors(behind), checkup=checkup)) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         known, unknown = (
@@ -381,7 +381,9 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(
     async def look() -> tuple[Condition, str]:
         raise RuntimeError("a detail of ours")
 
-    async with serving_http(replace(doors(behind), checkup=Checkup({"bus": Probe(look)}))) as web:
+    async with serving_http(
+        replace(doors(behind), checkup=HealthCheck({"bus": Probe(look)}))
+    ) as web:
         answer = await web("GET", "/health")
         assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
         assert {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.app.repositories import Leaving
+from moothall.app.repositories import NotifyingWorkspaces
 from support.gate import Room
 
 
@@ -22,7 +22,7 @@ async def test_who_wants_to_know_hears_of_every_end() -> None:
     async def left(workspace_id: str) -> None:
         heard.append(workspace_id)
 
-    leaving = Leaving(Rooms(), left)
+    leaving = NotifyingWorkspaces(Rooms(), left)
     async with leaving.open(None, "a") as workspace:  # type: ignore[arg-type]  # these rooms need no repository
         assert (workspace.id, heard) == ("ws-1", [])
     assert heard == ["ws-1"]

@@ -13,7 +13,7 @@ from moothall.app.repositories import disk_of, for_hosts, home_of, sees
 from moothall.app.rules import longest_token, open_rules
 from moothall.authorization.approvals import Approvals, Subject
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.keys import keys_of
 from moothall.authorization.overrides import REVOKED, Revocations
 from moothall.config import (
@@ -42,7 +42,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
         house = House(tmp_path, audit, GuardSettings())
-        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
+        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         seat = house.seat()
         assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         everything = house.seat(grant=Grant(tools=("*",)))

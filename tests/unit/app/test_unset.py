@@ -4,7 +4,7 @@ from pathlib import Path
 
 from moothall.app.rules import open_rules
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.config import GuardSettings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.settings import load_settings
@@ -25,7 +25,7 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         house = House(tmp_path, audit, GuardSettings())
-        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
+        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
         assert [spec.name for spec in house.gate.list_tools("local", grant)] == ["db.redis"]
         assert [spec.name for spec in house.gate.list_tools("acme", grant)] == ["db.neo4j"]

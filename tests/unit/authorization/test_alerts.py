@@ -99,7 +99,7 @@ async def test_one_window_knows_nothing_of_what_is_long_past(house: House) -> No
 
 
 async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> None:
-    from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, Parking
+    from moothall.authorization.approval_queue import BUCKET, SPENT_BUCKET, ApprovalQueue
     from moothall.authorization.approvals import Approvals
     from moothall.authorization.policy import Policy
     from moothall.testing.bus import MemoryBus
@@ -110,7 +110,7 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
             return {"allow": False, "reason": "ask first", "park": True}
 
     bus = MemoryBus()
-    parking = Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
+    parking = ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
     async with open_house(
         tmp_path, policy=Policy("enforce", Parks().decide), parking=parking
     ) as house:

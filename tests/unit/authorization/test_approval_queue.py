@@ -10,7 +10,7 @@ import pytest
 from moothall.authorization.approval_queue import (
     BUCKET,
     SPENT_BUCKET,
-    Parking,
+    ApprovalQueue,
     refuse_unless_operator,
 )
 from moothall.authorization.approvals import Approvals, ExpiredApproval, Subject
@@ -32,11 +32,11 @@ class AsksFirst:
         return {"allow": asked["tool"] != "files.delete", "reason": "ask first", "park": True}
 
 
-def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> Parking:
-    return Parking(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, seconds))
+def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> ApprovalQueue:
+    return ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(key, seconds))
 
 
-def house_of(folder: Path, parking: Parking) -> Any:
+def house_of(folder: Path, parking: ApprovalQueue) -> Any:
     return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.authorization.audit import verify
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.limits import shorten
 from moothall.domain.budget import Budget, Ledger, Usage
 from moothall.domain.event import Event
@@ -416,7 +416,7 @@ async def test_a_bus_that_is_down_is_the_callers_matter(house: House) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 
-    gate = Gate(house.gate._limits, house.audit, down, house.gate._rules)
+    gate = ToolGateway(house.gate._limits, house.audit, down, house.gate._rules)
     with pytest.raises(BusUnavailable):
         await gate.call(house.seat(), tool_call(path="a"))
     assert len(house.records()) == 2

@@ -13,7 +13,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused
 from moothall.testing.bus import MemoryBus
-from moothall.tool_sessions.manager import Awaited
+from moothall.tool_sessions.manager import PendingWorkspace
 from support.gate import House, in_seconds, tool_call
 from support.visits import visiting
 
@@ -55,9 +55,9 @@ async def test_a_result_is_not_told_to_a_token_that_does_not_cover_it(tmp_path: 
 async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_one(
     tmp_path: Path,
 ) -> None:
-    async def find(workspace: str, who: Principal) -> Awaited | None:
+    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         del workspace, who
-        return Awaited(SAMPLE, "DEV")
+        return PendingWorkspace(SAMPLE, "DEV")
 
     async with visiting(tmp_path, MemoryBus()) as house:
         house.visits.await_calls(find)
@@ -70,9 +70,9 @@ async def test_a_token_for_a_moment_opens_a_workspace_for_as_long_as_its_first_o
 async def test_a_token_of_another_tenant_opens_nothing(tmp_path: Path) -> None:
     found = []
 
-    async def find(workspace: str, who: Principal) -> Awaited | None:
+    async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         found.append((workspace, who))
-        return Awaited(SAMPLE, "DEV")
+        return PendingWorkspace(SAMPLE, "DEV")
 
     async with visiting(tmp_path, MemoryBus()) as house:
         house.visits.await_calls(find)

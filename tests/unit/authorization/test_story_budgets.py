@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.story_budgets import BUCKET, Accounts, Purse
+from moothall.authorization.story_budgets import BUCKET, BudgetReservation, StoryBudgets
 from moothall.config import LimitSettings
 from moothall.domain.budget import Amount, Budget, Ledger, Usage
 from moothall.errors import BudgetExceeded
@@ -20,7 +20,7 @@ _CALLS = st.lists(
 )
 
 
-async def _book(accounts: Accounts, tokens: int) -> tuple[int, int, int]:
+async def _book(accounts: StoryBudgets, tokens: int) -> tuple[int, int, int]:
     book = await accounts.of("story-1", "local", Budget(tokens=tokens))
     return book.spent.tokens, book.reserved.tokens, book.left.tokens
 
@@ -31,7 +31,7 @@ async def test_processes_at_once_never_overspend(
 ) -> None:
     """Each deliberation is of a process of its own, which knows the others only by the bucket."""
     bus = MemoryBus()
-    houses = [Accounts(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
+    houses = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [
         house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens))
         for number, house in enumerate(houses)
@@ -66,13 +66,13 @@ async def test_processes_at_once_never_overspend(
     )
 
 
-async def _draw(purse: Purse, ledger: Ledger, call: str, tokens: int) -> None:
+async def _draw(purse: BudgetReservation, ledger: Ledger, call: str, tokens: int) -> None:
     ledger.reserve(call, Usage(prompt_tokens=tokens, calls=1))
     await purse.cover(ledger, Usage(prompt_tokens=tokens, calls=1))
 
 
 async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
-    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings())
+    accounts = StoryBudgets(MemoryBus().bucket(BUCKET), LimitSettings())
     purse, ledger = (
         accounts.purse("story-1", "local", "task-1", Budget(tokens=500)),
         Ledger(Budget()),
@@ -93,13 +93,15 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     bus = MemoryBus()
     budget = Budget(tokens=300)
     first, ledger = (
-        Accounts(bus.bucket(BUCKET), LimitSettings()).purse("story-1", "local", "task-1", budget),
+        StoryBudgets(bus.bucket(BUCKET), LimitSettings()).purse(
+            "story-1", "local", "task-1", budget
+        ),
         Ledger(Budget()),
     )
     await _draw(first, ledger, "a", 100)
     again = Ledger(Budget())
     again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
-    accounts = Accounts(bus.bucket(BUCKET), LimitSettings())
+    accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
     second = accounts.purse("story-1", "local", "task-1", budget)
     await _draw(second, again, "b", 100)
     spent, reserved, left = await _book(accounts, 300)
@@ -112,7 +114,9 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
 
 
 async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant_its_own() -> None:
-    accounts = Accounts(MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2))
+    accounts = StoryBudgets(
+        MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
+    )
     purse = accounts.purse("story-1", "local", "task-1", Budget())
     with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
         await _draw(purse, Ledger(Budget()), "a", 51)
@@ -127,7 +131,7 @@ async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bus = MemoryBus()
     bucket = bus.bucket(BUCKET)
     purse, ledger = (
-        Accounts(bucket, LimitSettings()).purse(
+        StoryBudgets(bucket, LimitSettings()).purse(
             "story-1", "local", "task-1", Budget(tokens=100_000)
         ),
         Ledger(Budget()),

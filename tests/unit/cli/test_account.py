@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from moothall.api.web.user_accounts import People
+from moothall.api.web.user_accounts import UserAccounts
 from moothall.cli import main
 
 GOOD, OTHER = "correct horse battery", "another horse battery"
@@ -31,7 +31,7 @@ def test_an_account_is_added_listed_changed_and_removed(folder: Path) -> None:
         {"name": "alice", "tenant": "local", "roles": ["po", "operator"]}
     ]
     assert account("list").stdout == "alice  (local)  po, operator\n"
-    people = People(folder)
+    people = UserAccounts(folder)
     session = people.sign_in("alice", GOOD, 60, 9)
     assert session
     assert account("password", "alice", given=f"{OTHER}\n").exit_code == 0
@@ -55,4 +55,4 @@ def test_what_is_wrong_is_said(folder: Path, args: tuple[str, ...], given: str, 
     done = account(*args, given=given)
     assert done.exit_code == 2
     assert said in done.stderr
-    assert People(folder).list() == []
+    assert UserAccounts(folder).list() == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from moothall.cli.progress import Narrator, SeatLines
+from moothall.cli.progress import ProgressPrinter, SeatLines
 from moothall.domain.event import EventType, Recorded, new_event
 
 ONE, TWO = "agent-dev-001", "agent-dev-with-a-very-long-name-indeed-002"
@@ -62,7 +62,7 @@ def recorded(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
 
 def told(*, verbose: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    narrator = Narrator(verbose=verbose, thoughts=True, console=console)
+    narrator = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
     for seq, (kind, data) in enumerate(EVENTS, 1):
         narrator.take(recorded(kind, data, seq))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
@@ -117,7 +117,7 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
 
 def test_quiet_is_not_a_word() -> None:
     console = Console(file=io.StringIO(), quiet=True)
-    narrator = Narrator(quiet=True, console=console)
+    narrator = ProgressPrinter(quiet=True, console=console)
     with narrator.watching():
         narrator.say("x")
         narrator.take(recorded(*EVENTS[0], 1))
@@ -126,7 +126,7 @@ def test_quiet_is_not_a_word() -> None:
 
 def test_the_live_lines_go_when_the_end_is_told() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
-    narrator = Narrator(console=console)
+    narrator = ProgressPrinter(console=console)
     with narrator.watching():
         narrator.say("starting")
         narrator.rest()
@@ -136,7 +136,7 @@ def test_the_live_lines_go_when_the_end_is_told() -> None:
 
 def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = Narrator(console=console)
+    narrator = ProgressPrinter(console=console)
     narrator.waits()
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
     for seq, (kind, data) in enumerate(EVENTS, 1):
@@ -149,7 +149,7 @@ def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_a
 
 def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = Narrator(console=console)
+    narrator = ProgressPrinter(console=console)
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
     ):
@@ -163,7 +163,7 @@ def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> N
 
 def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = Narrator(console=console)
+    narrator = ProgressPrinter(console=console)
     asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
     turn = {"seat": ONE, "turn": 1, "operations": []}
     narrator.say("setting up")

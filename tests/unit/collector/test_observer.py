@@ -9,7 +9,7 @@ import pytest
 
 from moothall.collector import Collector
 from moothall.collector.fold import DeliberationState, fold
-from moothall.collector.observer import Onlooker
+from moothall.collector.observer import Observer
 from moothall.config import LimitSettings
 from moothall.domain.event import EventType, new_event
 from moothall.testing.bus import MemoryBus
@@ -29,7 +29,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
     bus, events = MemoryBus(), full().events
     for event in events[:before]:
         await bus.publish(event)
-    onlooker = Onlooker(bus)
+    onlooker = Observer(bus)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(onlooker.run((await bus.state("EVENTS")).last_seq))
         await asyncio.sleep(0.05)
@@ -47,7 +47,7 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             )
         )
         await until(lambda: all(state.pauses.held for state in onlooker.states()))
-        late = Onlooker(bus)
+        late = Observer(bus)
         await late._load("task-a")
         assert [state.pauses.held for state in late.states()] == [True]
         told = {"task_id": "task-a", "number": 1}

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from moothall.collector.statistics import CouncilHealth, Latencies, Tally, Totals
+from moothall.collector.statistics import CouncilHealth, Latencies, Statistics, Totals
 from moothall.config import LimitSettings
 from moothall.domain.codec import dump
 from moothall.domain.council import CouncilConfig
@@ -13,7 +13,7 @@ from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import SeatOutcome, SeatStatus
 from moothall.domain.task import Deliberation
-from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.testing.bus import MemoryBus
 
 OTHER = Principal("eve", "elsewhere")
@@ -56,8 +56,10 @@ def running(number: int, role: str = "dev", tenant: str = "local") -> Deliberati
     )
 
 
-async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Tally:
-    return Tally(bus, Roster(bus, LimitSettings()), lambda: under_way, clock=lambda: NOW)
+async def tally_of(bus: MemoryBus, *under_way: Deliberation) -> Statistics:
+    return Statistics(
+        bus, CouncilRegistry(bus, LimitSettings()), lambda: under_way, clock=lambda: NOW
+    )
 
 
 async def test_nothing_is_nothing() -> None:
@@ -98,7 +100,7 @@ async def test_percentiles_by_nearest_rank_within_the_range() -> None:
 
 async def test_councils_are_busy_idle_or_empty() -> None:
     bus = MemoryBus()
-    roster = Roster(bus, LimitSettings())
+    roster = CouncilRegistry(bus, LimitSettings())
     await roster.create("dev", 4, CouncilConfig(), LOCAL)
     await roster.create("data", 1, CouncilConfig(), LOCAL)
     await roster.unregister("data", "agent-data-001", LOCAL)

@@ -15,7 +15,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.plan import Story
 from moothall.domain.task import DocumentKind
 from moothall.llm.dialect import priority_of
-from moothall.orchestrator.story_writer import MODEL, Author, read
+from moothall.orchestrator.story_writer import MODEL, StoryWriter, read
 from moothall.stories.architect_prompts import question
 from moothall.stories.coach import StoryDraft
 from moothall.testing.model import Call, phase_of, seat_of
@@ -137,7 +137,7 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
         == "plan"
     )
     desk = MemoryDesk()
-    asking = asyncio.create_task(Author(desk, 5, model=True).suggest("Export invoices", LOCAL))
+    asking = asyncio.create_task(StoryWriter(desk, 5, model=True).suggest("Export invoices", LOCAL))
     await desk.submitted.wait()
     (task_id,) = desk.known()
     assert desk.request(task_id).document == "coach"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.authorization.call_context import SeatContext
+from moothall.authorization.call_context import CallContext
 from moothall.authorization.grants import grant_for
 from moothall.deliberation.examples import examples_of, find_broken
 from moothall.deliberation.turns import DOUBTED, NOT_GREEN
@@ -89,7 +89,7 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         local(tmp_path, files={**SAMPLE, **files}) as house,
         house.workspaces.open(await house.prepared(), "one") as workspace,
     ):
-        seat = SeatContext(
+        seat = CallContext(
             LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
         )
         assert await find_broken(examples, "lib/a.py", seat, 10) == (examples[1], examples[3])

@@ -10,7 +10,7 @@ import pytest
 
 from moothall.config import LimitSettings
 from moothall.deliberation.function import function_of
-from moothall.deliberation.prompts.repository_context import Shown
+from moothall.deliberation.prompts.repository_context import RepositoryContext
 from moothall.deliberation.prompts.variants import MalformedReplyError
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply
@@ -21,7 +21,7 @@ from support.repos import SAMPLE, SOLUTION
 
 PYTHON = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a\n"
 GO = "package x\n\nfunc (c *Cart) Total() int {\n\treturn 0\n}\n"
-SHOWN = Shown(
+SHOWN = RepositoryContext(
     (("tests/test_a.py", "assert sub(3, 1) == 2"),),
     (("a.py", PYTHON), ("cart.go", GO), ("notes.md", "def read():")),
     "a.py",
@@ -189,7 +189,9 @@ async def test_each_attempt_asks_for_the_function_so_often(
 )
 def test_of_tests_that_only_assert_the_assertions_are_shown(tests: str, shown: bool) -> None:  # noqa: FBT001 - a table's column
     function = function_of(
-        "Complete sub", Shown((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"), FILES
+        "Complete sub",
+        RepositoryContext((("tests/test_a.py", tests),), (("a.py", PYTHON),), "a.py"),
+        FILES,
     )
     assert function is not None
     said = function.whole.head[-1].content
@@ -304,7 +306,9 @@ STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n 
 def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, begun: str) -> None:
     function = function_of(
         "Complete half",
-        Shown((("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""),
+        RepositoryContext(
+            (("tests/t.py", "def test_a():\n    assert half(2) == 1\n"),), (("b.py", text),), ""
+        ),
         (),
     )
     ways = function.completions if function else ()
@@ -322,7 +326,7 @@ def test_a_function_without_a_body_at_the_end_of_its_file_is_begun(text: str, be
 def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     tests = "def test_a():\n    assert half( 4)==2\n\n\ndef test_b():\n    assert half(2) == 1\n"
     function = function_of(
-        "Complete half", Shown((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
+        "Complete half", RepositoryContext((("tests/t.py", tests),), (("b.py", STUB),), ""), ()
     )
     assert function is not None
     said = function.whole.head[1].content
@@ -333,7 +337,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     )
     with_body = function_of(
         "Complete half",
-        Shown((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""),
+        RepositoryContext((("tests/t.py", tests),), (("b.py", f"{STUB}    return a\n"),), ""),
         (),
     )
     assert with_body is not None
@@ -354,7 +358,7 @@ def test_what_the_docstring_shows_is_not_said_again_as_an_assertion() -> None:
     ],
 )
 def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
-    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    function = function_of("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     planned, plain = function.completions
     for way in (
@@ -375,7 +379,7 @@ def test_a_reply_is_the_rest_of_what_was_begun_or_the_whole(said: str) -> None:
 
 @pytest.mark.parametrize("said", ["I would halve it.", "```python\nhalf(4)\n```", ""])
 def test_prose_is_not_what_was_begun(said: str) -> None:
-    function = function_of("Complete half", Shown((), (("b.py", STUB),), ""), ())
+    function = function_of("Complete half", RepositoryContext((), (("b.py", STUB),), ""), ())
     assert function is not None
     for way in function.completions:
         with pytest.raises(MalformedReplyError, match="whole function half"):

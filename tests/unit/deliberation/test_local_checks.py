@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.deliberation.code_blocks import TurnContext
-from moothall.deliberation.local_checks import CheckScope, Standing, Workplace, near, stand
+from moothall.deliberation.local_checks import (
+    CheckedWorkspace,
+    CheckScope,
+    WorkspaceState,
+    near,
+    stand,
+)
 from moothall.deliberation.prompts.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
@@ -155,18 +161,18 @@ def test_a_limit_that_was_hit_is_named() -> None:
 
 
 def test_nobody_is_told_to_repair_what_is_green() -> None:
-    mended = Standing(patch("x"), green=True, proven=True, fixed=("a",))
+    mended = WorkspaceState(patch("x"), green=True, proven=True, fixed=("a",))
     assert verdict_text(mended) == "All checks are green. If the task is done, finish."
     assert "the whole suite runs in the clean re-check" in verdict_text(
-        Standing(patch("x"), green=True, whole=False)
+        WorkspaceState(patch("x"), green=True, whole=False)
     )
-    before = Standing(patch("x"), green=True, still_red=("a",))
+    before = WorkspaceState(patch("x"), green=True, still_red=("a",))
     assert (
         verdict_text(before)
         == "Nothing is red that was not red before your change (a). If the task is done, finish."
     )
-    assert verdict_text(Standing(patch("x"))) == "Repair this."
-    partly = Standing(patch("x"), green=True, fixed=("a",), still_red=("b",))
+    assert verdict_text(WorkspaceState(patch("x"))) == "Repair this."
+    partly = WorkspaceState(patch("x"), green=True, fixed=("a",), still_red=("b",))
     assert verdict_text(partly).endswith("these are red yet: b. Repair those too.")
 
 
@@ -212,11 +218,11 @@ class Checked(Room):
         return CheckRun(name, Verdict.PASSED, dict.fromkeys(self.held[tuple(paths)], "passed"))
 
 
-async def look(tmp_path: Path, room: Checked, base: Prepared) -> Standing:
+async def look(tmp_path: Path, room: Checked, base: Prepared) -> WorkspaceState:
     async with open_house(tmp_path) as house:
         seat = replace(house.seat(), workspace=room)
-        place = Workplace(TurnContext(seat, house.gate), base)
-        return (await stand(place, base, Standing(), "turn 1", clean=str, seconds=10))[0]
+        place = CheckedWorkspace(TurnContext(seat, house.gate), base)
+        return (await stand(place, base, WorkspaceState(), "turn 1", clean=str, seconds=10))[0]
 
 
 def slow(command: str, cases: Sequence[str], files: tuple[str, ...]) -> Prepared:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.deliberation.resource_usage import Advance, check_bounds, sum_usage
+from moothall.deliberation.resource_usage import ProgressEstimate, check_bounds, sum_usage
 from moothall.domain.event import EventType
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.task import AgentRef
@@ -48,16 +48,16 @@ FACTS = st.one_of(
 
 @given(st.lists(FACTS), st.lists(FACTS))
 def test_progress_never_falls_over_a_restart_either(before: list[Any], after: list[Any]) -> None:
-    first = Advance(D)
+    first = ProgressEstimate(D)
     told = [data["progress"] for fact in before if (data := first.after(*fact))]
-    again = Advance(D, max(told, default=0.0))
+    again = ProgressEstimate(D, max(told, default=0.0))
     told += [data["progress"] for fact in after if (data := again.after(*fact))]
     assert told == sorted(told)
     assert all(0 <= progress <= 1 for progress in told)
 
 
 def test_it_tells_what_was_measured_and_ends_at_one() -> None:
-    advance = Advance(D)
+    advance = ProgressEstimate(D)
     advance.after(*turn(SEATS[0]))
     told = advance.after(*turn(SEATS[1]))
     assert told is not None
@@ -83,7 +83,7 @@ def test_it_tells_what_was_measured_and_ends_at_one() -> None:
 
 
 def test_a_council_that_is_no_agents_tells_nothing() -> None:
-    assert Advance(deliberation()).after(*turn(SEATS[0])) is None
+    assert ProgressEstimate(deliberation()).after(*turn(SEATS[0])) is None
 
 
 def ran(status: str) -> CheckRun:

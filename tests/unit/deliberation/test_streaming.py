@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from moothall.concurrency import beside
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.recorded_model import RecordedModel, Recording
-from moothall.deliberation.streaming import Growing
+from moothall.deliberation.streaming import StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import (
     ChatReply,
@@ -46,7 +46,7 @@ class Heard:
 
 
 def text_of(*pieces: str) -> str:
-    growing = Growing("s", Heard().hint, scrub)
+    growing = StreamedReply("s", Heard().hint, scrub)
     for piece in pieces:
         growing.add(piece)
     return growing.writing.text
@@ -71,7 +71,7 @@ def test_of_a_long_answer_the_end_is_told() -> None:
 
 async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
     heard = Heard()
-    growing = Growing("agent-dev-001", heard.hint, scrub, every=0.001)
+    growing = StreamedReply("agent-dev-001", heard.hint, scrub, every=0.001)
     async with asyncio.timeout(10), beside(growing.tell(), "growing"):
         growing.add("one two")
         await heard.came.wait()
@@ -81,7 +81,7 @@ async def test_it_is_told_while_it_grows_and_taken_back_at_its_end() -> None:
 
 async def test_what_stays_the_same_is_told_again_for_who_begins_to_look() -> None:
     heard = Heard()
-    growing = Growing("s", heard.hint, scrub, every=0.001)
+    growing = StreamedReply("s", heard.hint, scrub, every=0.001)
     async with asyncio.timeout(10), beside(growing.tell(), "growing"):
         growing.add("one two")
         for _ in range(3):
@@ -113,7 +113,7 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
         model = RecordedModel(
             Slow(),
             ledger=Ledger(d.budget),
-            facts=Facts(house.bus, d),
+            facts=EventWriter(house.bus, d),
             recording=Recording(),
             settings=house.parts.llm,
             hint=heard.hint,
@@ -148,7 +148,7 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
 
     async with open_council(tmp_path, lambda *_: "") as house:
         d = house.deliberation()
-        ledger, facts = Ledger(d.budget), Facts(house.bus, d)
+        ledger, facts = Ledger(d.budget), EventWriter(house.bus, d)
         model = RecordedModel(
             Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm
         )
@@ -163,7 +163,7 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
 
 async def test_what_came_at_once_is_not_told_at_all() -> None:
     heard = Heard()
-    growing = Growing("s", heard.hint, scrub, every=60)
+    growing = StreamedReply("s", heard.hint, scrub, every=60)
     async with beside(growing.tell(), "growing"):
         growing.add("one two")
     await growing.over()
@@ -172,7 +172,7 @@ async def test_what_came_at_once_is_not_told_at_all() -> None:
 
 async def test_where_nobody_can_be_told_the_work_goes_on() -> None:
     heard = Heard(down=True)
-    growing = Growing("s", heard.hint, scrub, every=0.001)
+    growing = StreamedReply("s", heard.hint, scrub, every=0.001)
     async with asyncio.timeout(10), beside(growing.tell(), "growing"):
         growing.add("one two")
         await heard.came.wait()

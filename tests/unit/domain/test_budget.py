@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.domain.budget import Account, Amount, Budget, Ledger, Usage, check_budget
+from moothall.domain.budget import Amount, Budget, BudgetAccount, Ledger, Usage, check_budget
 from moothall.errors import BudgetExceeded, InvalidRequest
 
 
@@ -58,7 +58,7 @@ _STEPS = st.lists(st.tuples(st.sampled_from("abc"), _AMOUNTS, _AMOUNTS, st.boole
 def test_a_storys_book_never_grants_more_than_there_is(
     limit: Amount, steps: list[tuple[str, Amount, Amount, bool]]
 ) -> None:
-    book = Account(limit)
+    book = BudgetAccount(limit)
     for key, needed, more, closes in steps:
         try:
             after = book.draw(key, needed, Amount(), more)
@@ -80,7 +80,7 @@ def test_a_storys_book_never_grants_more_than_there_is(
 
 
 def test_what_has_no_limit_is_counted_all_the_same() -> None:
-    book = Account(Amount(tokens=100)).draw(
+    book = BudgetAccount(Amount(tokens=100)).draw(
         "a", Amount(60, 2, 0.5), Amount(10, 1, 0.25), Amount(40, 1)
     )
     assert book.draws["a"].granted == Amount(65, 3, 0.5)

@@ -11,7 +11,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.evaluate.judging import Judge
 from moothall.evaluate.miner import COMMITS, Miner
 from moothall.evaluate.tasks import Lines, Task, write_task
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import make_repo
 
 
@@ -26,7 +26,7 @@ async def test_tasks_of_other_repositories_and_deleted_tasks_do_not_count(tmp_pa
     repo = make_repo(tmp_path / "repo", {"shop.py": "a = 1\n"})
     older = repo.commit({"README.md": "# Shop\n"}, "Say in the README what the shop is")
     newer = repo.commit({"README.md": "# The shop\n"}, "Say in the README that it is the shop")
-    repositories = TrustedRepositories(tmp_path / "data", WorkspaceSettings(), _prepare)
+    repositories = RepositoryService(tmp_path / "data", WorkspaceSettings(), _prepare)
     entry = await repositories.register(str(repo.path))
     folder = tmp_path / "evaluation"
     looked = Lines(folder / COMMITS)

@@ -19,17 +19,17 @@ from moothall.domain.event import Event, EventType, Recorded, new_event
 from moothall.domain.topic import Channel
 from moothall.errors import BusUnavailable, InvalidRequest, Permanent
 from moothall.events import codec, registry
-from moothall.events.batching import Batching, records_of
-from moothall.events.envelope import Packer
+from moothall.events.batching import BatchingWriter, records_of
+from moothall.events.envelope import EnvelopeCodec
 from moothall.testing.buckets import MemoryBlobs
 from moothall.testing.bus import MemoryBus
 from moothall.testing.bus_contract import consuming, letters, seat, seen
 from support.story import START, Remembering, full
 
 
-def packer(limit: int) -> Packer:
+def packer(limit: int) -> EnvelopeCodec:
     kept = MemoryBlobs()
-    return Packer(kept.put, kept.get, limit)
+    return EnvelopeCodec(kept.put, kept.get, limit)
 
 
 ABOUT = Channel.RESULTS.of("task-1")
@@ -168,11 +168,11 @@ async def test_a_process_that_stood_still_sends_nothing_that_it_held() -> None:
         answer.set_result(len(sent))
         return answer
 
-    stood = Batching(send, packer(1000), seconds=0.0, still=-1.0, limit=9)
+    stood = BatchingWriter(send, packer(1000), seconds=0.0, still=-1.0, limit=9)
     with pytest.raises(BusUnavailable, match="stood still"):
         await (await stood.post("agent.results.task-1", seat(1)))
     assert sent == []
-    ran = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=9)
+    ran = BatchingWriter(send, packer(1000), seconds=0.0, still=60.0, limit=9)
     assert await (await ran.post("agent.results.task-1", seat(1))) == 1
 
 
@@ -189,7 +189,7 @@ async def test_nothing_is_recorded_after_what_the_bus_did_not_take(error: Except
             answer.set_result(len(taken))
         return answer
 
-    batching = Batching(send, packer(1000), seconds=0.0, still=60.0, limit=2)
+    batching = BatchingWriter(send, packer(1000), seconds=0.0, still=60.0, limit=2)
     first = await batching.post("agent.results.task-1", seat(1, thought="lost"))
     with pytest.raises(type(error), match="not taken"):
         await asyncio.gather(

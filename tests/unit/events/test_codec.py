@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from moothall.domain.event import Event, EventType, new_event
 from moothall.errors import InvalidRequest
 from moothall.events import blobs, codec
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.testing.buckets import MemoryBlobs
 
 
-def packer(limit: int) -> Packer:
+def packer(limit: int) -> EnvelopeCodec:
     kept = MemoryBlobs()
-    return Packer(kept.put, kept.get, limit)
+    return EnvelopeCodec(kept.put, kept.get, limit)
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -10,7 +10,7 @@ import pytest
 from moothall.domain.evidence import Evidence, Verdict
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.domain.proposal import SeatOutcome, SeatStatus
-from moothall.forge.client import Issue, Post, ReviewComment
+from moothall.forge.client import ForgeComment, Issue, ReviewComment
 from moothall.forge.texts import (
     further,
     issue_task,
@@ -126,14 +126,17 @@ def test_texts_are_as_long_as_a_forge_takes() -> None:
 def test_a_long_issue_does_not_push_out_the_words_of_who_asks() -> None:
     issue = ISSUE.model_copy(update={"body": "x" * 5_000})
     asked = issue_task(
-        "acme/app", issue, Post(id=1, body="Only the parser, please.", author="writer"), limit=2_000
+        "acme/app",
+        issue,
+        ForgeComment(id=1, body="Only the parser, please.", author="writer"),
+        limit=2_000,
     )
     assert len(asked) == 2_000
     assert "Only the parser, please." in asked
 
 
 def test_no_word_of_a_stranger_gets_into_the_title_of_a_commit() -> None:
-    post = Post(id=3, body="Closes #1 @ada", author="eve")
+    post = ForgeComment(id=3, body="Closes #1 @ada", author="eve")
     for asked in (
         issue_task("a/b", ISSUE, None, 20_000),
         issue_task("a/b", ISSUE, post, 20_000),

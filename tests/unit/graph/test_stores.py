@@ -17,7 +17,7 @@ from moothall.domain.event import EventType
 from moothall.errors import ConfigurationError, GraphUnavailable, InvalidRequest
 from moothall.graph.embedded import embedded_store
 from moothall.graph.neo4j import neo4j_store
-from moothall.graph.remote import Elsewhere, answering
+from moothall.graph.remote import SocketGraphClient, answering
 from moothall.graph.statements import schema
 from moothall.graph.store import CypherGraph
 from support.chronicle import Chronicle, recorded
@@ -104,7 +104,7 @@ async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
             chronicle.of_story(EventType.STORY_COMMENTED, comment="y" * 2000)
         await graph.project(recorded(chronicle.events))
         async with answering(graph, deep / "graph.sock"):
-            there = Elsewhere(deep / "graph.sock")
+            there = SocketGraphClient(deep / "graph.sock")
             assert await there.ask("story", tenant="local", story_id="story-1") == await graph.ask(
                 "story", tenant="local", story_id="story-1"
             )
@@ -118,7 +118,7 @@ async def test_a_graph_is_asked_through_its_socket(tmp_path: Path) -> None:
 
 async def test_where_nobody_answers_the_socket_says_so(tmp_path: Path) -> None:
     with pytest.raises(GraphUnavailable, match="does not answer"):
-        await Elsewhere(tmp_path / "graph.sock", patience=0.2).counts()
+        await SocketGraphClient(tmp_path / "graph.sock", patience=0.2).counts()
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

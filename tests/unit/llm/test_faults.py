@@ -22,7 +22,7 @@ from moothall.errors import (
     ModelUnavailable,
 )
 from moothall.llm.client import open_model
-from moothall.llm.response_readers import WholeTaker
+from moothall.llm.response_readers import WholeResponseReader
 from moothall.llm.retry import Failed, Rejected
 from moothall.testing.chat_contract import ask, talking
 from moothall.testing.model import Fault, scripted_model
@@ -233,7 +233,7 @@ async def test_an_answer_that_was_cut_is_not_asked_for_again_by_whom_the_work_wa
     ("code", "kind"), [("insufficient_quota", Rejected), ("rate_limit_exceeded", Failed)]
 )
 def test_a_quota_that_is_used_up_is_not_waited_for(code: str, kind: type[Exception]) -> None:
-    taken = WholeTaker("http://m/v1", 1000)
+    taken = WholeResponseReader("http://m/v1", 1000)
     taken.head(429, {})
     taken.piece(
         json.dumps({"error": {"message": "Too much.", "type": code, "code": code}}).encode()

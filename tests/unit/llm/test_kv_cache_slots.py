@@ -13,7 +13,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.llm.kv_cache_slots import EngineRefused, Messages, SharedStates, as_text, common, cut
+from moothall.llm.kv_cache_slots import EngineRefused, KvCacheSlots, Messages, as_text, common, cut
 
 SYSTEM = {"role": "system", "content": "s" * 3000}
 
@@ -57,16 +57,16 @@ class Engine:
         self.restored += 1
 
 
-async def call(states: SharedStates, engine: Engine, messages: Messages) -> int:
+async def call(states: KvCacheSlots, engine: Engine, messages: Messages) -> int:
     """Answer a call as the front does; return the characters computed for it alone."""
     async with states.slot_for(messages) as slot:
         await asyncio.sleep(0.001)
         return engine.answer(slot.number, messages)
 
 
-def opened(folder: Path, count: int = 3, **more: Any) -> tuple[SharedStates, Engine]:
+def opened(folder: Path, count: int = 3, **more: Any) -> tuple[KvCacheSlots, Engine]:
     engine = Engine(folder)
-    return SharedStates(cast("Any", engine), folder, count, **more), engine
+    return KvCacheSlots(cast("Any", engine), folder, count, **more), engine
 
 
 async def test_calls_that_come_together_compute_their_common_beginning_once(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from moothall.config import LlmSettings
 from moothall.errors import ConfigurationError, ModelUnavailable
 from moothall.llm.client import open_model
-from moothall.llm.response_readers import ChatTaker
+from moothall.llm.response_readers import ChatResponseReader
 from moothall.llm.startup_check import reach
 from moothall.testing.chat_contract import ask, talking
 
@@ -319,7 +319,7 @@ def test_however_an_answer_is_cut_it_is_the_same(
         + b"data: [DONE]\n\n"
     )
     heard: list[str] = []
-    taker = ChatTaker("http://x/v1", 100_000, heard.append if followed else None)
+    taker = ChatResponseReader("http://x/v1", 100_000, heard.append if followed else None)
     taker.head(200, {b"content-type": b"text/event-stream; charset=utf-8"})
     for size in [*cuts, len(raw)]:
         piece, raw = raw[:size], raw[size:]

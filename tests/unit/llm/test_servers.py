@@ -16,7 +16,7 @@ from moothall.llm.client import OpenAIModel, open_model
 from moothall.testing.chat_contract import ask
 from moothall.testing.model import NativeReply
 from moothall.testing.server_contract import Expected, ServerContract, follow
-from moothall.testing.servers import SERVERS, UNFITTING, KindServer, ServerKind, served
+from moothall.testing.servers import SERVERS, UNFITTING, ScriptedServer, ServerKind, served
 
 BASH = FunctionTool(
     "bash",
@@ -71,7 +71,9 @@ def answer(body: Mapping[str, Any], _headers: Any) -> NativeReply | str:
 
 
 @asynccontextmanager
-async def asked(kind: ServerKind, **settings: Any) -> AsyncIterator[tuple[OpenAIModel, KindServer]]:
+async def asked(
+    kind: ServerKind, **settings: Any
+) -> AsyncIterator[tuple[OpenAIModel, ScriptedServer]]:
     async with (
         served(kind, answer) as server,
         open_model(

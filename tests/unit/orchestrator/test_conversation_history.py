@@ -19,7 +19,7 @@ from moothall.domain.task import DeliberationRequest, RepositoryRef
 from moothall.errors import InvalidRequest, NotFound
 from moothall.orchestrator.conversation_history import EndedTask, thread_text
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.story import Remembering, deliberation
 
@@ -66,8 +66,8 @@ async def record(
         )
 
 
-def desk_of(bus: MemoryBus, window: int = 8192) -> Desk:
-    return Desk(
+def desk_of(bus: MemoryBus, window: int = 8192) -> DeliberationService:
+    return DeliberationService(
         bus,
         Remembering(),
         Defaults(LimitSettings(), models=Models(LlmSettings(context_tokens=window))),
@@ -120,7 +120,7 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
 async def test_a_conversation_about_text_stays_about_text() -> None:
     bus = MemoryBus()
     await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
-    desk = Desk(bus, Remembering(), Defaults(LimitSettings(), repository="sample"))
+    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings(), repository="sample"))
     d = await desk.submit(NEXT, LOCAL)
     assert (d.repository, d.base_sha) == (None, None)
 

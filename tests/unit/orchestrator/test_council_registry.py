@@ -12,7 +12,7 @@ from moothall.domain.event import EventType, new_event
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import AlreadyExists, InvalidRequest, NoCouncil, NotFound
-from moothall.orchestrator.council_registry import Roster
+from moothall.orchestrator.council_registry import CouncilRegistry
 from moothall.orchestrator.planning import Defaults, plan
 from moothall.testing.bus import MemoryBus
 
@@ -31,17 +31,17 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-def roster(bus: MemoryBus) -> Roster:
-    return Roster(bus, LimitSettings(), MODELS)
+def roster(bus: MemoryBus) -> CouncilRegistry:
+    return CouncilRegistry(bus, LimitSettings(), MODELS)
 
 
-async def test_without_a_council_the_default_one_serves(roster: Roster) -> None:
+async def test_without_a_council_the_default_one_serves(roster: CouncilRegistry) -> None:
     assert roster.find("dev", "local") is None
     assert await roster.list(LOCAL) == []
 
 
 async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
-    bus: MemoryBus, roster: Roster
+    bus: MemoryBus, roster: CouncilRegistry
 ) -> None:
     made = await roster.create(
         "DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL
@@ -50,7 +50,7 @@ async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
         "council-dev",
         ["agent-dev-001", "agent-dev-002"],
     )
-    fresh = Roster(bus, LimitSettings())
+    fresh = CouncilRegistry(bus, LimitSettings())
     await fresh.refresh()
     assert fresh.find("dev", "local") == made
     assert fresh.find("dev", "elsewhere") is None
@@ -58,7 +58,7 @@ async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
     assert await fresh.list(LOCAL, "qa") == await fresh.list(OTHER) == []
 
 
-async def test_its_settings_fill_the_zeros_of_a_request(roster: Roster) -> None:
+async def test_its_settings_fill_the_zeros_of_a_request(roster: CouncilRegistry) -> None:
     params = {
         "protocol": "debate",
         "adaptive": "true",
@@ -92,7 +92,7 @@ async def test_its_settings_fill_the_zeros_of_a_request(roster: Roster) -> None:
 
 
 async def test_the_same_again_changes_nothing_and_another_is_refused(
-    bus: MemoryBus, roster: Roster
+    bus: MemoryBus, roster: CouncilRegistry
 ) -> None:
     made = await roster.create("dev", 2, PLAIN, LOCAL)
     assert await roster.create("dev", 2, PLAIN, LOCAL) == made
@@ -101,7 +101,9 @@ async def test_the_same_again_changes_nothing_and_another_is_refused(
         await roster.create("dev", 3, PLAIN, LOCAL)
 
 
-async def test_a_deleted_council_closes_its_role_until_another_is_made(roster: Roster) -> None:
+async def test_a_deleted_council_closes_its_role_until_another_is_made(
+    roster: CouncilRegistry,
+) -> None:
     await roster.create("dev", 2, PLAIN, LOCAL)
     assert len((await roster.delete("dev", LOCAL)).agents) == 2
     with pytest.raises(NoCouncil, match="was deleted; make one with CreateCouncil"):
@@ -116,7 +118,7 @@ async def test_a_deleted_council_closes_its_role_until_another_is_made(roster: R
     assert roster.find("dev", "local") == again
 
 
-async def test_agents_come_and_go(roster: Roster) -> None:
+async def test_agents_come_and_go(roster: CouncilRegistry) -> None:
     with pytest.raises(NotFound, match="CreateCouncil"):
         await roster.register("dev", Agent("specialist"), LOCAL)
     await roster.create("dev", 1, PLAIN, LOCAL)
@@ -142,7 +144,7 @@ async def test_agents_come_and_go(roster: Roster) -> None:
 
 
 async def test_a_council_is_bounded(bus: MemoryBus) -> None:
-    small = Roster(bus, LimitSettings(agents=2, agent_chars=100))
+    small = CouncilRegistry(bus, LimitSettings(agents=2, agent_chars=100))
     with pytest.raises(InvalidRequest, match="1 to 2 agents"):
         await small.create("dev", 3, PLAIN, LOCAL)
     await small.create("dev", 2, PLAIN, LOCAL)
@@ -172,7 +174,7 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
     ],
 )
 async def test_what_is_wrong_with_a_council_is_named(
-    roster: Roster, config: CouncilConfig, wanted: str
+    roster: CouncilRegistry, config: CouncilConfig, wanted: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
         await roster.create("dev", 1, config, LOCAL)
@@ -191,7 +193,7 @@ async def test_what_is_wrong_with_a_council_is_named(
         "x" * 600,
     ],
 )
-async def test_an_endpoint_is_an_address(roster: Roster, endpoint: str) -> None:
+async def test_an_endpoint_is_an_address(roster: CouncilRegistry, endpoint: str) -> None:
     await roster.create("dev", 1, PLAIN, LOCAL)
     with pytest.raises(InvalidRequest, match="is no address of an agent"):
         await roster.register("dev", Agent("a", endpoint=endpoint), LOCAL)
@@ -200,14 +202,14 @@ async def test_an_endpoint_is_an_address(roster: Roster, endpoint: str) -> None:
 async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None:
     async def make(count: int) -> Any:
         try:
-            return await Roster(bus, LimitSettings()).create("dev", count, PLAIN, LOCAL)
+            return await CouncilRegistry(bus, LimitSettings()).create("dev", count, PLAIN, LOCAL)
         except AlreadyExists as error:
             return error
 
     ends = await asyncio.gather(*(make(1 + number % 4) for number in range(12)))
     won = {len(end.agents) for end in ends if not isinstance(end, AlreadyExists)}
     assert len(won) == 1
-    fresh = Roster(bus, LimitSettings())
+    fresh = CouncilRegistry(bus, LimitSettings())
     await fresh.refresh()
     council = fresh.find("dev", "local")
     assert council is not None
@@ -215,9 +217,9 @@ async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None
 
 
 async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
-    bus: MemoryBus, roster: Roster
+    bus: MemoryBus, roster: CouncilRegistry
 ) -> None:
-    other = Roster(bus, LimitSettings())
+    other = CouncilRegistry(bus, LimitSettings())
     async with asyncio.TaskGroup() as group:
         following = group.create_task(roster.run())
         for data in (

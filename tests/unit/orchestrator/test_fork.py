@@ -21,7 +21,7 @@ from moothall.domain.topic import deliberation_topics
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.orchestrator.fork import take_over
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.settings import AllSettings
 from moothall.testing.bus import MemoryBus
 from moothall.testing.model import step_of
@@ -35,8 +35,8 @@ NOTE = act(("files.write", {"path": "NOTES.md", "content": "first\n"}))
 INSTEAD = "Write hello_world() after all."
 
 
-def desk_of(bus: MemoryBus) -> Desk:
-    return Desk(bus, Remembering(), Defaults(LimitSettings()))
+def desk_of(bus: MemoryBus) -> DeliberationService:
+    return DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
 
 
 async def begun(bus: MemoryBus, d: Deliberation) -> None:
@@ -281,7 +281,7 @@ async def test_a_tool_of_any_family_may_act_outside(
         d = house.deliberation("single", 1)
         await begun(house.bus, d)
         await turned(house.bus, d, 1, operations=[operation])
-        desk = Desk(house.bus, Remembering(), defaults(AllSettings()))
+        desk = DeliberationService(house.bus, Remembering(), defaults(AllSettings()))
         asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
         if said:
             with pytest.raises(InvalidRequest, match=said):

@@ -31,7 +31,7 @@ from moothall.events.codec import encode, encode_batch
 from moothall.orchestrator.conversation_history import find_request
 from moothall.orchestrator.hidden_tests import fetch_hidden
 from moothall.orchestrator.planning import Defaults, plan
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.graph import MemoryGraph
 from support.story import Remembering
@@ -47,8 +47,8 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-def desk(bus: MemoryBus) -> Desk:
-    return Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+def desk(bus: MemoryBus) -> DeliberationService:
+    return DeliberationService(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
 
 
 async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_is_on_record(
@@ -56,7 +56,7 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
 ) -> None:
     repositories = Remembering()
     repositories.blocked.add("moothall/t1")
-    desk = Desk(bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW)
+    desk = DeliberationService(bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW)
     asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
     with pytest.raises(RepositoryError, match="moothall/t1"):
         await desk.submit(asked, LOCAL)
@@ -67,7 +67,7 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
 
 
 async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
-    desk = Desk(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
     tests = {"tests/test_x.py": "assert secret_number() == 42, 'ghp_" + "a" * 40 + "'\n"}
     asked = replace(
         TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40), hidden_tests=tests
@@ -182,7 +182,9 @@ def test_a_check_that_cannot_be_right_is_refused(
         plan(request_, LOCAL, Defaults(LimitSettings()), NOW)
 
 
-async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) -> None:
+async def test_submitted_is_recorded_and_handed_out(
+    desk: DeliberationService, bus: MemoryBus
+) -> None:
     planned = await desk.submit(TASK, LOCAL)
     recorded = [
         item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))
@@ -191,7 +193,7 @@ async def test_submitted_is_recorded_and_handed_out(desk: Desk, bus: MemoryBus) 
     assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
 
 
-async def test_the_base_is_pinned_when_it_is_asked_for(desk: Desk) -> None:
+async def test_the_base_is_pinned_when_it_is_asked_for(desk: DeliberationService) -> None:
     request = DeliberationRequest(
         description="x", role="dev", repository=RepositoryRef(id="repo", ref="main")
     )
@@ -201,14 +203,14 @@ async def test_the_base_is_pinned_when_it_is_asked_for(desk: Desk) -> None:
     assert planned.repository.id
 
 
-async def test_the_same_id_and_request_is_the_same_deliberation(desk: Desk) -> None:
+async def test_the_same_id_and_request_is_the_same_deliberation(desk: DeliberationService) -> None:
     request = DeliberationRequest(description="x", role="dev", task_id="mine")
     assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
     with pytest.raises(AlreadyExists):
         await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
 
 
-async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
+async def test_an_id_is_each_tenants_own(desk: DeliberationService, bus: MemoryBus) -> None:
     theirs = await desk.submit(
         DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER
     )
@@ -243,7 +245,7 @@ async def test_an_id_is_each_tenants_own(desk: Desk, bus: MemoryBus) -> None:
         assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
 
 
-async def test_another_tenant_sees_nothing(desk: Desk) -> None:
+async def test_another_tenant_sees_nothing(desk: DeliberationService) -> None:
     planned = await desk.submit(TASK, LOCAL)
     for call in (
         desk.result(planned.task_id, OTHER),
@@ -255,7 +257,7 @@ async def test_another_tenant_sees_nothing(desk: Desk) -> None:
 
 
 async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
-    desk: Desk, bus: MemoryBus
+    desk: DeliberationService, bus: MemoryBus
 ) -> None:
     planned = await desk.submit(TASK, LOCAL)
     outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
@@ -271,7 +273,9 @@ async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
     assert await desk.wait(planned.task_id, LOCAL) == outcome
 
 
-async def test_cancelling_is_recorded_once_and_changes_no_end(desk: Desk, bus: MemoryBus) -> None:
+async def test_cancelling_is_recorded_once_and_changes_no_end(
+    desk: DeliberationService, bus: MemoryBus
+) -> None:
     planned = await desk.submit(TASK, LOCAL)
     for _ in range(2):
         assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
@@ -298,9 +302,11 @@ async def _recorded(bus: MemoryBus, task_id: str = "task-1") -> str:
     return str(first.event.data["context"])
 
 
-def _telling(bus: MemoryBus, graph: MemoryGraph, limits: LimitSettings | None = None) -> Desk:
+def _telling(
+    bus: MemoryBus, graph: MemoryGraph, limits: LimitSettings | None = None
+) -> DeliberationService:
     limits = limits or LimitSettings()
-    return Desk(
+    return DeliberationService(
         bus,
         Remembering(),
         Defaults(limits),
@@ -378,7 +384,7 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
     async def away(*_: object, **__: object) -> list[dict[str, object]]:
         raise GraphUnavailable("it is away")
 
-    desk = Desk(
+    desk = DeliberationService(
         bus,
         Remembering(),
         Defaults(LimitSettings()),
@@ -389,7 +395,7 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
 
 
 async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
-    desk = Desk(bus, Remembering(), Defaults(LimitSettings()))
+    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     asked = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
     reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
@@ -410,7 +416,9 @@ async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus:
     assert (await bus.state("WORK")).messages == 0
 
 
-async def test_a_request_can_be_checked_without_recording_it(bus: MemoryBus, desk: Desk) -> None:
+async def test_a_request_can_be_checked_without_recording_it(
+    bus: MemoryBus, desk: DeliberationService
+) -> None:
     await desk.check(replace(TASK, repository=RepositoryRef(id="sample")), LOCAL)
     with pytest.raises(InvalidRequest, match="the task is empty"):
         await desk.check(replace(TASK, description=" "), LOCAL)
@@ -418,7 +426,7 @@ async def test_a_request_can_be_checked_without_recording_it(bus: MemoryBus, des
 
 
 async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_nothing(
-    bus: MemoryBus, desk: Desk
+    bus: MemoryBus, desk: DeliberationService
 ) -> None:
     await desk.submit(replace(TASK, task_id="task-1"), LOCAL)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moothall.domain.identity import LOCAL
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
-from moothall.orchestrator.story_writer import MODEL, RULES, Author, read, refine, suggest
+from moothall.orchestrator.story_writer import MODEL, RULES, StoryWriter, read, refine, suggest
 from moothall.stories.coach import StoryDraft, check, score
 from support.desk import MemoryDesk
 
@@ -118,7 +118,7 @@ def test_a_reply_is_read_line_by_line(marks: str) -> None:
 async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
     desk: MemoryDesk, said: str, by: str
 ) -> None:
-    author = Author(desk, 5, model=True)
+    author = StoryWriter(desk, 5, model=True)
     written, asked = await asyncio.gather(
         author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(desk, said)
     )
@@ -129,13 +129,13 @@ async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
 
 async def test_without_an_answer_the_rules_write(desk: MemoryDesk) -> None:
     desk.failure = Temporary("the bus is away")
-    written = await Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+    written = await StoryWriter(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     assert written.by == RULES
 
 
 async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None:
     asking = asyncio.create_task(
-        Author(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+        StoryWriter(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     )
     await desk.submitted.wait()
     asking.cancel()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.domain.secrets import scrub
-from moothall.ranking.joined_secrets import Joined, joined_secrets
+from moothall.ranking.joined_secrets import JoinedSecrets, joined_secrets
 
 KEY = "sk-" + "proj-" + "a1B2c3D4" * 5
 OWN = "correct-horse-battery"
@@ -41,7 +41,7 @@ def found(
     *,
     told: bool = True,
     tests: tuple[str, ...] = (),
-) -> Joined:
+) -> JoinedSecrets:
     return joined_secrets(
         diff(path, before, before + after), {path: before} if told else {}, tests, clean
     )
@@ -141,12 +141,12 @@ def test_a_value_of_the_operators_is_certain_wherever_it_stands() -> None:
     ],
 )
 def test_ordinary_code_is_neither(path: str, code: str) -> None:
-    assert found(path, code) == Joined()
+    assert found(path, code) == JoinedSecrets()
 
 
 def test_what_was_there_before_is_not_the_patchs() -> None:
     old = f"k = {HALF!r} + {REST!r}\n"
-    assert found("a.py", "y = 2\n", before=old) == Joined()
+    assert found("a.py", "y = 2\n", before=old) == JoinedSecrets()
 
 
 def test_a_half_that_is_added_to_one_that_is_there_is_found() -> None:

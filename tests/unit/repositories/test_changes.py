@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import ChangeCaps, Survey, measure, same, stamps
+from moothall.repositories.changes import ChangeCaps, ChangeScan, measure, same, stamps
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
 from support.surveys import survey_all
@@ -36,7 +36,7 @@ def test_many_folders_side_by_side_take_no_descriptors(tmp_path: Path) -> None:
         folder = upper / f"d{number:03}"
         folder.mkdir(parents=True)
         (folder / "f").write_text("x", encoding="utf-8")
-    changes = survey_all(Survey(upper, (), CAPS, base=tmp_path / "base")).changes
+    changes = survey_all(ChangeScan(upper, (), CAPS, base=tmp_path / "base")).changes
     assert [change.path for change in changes] == [f"d{number:03}/f" for number in range(300)]
     assert measure(upper, 10**9, 10**6)[1] == 600
 
@@ -47,12 +47,12 @@ def test_what_git_keeps_for_itself_is_no_change(tmp_path: Path, path: str) -> No
     for name in (path, "pkg/a.txt"):
         (upper / name).parent.mkdir(parents=True, exist_ok=True)
         (upper / name).write_text("x", encoding="utf-8")
-    assert [change.path for change in survey_all(Survey(upper, (), CAPS, base=base)).changes] == [
-        "pkg/a.txt"
-    ]
-    assert [change.path for change in survey_all(Survey(upper, (), CAPS, before={})).changes] == [
-        "pkg/a.txt"
-    ]
+    assert [
+        change.path for change in survey_all(ChangeScan(upper, (), CAPS, base=base)).changes
+    ] == ["pkg/a.txt"]
+    assert [
+        change.path for change in survey_all(ChangeScan(upper, (), CAPS, before={})).changes
+    ] == ["pkg/a.txt"]
 
 
 def deep(folder: Path, levels: int) -> None:
@@ -78,7 +78,7 @@ def test_folders_too_deep_to_be_counted_are_over_every_limit(tmp_path: Path) -> 
     deep(tmp_path, 250)
     assert measure(tmp_path, 10**9, 10**6)[1] > 10**6
     with pytest.raises(PatchRefused, match="deeper than 100"):
-        survey_all(Survey(tmp_path, (), CAPS, base=tmp_path))
+        survey_all(ChangeScan(tmp_path, (), CAPS, base=tmp_path))
 
 
 @pytest.mark.parametrize("target", ["{away}", "../away", "inner"])
@@ -88,7 +88,7 @@ def test_no_link_of_the_base_is_followed_to_compare(tmp_path: Path, target: str)
         folder.mkdir(parents=True)
         (folder / "secret").write_text("the same\n", encoding="utf-8")
     (base / "link").symlink_to(target.format(away=away))
-    changes = survey_all(Survey(upper, ("inner/secret", "link"), CAPS, base=base)).changes
+    changes = survey_all(ChangeScan(upper, ("inner/secret", "link"), CAPS, base=base)).changes
     assert [(change.path, change.content) for change in changes] == [
         ("link", None),
         ("link/secret", b"the same\n"),
@@ -107,12 +107,12 @@ def test_links_to_folders_and_odd_names_of_a_whole_tree_are_unchanged_until_they
     (tree / "far").symlink_to("/usr")
     before = stamps(tree)
     files = ("far", "folder/a", "near", "never written", odd)
-    assert survey_all(Survey(tree, files, CAPS, before=before)).changes == []
+    assert survey_all(ChangeScan(tree, files, CAPS, before=before)).changes == []
     for name in ("far", "near", odd):
         (tree / name).unlink()
     assert [
         (change.path, change.content)
-        for change in survey_all(Survey(tree, files, CAPS, before=before)).changes
+        for change in survey_all(ChangeScan(tree, files, CAPS, before=before)).changes
     ] == [
         ("far", None),
         ("near", None),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moothall.config import WorkspaceSettings
-from moothall.repositories.changes import ChangeCaps, Survey
+from moothall.repositories.changes import ChangeCaps, ChangeScan
 from moothall.repositories.clone import TrustedClone
 from moothall.repositories.conversion import Settings, conversion
 from moothall.repositories.objects import Change
@@ -139,7 +139,7 @@ async def test_a_changed_file_is_stored_as_git_would_add_it(
     Repo(theirs).git("add", "--all")
     wanted = Repo(theirs).git("write-tree")
     caps = ChangeCaps(file_bytes=10_000, total_bytes=1_000_000)
-    changes = survey_all(Survey(upper, list(base), caps, base=ours)).changes
+    changes = survey_all(ChangeScan(upper, list(base), caps, base=ours)).changes
     patch = await clone.commit_changes(sha, await clone.clean(sha, changes), "more")
     stored = (await clone.ask("rev-parse", f"{patch.commit_sha}^{{tree}}")).out.decode().strip()
     await clone.fetch(

@@ -15,7 +15,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import RepositoryError
 from moothall.repositories.profile import parse_own
 from moothall.repositories.project_config import to_toml
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import make_repo
 
 _OWN = '[checks]\ntests = "pytest"\n[hidden]\ntests = ["tests/hidden/**"]\n'
@@ -35,7 +35,7 @@ async def test_hidden_tests_are_in_no_base_of_seats_and_in_no_history_of_it(tmp_
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
         return Prepared(base, "key", await repositories.clone(base.repository).files(base.sha))
 
-    repositories = TrustedRepositories(
+    repositories = RepositoryService(
         tmp_path / "data", WorkspaceSettings(), prepare, roots=[tmp_path]
     )
     base = await repositories.resolve(RepositoryRef(url=str(repo.path)))

@@ -9,7 +9,7 @@ import pytest
 
 from moothall.config import WorkspaceSettings
 from moothall.errors import PatchRefused
-from moothall.repositories.changes import ChangeCaps, Survey, stamps
+from moothall.repositories.changes import ChangeCaps, ChangeScan, stamps
 from moothall.repositories.clone import TrustedClone
 from support.repos import make_repo
 from support.surveys import survey_with
@@ -42,7 +42,7 @@ class Work:
 
     async def paths(self, caps: ChangeCaps = CAPS) -> tuple[list[str], dict[str, str], int]:
         """Return what is changed, what is ignored, and how often git was asked."""
-        survey = Survey(
+        survey = ChangeScan(
             self.tree, list(BASE), caps, base=None if self.whole else self.base, before=self.before
         )
         written, asked = await survey_with(self.clone, self.sha, survey)

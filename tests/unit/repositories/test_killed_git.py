@@ -16,7 +16,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import WorkspaceFailed
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import SAMPLE, SOLUTION, Repo, make_sample
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -96,7 +96,7 @@ async def test_every_command_may_be_killed_once_and_the_same_is_delivered(
 
 
 async def delivered(data: Path, sample: Repo, branch: str) -> str:
-    trusted = TrustedRepositories(
+    trusted = RepositoryService(
         data, WorkspaceSettings(), Unprepared().prepare, roots=(sample.path,)
     )
     entry = await trusted.register(str(sample.path))

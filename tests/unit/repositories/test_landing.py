@@ -12,7 +12,7 @@ from moothall.domain.task import RepositoryRef
 from moothall.errors import InvalidRequest
 from moothall.repositories.objects import Change
 from moothall.repositories.registry import Approval
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import Repo, make_repo
 
 pytestmark = pytest.mark.e2e  # real processes over and over: run with the end-to-end tests
@@ -31,12 +31,12 @@ def repo(tmp_path: Path) -> Repo:
 
 
 @pytest.fixture
-def trusted(tmp_path: Path) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare)
+def trusted(tmp_path: Path) -> RepositoryService:
+    return RepositoryService(tmp_path / "data", WorkspaceSettings(), prepare)
 
 
 async def registered(
-    trusted: TrustedRepositories, repo: Repo, policy: Approval, base: str = ""
+    trusted: RepositoryService, repo: Repo, policy: Approval, base: str = ""
 ) -> RepositoryRef:
     return RepositoryRef(
         id=(await trusted.register(str(repo.path), on_approval=policy, base=base)).id
@@ -44,7 +44,7 @@ async def registered(
 
 
 async def work(
-    trusted: TrustedRepositories, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n"
+    trusted: RepositoryService, ref: RepositoryRef, path: str = "new.txt", text: str = "new\n"
 ) -> str:
     """Return a commit on the newest one that changes a file."""
     base = await trusted.resolve(ref)
@@ -54,7 +54,7 @@ async def work(
     ).commit_sha
 
 
-async def test_the_default_leaves_it(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_the_default_leaves_it(trusted: RepositoryService, repo: Repo) -> None:
     ref = RepositoryRef(id=(await trusted.register(str(repo.path))).id)
     head, sha = repo.head, await work(trusted, ref)
     assert (await trusted.land(ref, sha, BRANCH, SAID, "local")).status == "left"
@@ -62,7 +62,7 @@ async def test_the_default_leaves_it(trusted: TrustedRepositories, repo: Repo) -
 
 
 async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     entry = await trusted.register(str(repo.path), push="none", on_approval="push")
     ref = RepositoryRef(id=entry.id)
@@ -74,7 +74,7 @@ async def test_push_makes_the_branch_whatever_is_delivered_otherwise(
 
 @pytest.mark.parametrize("at", ["checked out", "elsewhere"])
 async def test_merge_makes_one_merge_commit_on_the_branch(
-    trusted: TrustedRepositories, repo: Repo, at: str
+    trusted: RepositoryService, repo: Repo, at: str
 ) -> None:
     ref = await registered(trusted, repo, "merge")
     main, head, sha = repo.git("branch", "--show-current"), repo.head, await work(trusted, ref)
@@ -94,7 +94,7 @@ async def test_merge_makes_one_merge_commit_on_the_branch(
 
 
 async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     ref = await registered(trusted, repo, "merge")
     sha = await work(trusted, ref)
@@ -106,7 +106,7 @@ async def test_a_branch_that_moved_is_told_with_what_the_commit_changes(
 
 
 async def test_a_commit_that_was_built_elsewhere_is_not_merged(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     ref = await registered(trusted, repo, "merge")
     main, head = repo.git("branch", "--show-current"), repo.head
@@ -129,7 +129,7 @@ async def test_a_commit_that_was_built_elsewhere_is_not_merged(
     ids=["changed", "unknown", "ignored", "filter", "two trees"],
 )
 async def test_what_its_owner_has_is_not_touched(
-    trusted: TrustedRepositories, repo: Repo, path: str, ignored: str, why: str
+    trusted: RepositoryService, repo: Repo, path: str, ignored: str, why: str
 ) -> None:
     if ignored:
         (repo.path / ".git/info").mkdir(exist_ok=True)
@@ -159,7 +159,7 @@ async def test_what_its_owner_has_is_not_touched(
     assert not (repo.path / "RAN").exists()
 
 
-async def test_no_hook_runs(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_no_hook_runs(trusted: RepositoryService, repo: Repo) -> None:
     hook = repo.path / ".git/hooks/post-merge"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\ntouch RAN\n", encoding="utf-8")
@@ -172,7 +172,7 @@ async def test_no_hook_runs(trusted: TrustedRepositories, repo: Repo) -> None:
 
 
 async def test_it_is_merged_into_the_branch_that_was_named(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     repo.git("branch", "release")
     ref = await registered(trusted, repo, "merge", "release")
@@ -182,7 +182,7 @@ async def test_it_is_merged_into_the_branch_that_was_named(
 
 
 async def test_without_a_branch_there_is_nothing_to_merge_into(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     repo.git("checkout", "--quiet", "--detach")
     with pytest.raises(InvalidRequest, match="--base"):

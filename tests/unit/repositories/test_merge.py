@@ -9,7 +9,7 @@ from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.errors import MergeConflict
 from moothall.repositories.objects import Change
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import Repo, make_repo
 
 LINES = "one\ntwo\nthree\nfour\nfive\nsix\nseven\n"
@@ -25,15 +25,15 @@ def repo(tmp_path: Path) -> Repo:
 
 
 @pytest.fixture
-def trusted(tmp_path: Path, repo: Repo) -> TrustedRepositories:
-    return TrustedRepositories(tmp_path / "data", WorkspaceSettings(), prepare, roots=(repo.path,))
+def trusted(tmp_path: Path, repo: Repo) -> RepositoryService:
+    return RepositoryService(tmp_path / "data", WorkspaceSettings(), prepare, roots=(repo.path,))
 
 
-async def pinned(trusted: TrustedRepositories, repo: Repo, ref: str = "") -> Base:
+async def pinned(trusted: RepositoryService, repo: Repo, ref: str = "") -> Base:
     return await trusted.resolve(RepositoryRef(url=str(repo.path), ref=ref))
 
 
-async def committed(trusted: TrustedRepositories, base: Base, path: str, text: str) -> str:
+async def committed(trusted: RepositoryService, base: Base, path: str, text: str) -> str:
     change = Change(path, "100644", text.encode())
     return (
         await trusted.clone(base.repository).commit_changes(base.sha, [change], "work")
@@ -41,7 +41,7 @@ async def committed(trusted: TrustedRepositories, base: Base, path: str, text: s
 
 
 async def test_what_commits_came_to_is_brought_together(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     base = await pinned(trusted, repo)
     first = await committed(trusted, base, "a.txt", LINES.replace("one", "ONE"))
@@ -57,9 +57,7 @@ async def test_what_commits_came_to_is_brought_together(
     assert (await trusted.merge(base, (first,))).diff == await clone.diff(base.sha, first)
 
 
-async def test_a_base_that_moved_meanwhile_is_kept(
-    trusted: TrustedRepositories, repo: Repo
-) -> None:
+async def test_a_base_that_moved_meanwhile_is_kept(trusted: RepositoryService, repo: Repo) -> None:
     old = await pinned(trusted, repo)
     work = await committed(trusted, old, "a.txt", LINES.replace("one", "ONE"))
     repo.commit({"b.txt": "moved\n"})
@@ -70,7 +68,7 @@ async def test_a_base_that_moved_meanwhile_is_kept(
     assert (await trusted.clone(new.repository).read(merged.commit_sha, "b.txt", 100)) == b"moved\n"
 
 
-async def test_what_disagrees_is_shown(trusted: TrustedRepositories, repo: Repo) -> None:
+async def test_what_disagrees_is_shown(trusted: RepositoryService, repo: Repo) -> None:
     base = await pinned(trusted, repo)
     first = await committed(trusted, base, "a.txt", LINES.replace("four", "4"))
     second = await committed(trusted, base, "a.txt", LINES.replace("four", "IV"))
@@ -80,7 +78,7 @@ async def test_what_disagrees_is_shown(trusted: TrustedRepositories, repo: Repo)
 
 
 async def test_a_commit_that_is_at_the_origin_alone_is_fetched(
-    trusted: TrustedRepositories, repo: Repo
+    trusted: RepositoryService, repo: Repo
 ) -> None:
     base = await pinned(trusted, repo)
     repo.git("switch", "--quiet", "--create", "side")

@@ -25,11 +25,16 @@ from moothall.errors import (
     Temporary,
 )
 from moothall.events.registry import literal
-from moothall.repositories.bundle_transfer import PART, Lender, ask
+from moothall.repositories.bundle_transfer import PART, BundleServer, ask
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.objects import Change
-from moothall.repositories.remote import HOSTS, FarRepositories, RepositoryServer, patches_of_hosts
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.remote import (
+    HOSTS,
+    RemoteRepositories,
+    RepositoryServer,
+    patches_of_hosts,
+)
+from moothall.repositories.service import RepositoryService
 from moothall.testing.bus import MemoryBus
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo
 
@@ -68,10 +73,10 @@ class World:
     """The house with a repository, and a host whose disk begins empty."""
 
     repo: Repo
-    house: TrustedRepositories
-    host: FarRepositories
+    house: RepositoryService
+    host: RemoteRepositories
     wire: Wire
-    lending: Lender
+    lending: BundleServer
     id: str
 
     async def pin(self, tenant: str = "local") -> Base:
@@ -87,12 +92,12 @@ async def world(
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = WorkspaceSettings(**limits)
     wire = Wire()
-    house = TrustedRepositories(tmp_path / "house", WorkspaceSettings(), refuse)
-    host = FarRepositories(tmp_path / "host", settings, refuse)
+    house = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
+    host = RemoteRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         lending, borrowing = [
             await stack.enter_async_context(
-                Lender(GitRunner(tmp_path / name / "repos"), settings, soon)
+                BundleServer(GitRunner(tmp_path / name / "repos"), settings, soon)
             )
             for name in ("house", "host")
         ]

@@ -22,7 +22,7 @@ from moothall.errors import (
 )
 from moothall.repositories.delivery import branch_in_the_way
 from moothall.repositories.objects import Change
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from support.repos import SAMPLE, SOLUTION, Repo, make_repo, make_sample
 
 SETTINGS = WorkspaceSettings()
@@ -51,18 +51,18 @@ def sample(place: Path) -> Repo:
 
 def repositories(
     tmp_path: Path, *roots: Path, settings: WorkspaceSettings = SETTINGS, **secrets: str
-) -> TrustedRepositories:
-    return TrustedRepositories(
+) -> RepositoryService:
+    return RepositoryService(
         tmp_path / "data", settings, FileLister().prepare, roots=roots, secrets=secrets
     )
 
 
 @pytest.fixture
-def trusted(tmp_path: Path, place: Path) -> TrustedRepositories:
+def trusted(tmp_path: Path, place: Path) -> RepositoryService:
     return repositories(tmp_path, place)
 
 
-async def winning(trusted: TrustedRepositories, base: Base) -> str:
+async def winning(trusted: RepositoryService, base: Base) -> str:
     content = (SAMPLE["src/utils.py"] + SOLUTION).encode()
     return (
         await trusted.clone(base.repository).commit_changes(
@@ -87,9 +87,7 @@ def state(repo: Repo) -> tuple[object, ...]:
     )
 
 
-async def test_a_path_is_pinned_with_its_profile(
-    trusted: TrustedRepositories, sample: Repo
-) -> None:
+async def test_a_path_is_pinned_with_its_profile(trusted: RepositoryService, sample: Repo) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     assert base.sha == sample.head
     assert base.origin == str(sample.path)
@@ -105,7 +103,7 @@ async def test_a_path_is_pinned_with_its_profile(
 
 
 async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
-    trusted: TrustedRepositories, sample: Repo, place: Path
+    trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     (place / "link").symlink_to(sample.path)
     names = [
@@ -119,9 +117,7 @@ async def test_a_folder_a_file_url_and_a_link_mean_the_whole_repository(
     assert len({base.repository for base in bases}) == 1
 
 
-async def test_uncommitted_changes_are_left_alone(
-    trusted: TrustedRepositories, sample: Repo
-) -> None:
+async def test_uncommitted_changes_are_left_alone(trusted: RepositoryService, sample: Repo) -> None:
     sample.write({"src/utils.py": "broken", "new.txt": "untracked", "staged.txt": "staged"})
     sample.git("add", "staged.txt")
     before = state(sample)
@@ -133,7 +129,7 @@ async def test_uncommitted_changes_are_left_alone(
     assert state(sample) == before
 
 
-async def test_refs_of_every_kind(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_refs_of_every_kind(trusted: RepositoryService, sample: Repo) -> None:
     first = sample.head
     sample.git("tag", "-a", "v1", "-m", "one")
     sample.git("branch", "feature/ü")
@@ -150,7 +146,7 @@ async def test_refs_of_every_kind(trusted: TrustedRepositories, sample: Repo) ->
 
 
 async def test_a_linked_worktree_has_its_own_head(
-    trusted: TrustedRepositories, sample: Repo, place: Path
+    trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     sample.git("worktree", "add", "--quiet", "-b", "side", str(place / "side"))
     side = Repo(place / "side")
@@ -162,7 +158,7 @@ async def test_a_linked_worktree_has_its_own_head(
 
 
 async def test_a_bare_and_a_shallow_repository(
-    trusted: TrustedRepositories, sample: Repo, place: Path
+    trusted: RepositoryService, sample: Repo, place: Path
 ) -> None:
     sample.commit({"x": "y"})
     sample.git("clone", "--quiet", "--bare", str(sample.path), str(place / "bare.git"))
@@ -184,14 +180,14 @@ async def test_a_bare_and_a_shallow_repository(
     ids=["missing", "no git", "file", "empty"],
 )
 async def test_what_is_no_repository(
-    trusted: TrustedRepositories, place: Path, make: Callable[[Path], object], message: str
+    trusted: RepositoryService, place: Path, make: Callable[[Path], object], message: str
 ) -> None:
     make(place / "there")
     with pytest.raises(RepositoryError, match=message):
         await trusted.resolve(RepositoryRef(url=str(place / "there")))
 
 
-async def test_an_unknown_ref_lists_a_few(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_an_unknown_ref_lists_a_few(trusted: RepositoryService, sample: Repo) -> None:
     for number in range(12):
         sample.git("branch", f"b{number:02}")
     for ref in ("nope", "0" * 40, "HEAD~7", "main:src"):
@@ -217,7 +213,7 @@ async def test_an_unknown_ref_lists_a_few(trusted: TrustedRepositories, sample: 
         "x.lock",
     ],
 )
-async def test_a_ref_is_no_option(trusted: TrustedRepositories, sample: Repo, ref: str) -> None:
+async def test_a_ref_is_no_option(trusted: RepositoryService, sample: Repo, ref: str) -> None:
     with pytest.raises(InvalidRequest, match="is not a ref"):
         await trusted.resolve(RepositoryRef(url=str(sample.path), ref=ref))
 
@@ -247,7 +243,7 @@ async def test_a_ref_is_no_option(trusted: TrustedRepositories, sample: Repo, re
     ],
 )
 async def test_urls_that_are_refused(
-    trusted: TrustedRepositories, url: str, error: type[Exception], message: str
+    trusted: RepositoryService, url: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
         await trusted.resolve(RepositoryRef(url=url))
@@ -305,7 +301,7 @@ async def test_a_registered_repository_needs_no_root(tmp_path: Path, sample: Rep
 
 
 async def test_a_pinned_commit_needs_neither_root_nor_source(
-    tmp_path: Path, trusted: TrustedRepositories, sample: Repo
+    tmp_path: Path, trusted: RepositoryService, sample: Repo
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     later = sample.commit({"x": "y"})
@@ -331,7 +327,7 @@ async def test_too_large_a_repository_is_said_at_once(
 
 
 async def test_a_profile_that_is_not_committed_is_used_and_said(
-    trusted: TrustedRepositories, sample: Repo
+    trusted: RepositoryService, sample: Repo
 ) -> None:
     ref = RepositoryRef(url=str(sample.path))
     sample.write({".moothall.toml": "[checks]\ntests = 'make first'\n"})
@@ -350,7 +346,7 @@ async def test_a_profile_that_is_not_committed_is_used_and_said(
 
 
 async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
-    trusted: TrustedRepositories, sample: Repo, tmp_path: Path
+    trusted: RepositoryService, sample: Repo, tmp_path: Path
 ) -> None:
     (tmp_path / "other.toml").write_text("[checks]\nsecret = 'x'\n")
     (sample.path / ".moothall.toml").symlink_to(tmp_path / "other.toml")
@@ -359,7 +355,7 @@ async def test_a_profile_in_the_work_tree_is_no_way_to_read_other_files(
     }
 
 
-async def test_sha256_repositories_are_named(trusted: TrustedRepositories, place: Path) -> None:
+async def test_sha256_repositories_are_named(trusted: RepositoryService, place: Path) -> None:
     place.mkdir()
     Repo(place).git("init", "--quiet", "--object-format=sha256", "new")
     with pytest.raises(RepositoryError, match="sha256"):
@@ -367,7 +363,7 @@ async def test_sha256_repositories_are_named(trusted: TrustedRepositories, place
 
 
 async def test_delivery_makes_a_branch_and_runs_no_hook(
-    trusted: TrustedRepositories, sample: Repo, tmp_path: Path
+    trusted: RepositoryService, sample: Repo, tmp_path: Path
 ) -> None:
     mark = tmp_path / "ran"
     hooks = sample.path / ".git/hooks"
@@ -403,7 +399,7 @@ async def test_delivery_makes_a_branch_and_runs_no_hook(
         await trusted.deliver(base, diff, "moothall/task-1", "another message")
 
 
-async def test_delivery_refuses_what_it_must(trusted: TrustedRepositories, sample: Repo) -> None:
+async def test_delivery_refuses_what_it_must(trusted: RepositoryService, sample: Repo) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     diff = await winning(trusted, base)
     for branch in (
@@ -429,7 +425,7 @@ async def test_delivery_refuses_what_it_must(trusted: TrustedRepositories, sampl
 
 @pytest.mark.parametrize("other", ["moothall", "moothall/task-1/x", "moothall/task-1"])
 async def test_a_branch_in_the_way_of_delivery_is_found_before(
-    trusted: TrustedRepositories, sample: Repo, other: str
+    trusted: RepositoryService, sample: Repo, other: str
 ) -> None:
     base = await trusted.resolve(RepositoryRef(url=str(sample.path)))
     before = state(sample)
@@ -484,7 +480,7 @@ async def test_a_url_gets_no_local_branch(tmp_path: Path) -> None:
 
 
 async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(
-    trusted: TrustedRepositories, sample: Repo
+    trusted: RepositoryService, sample: Repo
 ) -> None:
     entry = await trusted.register(str(sample.path))
     base = await trusted.resolve(RepositoryRef(id=entry.id))
@@ -512,7 +508,7 @@ async def test_a_branch_of_ours_goes_when_it_is_merged_or_forced(
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le"])
 async def test_a_text_of_the_base_is_read_in_its_encoding(
-    trusted: TrustedRepositories, sample: Repo, encoding: str
+    trusted: RepositoryService, sample: Repo, encoding: str
 ) -> None:
     text = "größer\n" * 100
     sample.commit({"a.txt": text.encode(encoding), "b.bin": b"\0\xff\0"})

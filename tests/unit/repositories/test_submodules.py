@@ -9,7 +9,7 @@ from moothall.config import WorkspaceSettings
 from moothall.domain.repository import Base, Prepared
 from moothall.domain.task import RepositoryRef
 from moothall.repositories.checkout import check_out
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from moothall.repositories.submodules import absolute_url
 from moothall.settings import load_settings
 from support.repos import Repo, make_repo
@@ -22,8 +22,8 @@ class Nobody:
         raise NotImplementedError
 
 
-def repositories(tmp_path: Path, **settings: object) -> TrustedRepositories:
-    return TrustedRepositories(
+def repositories(tmp_path: Path, **settings: object) -> RepositoryService:
+    return RepositoryService(
         tmp_path / "data",
         WorkspaceSettings.model_validate(settings),
         Nobody().prepare,
@@ -44,7 +44,7 @@ def with_submodule(tmp_path: Path) -> Repo:
 
 
 async def checked_out(
-    trusted: TrustedRepositories, base: Base, tmp_path: Path
+    trusted: RepositoryService, base: Base, tmp_path: Path
 ) -> tuple[Path, list[str]]:
     told: list[str] = []
     dest = tmp_path / "out"

@@ -15,7 +15,7 @@ from moothall.errors import InvalidRequest, MoothallError, Refused, RepositoryEr
 from moothall.network.destinations import Destinations
 from moothall.repositories.gitcmd import GitRunner
 from moothall.repositories.registry import repository_id
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from moothall.repositories.transport import stranger_transport
 
 SCHEMES = ("https", "http", "ssh")
@@ -28,9 +28,9 @@ class Nobody:
         raise NotImplementedError
 
 
-def repositories(tmp_path: Path, *allowed: str, **settings: object) -> TrustedRepositories:
+def repositories(tmp_path: Path, *allowed: str, **settings: object) -> RepositoryService:
     workspace = WorkspaceSettings.model_validate({"allowed_schemes": SCHEMES, **settings})
-    return TrustedRepositories(
+    return RepositoryService(
         tmp_path / "data",
         workspace,
         Nobody().prepare,
@@ -65,7 +65,7 @@ def closed_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def refusal(trusted: TrustedRepositories, url: str) -> MoothallError:
+async def refusal(trusted: RepositoryService, url: str) -> MoothallError:
     with pytest.raises(MoothallError) as raised:
         await trusted.resolve(RepositoryRef(url=url), tenant="acme")
     return raised.value

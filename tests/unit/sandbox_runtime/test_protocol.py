@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moothall.sandbox_runtime.protocol import MAX_FRAME, Frames, ProtocolError, pack
+from moothall.sandbox_runtime.protocol import MAX_FRAME, FrameReader, ProtocolError, pack
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)
@@ -21,7 +21,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     messages: list[dict[str, Any]], size: int
 ) -> None:
     raw = b"".join(pack(message) for message in messages)
-    frames, came = Frames(), []
+    frames, came = FrameReader(), []
     for at in range(0, len(raw), size):
         came += frames.feed(raw[at : at + size])
     assert came == messages
@@ -32,4 +32,4 @@ def test_messages_arrive_whole_however_they_are_cut(
 )
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Frames().feed(raw)
+        FrameReader().feed(raw)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.authorization.limits import cut_output
-from moothall.sandbox_runtime.tool_proxy import Face, ToolError, plain
+from moothall.sandbox_runtime.tool_proxy import ToolError, ToolProxy, plain
 
 TOOLS = {
     "files.read": ("path", "start", "lines"),
@@ -49,7 +49,7 @@ class Room:
 
 def test_arguments_go_by_place_or_by_name() -> None:
     room = Room(a="one\n")
-    face = Face(TOOLS, room.ask, agents=False)
+    face = ToolProxy(TOOLS, room.ask, agents=False)
     face.call("files", "read", ("a", 1), {"lines": 5})
     assert room.asked == [("files.read", {"path": "a", "start": 1, "lines": 5})]
     with pytest.raises(TypeError, match="at most 3 arguments"):
@@ -59,7 +59,7 @@ def test_arguments_go_by_place_or_by_name() -> None:
 
 
 def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
-    face = Face(TOOLS, Room().ask, agents=False)
+    face = ToolProxy(TOOLS, Room().ask, agents=False)
     with pytest.raises(ToolError, match=r"files\.write: blocked: not you") as raised:
         face.call("files", "write", ("a", "b"), {})
     assert (raised.value.tool, raised.value.status, raised.value.reason) == (
@@ -70,7 +70,7 @@ def test_a_tool_that_does_not_succeed_raises_its_status_and_reason() -> None:
 
 
 def test_only_what_is_granted_is_there() -> None:
-    face = Face({"files.read": ("path",)}, Room().ask, agents=False)
+    face = ToolProxy({"files.read": ("path",)}, Room().ask, agents=False)
     assert face.groups == ("files", "ws")
     assert face.names("ws") == ["read"]
     for group, name in (
@@ -81,11 +81,11 @@ def test_only_what_is_granted_is_there() -> None:
     ):
         with pytest.raises(AttributeError):
             face.call(group, name, ("a",), {})
-    assert "agents" in Face({}, Room().ask, agents=True).groups
+    assert "agents" in ToolProxy({}, Room().ask, agents=True).groups
 
 
 def test_glob_gives_files() -> None:
-    assert Face(TOOLS, Room().ask, agents=False).call("ws", "glob", ("**",), {}) == ["a/b.py"]
+    assert ToolProxy(TOOLS, Room().ask, agents=False).call("ws", "glob", ("**",), {}) == ["a/b.py"]
 
 
 @given(
@@ -95,7 +95,7 @@ def test_glob_gives_files() -> None:
 )
 def test_a_file_is_read_whole_or_not_at_all(widths: list[int], most: int, ended: bool) -> None:  # noqa: FBT001 - drawn
     text = "\n".join("ab" * (width // 2) for width in widths) + "\n" * ended
-    face = Face(TOOLS, Room(most, a=text).ask, agents=False)
+    face = ToolProxy(TOOLS, Room(most, a=text).ask, agents=False)
     if max(widths, default=0) < most - 100:
         assert face.call("ws", "read", ("a",), {}) == text
     elif max(widths) > most:
@@ -128,7 +128,7 @@ def test_a_tool_of_three_names_is_said_with_an_underscore() -> None:
         asked.append(f"{name} {arguments}")
         return {"status": "success", "output": {}}
 
-    face = Face(
+    face = ToolProxy(
         {"mcp.notes.add-line": ("text",), "mcp.notes.add_line": ("text",), "files.read": ("path",)},
         ask,
         agents=False,

@@ -10,7 +10,7 @@ import pytest
 from moothall.domain.event import Event, EventType, Recorded
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.topic import Channel, Topic
-from moothall.errors import AlreadyExists, InvalidRequest, NotFound, Overtaken, Refused
+from moothall.errors import AlreadyExists, ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.events.nats.pruning import prune
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
@@ -194,7 +194,7 @@ async def test_of_two_moves_at_once_one_wins_and_the_other_hears_the_state_that_
         board.move(story_id, "shelve", LOCAL),
         return_exceptions=True,
     )
-    (lost,) = [end for end in ends if isinstance(end, Overtaken)]
+    (lost,) = [end for end in ends if isinstance(end, ConcurrentUpdate)]
     stands = (await board.card(story_id, LOCAL)).stand.state
     assert stands in {"design", "backlog"}
     assert f"is in {stands} now" in lost.message

@@ -13,11 +13,11 @@ from moothall.config import LimitSettings
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.plan import Plan
-from moothall.errors import InvalidRequest, NotFound, Overtaken, Refused
+from moothall.errors import ConcurrentUpdate, InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board
 from moothall.stories.plan_document import Outline, outlines_of
 from moothall.stories.planner import Planner, changeable, may_change
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
 from moothall.testing.bus import MemoryBus
 from support.desk import MemoryDesk
@@ -39,7 +39,9 @@ async def house() -> House:
     return made
 
 
-async def change(house: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> Card:
+async def change(
+    house: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL
+) -> StoryState:
     return await Planner(house.bus, LimitSettings()).change(
         house.story_id, seen.plan_id, outlines, who
     )
@@ -77,9 +79,12 @@ async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(hou
         change(house, seen, whole, who=bob),
         return_exceptions=True,
     )
-    won, lost = (next(end for end in ends if isinstance(end, kind)) for kind in (Card, Overtaken))
-    assert isinstance(won, Card)
-    assert isinstance(lost, Overtaken)
+    won, lost = (
+        next(end for end in ends if isinstance(end, kind))
+        for kind in (StoryState, ConcurrentUpdate)
+    )
+    assert isinstance(won, StoryState)
+    assert isinstance(lost, ConcurrentUpdate)
     winner = changeable(await house.card())
     assert changeable(won) == winner
     assert f"changed by {winner.actor} since" in lost.message

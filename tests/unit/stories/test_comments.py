@@ -11,7 +11,7 @@ import pytest
 from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.plan import Remark
+from moothall.domain.plan import LineComment
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.stories.board import Board
@@ -55,7 +55,7 @@ class House:
     async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
         await remark(self.board, self.desk, self.story, text, LOCAL, place=place, key=key)
 
-    async def remarks(self) -> tuple[Remark, ...]:
+    async def remarks(self) -> tuple[LineComment, ...]:
         return (await self.board.card(self.story, LOCAL)).remarks
 
 

@@ -17,8 +17,8 @@ from moothall.domain.event import EventType
 from moothall.domain.identity import LOCAL
 from moothall.domain.ids import digest
 from moothall.domain.outcome import DeliberationStatus, Outcome, Result
-from moothall.domain.plan import AtomicTask, Plan, Remark, Story
-from moothall.domain.repository import Landed
+from moothall.domain.plan import AtomicTask, LineComment, Plan, Story
+from moothall.domain.repository import MergeResult
 from moothall.domain.task import RepositoryRef
 from moothall.stories.board import Board
 from moothall.stories.lifecycle import Blocked, lifecycle
@@ -58,7 +58,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         await house.asked(2)
         await house.desk.decide(won(house.story_id, B))
         await house.stands("test", "checked")
-        on = Remark(task_id, 'src/"a.py', 7, "+ignore the task", "")
+        on = LineComment(task_id, 'src/"a.py', 7, "+ignore the task", "")
         await house.board.comment(house.story_id, "Rename it.", LOCAL, key="1", on=on)
         await house.board.comment(house.story_id, "Soon, please.", LOCAL, key="2")
         await house.move("reject_test")
@@ -173,7 +173,7 @@ async def delivered(house: House) -> Mapping[str, Any]:
 
 
 async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(house: House) -> None:
-    house.lands.says = [Landed("merged", "main", D)]
+    house.lands.says = [MergeResult("merged", "main", D)]
     async with house.working():
         await approved(house)
         told = await delivered(house)
@@ -200,7 +200,10 @@ async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(house: H
 
 
 async def test_a_base_that_moved_is_brought_together_and_checked_before(house: House) -> None:
-    house.lands.says = [Landed("moved", "main", B, tip=C, diff="+new"), Landed("merged", "main", D)]
+    house.lands.says = [
+        MergeResult("moved", "main", B, tip=C, diff="+new"),
+        MergeResult("merged", "main", D),
+    ]
     async with house.working():
         await approved(house)
         again = await house.asked(3)
@@ -211,7 +214,7 @@ async def test_a_base_that_moved_is_brought_together_and_checked_before(house: H
 
 
 async def test_what_does_not_go_together_with_its_base_is_built_on_it(house: House) -> None:
-    house.lands.says = [Landed("moved", "main", B, tip=C, diff="+new")]
+    house.lands.says = [MergeResult("moved", "main", B, tip=C, diff="+new")]
     async with house.working():
         await approved(house)
         await house.desk.decide(disagreed((await house.asked(3)).task_id))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from moothall.errors import InvalidRequest, Permanent, Refused
-from moothall.stories.lifecycle import Blocked, Lifecycle, Need, Stand, decide, lifecycle
+from moothall.stories.lifecycle import Blocked, Lifecycle, Need, StoryPosition, decide, lifecycle
 
 EVENTS = sorted({item.event for item in lifecycle().transitions})
 ROLES = ["po", "qa", "architect", "operator", "system", "dev"]
@@ -38,7 +38,7 @@ WAY = [
 
 
 def test_a_story_goes_from_backlog_to_done() -> None:
-    stand, seen = Stand(lifecycle().start, points=100), []
+    stand, seen = StoryPosition(lifecycle().start, points=100), []
     for event, role, fact in WAY:
         if fact:
             with pytest.raises(Blocked):
@@ -58,9 +58,9 @@ def test_a_story_goes_from_backlog_to_done() -> None:
 
 @pytest.mark.parametrize(("rigor", "points"), [("L0", 50), ("L1", 75), ("L2", 85), ("L3", 90)])
 def test_a_draft_is_ready_by_its_rigor_level(rigor: str, points: int) -> None:
-    assert decide(Stand("draft", rigor, points), "submit", ["po"]).state == "design"
+    assert decide(StoryPosition("draft", rigor, points), "submit", ["po"]).state == "design"
     with pytest.raises(Blocked, match=f"gives it {points - 1} points, and {rigor} needs {points}"):
-        decide(Stand("draft", rigor, points - 1), "submit", ["po"])
+        decide(StoryPosition("draft", rigor, points - 1), "submit", ["po"])
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,13 @@ def test_what_is_missing_is_said(
     state: str, event: str, roles: list[str], error: type[Permanent], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        decide(Stand(state, points=100), event, roles)
+        decide(StoryPosition(state, points=100), event, roles)
 
 
 def test_evidence_does_not_outlive_its_state() -> None:
-    stand = decide(Stand("design", points=100).record("planned"), "accept_design", ["architect"])
+    stand = decide(
+        StoryPosition("design", points=100).record("planned"), "accept_design", ["architect"]
+    )
     stand = decide(stand.record("built"), "build", ["system"])
     stand = decide(stand.record("checked"), "reject_test", ["qa"])
     with pytest.raises(Blocked, match="not all done"):
@@ -103,14 +105,14 @@ def test_evidence_does_not_outlive_its_state() -> None:
 def test_no_sequence_reaches_an_undefined_state_or_passes_a_gate_without_its_evidence(
     steps: list[tuple[str, object, set[str]]],
 ) -> None:
-    table, stand = lifecycle(), Stand(lifecycle().start)
+    table, stand = lifecycle(), StoryPosition(lifecycle().start)
     since: set[object] = set()  # what was recorded since the state was entered
     for kind, what, roles in steps:
         if kind == "fact":
             stand = stand.record(what)  # type: ignore[arg-type]
             since.add(what)
         elif kind == "points":
-            stand = Stand(stand.state, stand.rigor, int(str(what)), stand.facts)
+            stand = StoryPosition(stand.state, stand.rigor, int(str(what)), stand.facts)
         else:
             before = stand
             try:

@@ -13,14 +13,14 @@ from moothall.domain.event import Event, EventType
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import (
     AlreadyExists,
+    ConcurrentUpdate,
     InvalidRequest,
     MoothallError,
     NotFound,
-    Overtaken,
     Refused,
 )
 from moothall.stories.board import Board
-from moothall.stories.notes import NoteChange, Noted, Notes, Update
+from moothall.stories.notes import NoteChange, Notes, NotesVersion, Update
 from moothall.testing.bus import MemoryBus
 from support.working import DRAFT
 
@@ -58,7 +58,7 @@ class Told:
         at: str = "",
         expected: int | None = None,
         who: Principal = LOCAL,
-    ) -> Noted:
+    ) -> NotesVersion:
         return await Notes(self.bus).update(
             Update(self.story_id, role, changes, at=at, expected=expected), who
         )
@@ -114,7 +114,7 @@ async def test_of_two_at_once_with_one_version_one_is_told_so(told: Told) -> Non
     ends = await asyncio.gather(
         *(told.note(change, expected=0) for change in changes), return_exceptions=True
     )
-    (lost,) = (end for end in ends if isinstance(end, Overtaken))
+    (lost,) = (end for end in ends if isinstance(end, ConcurrentUpdate))
     assert "at version 1, and you expected 0" in lost.message
     both = await asyncio.gather(
         *(told.note(replace(DECIDED, entity_id=name)) for name in ("three", "four"))

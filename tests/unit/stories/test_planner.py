@@ -28,7 +28,7 @@ from moothall.events import dead_letters
 from moothall.events.codec import encode
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
-from moothall.stories.executor import Work
+from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
 from support.desk import Lands, MemoryDesk
@@ -67,9 +67,11 @@ def planner(bus: MemoryBus) -> Planner:
 
 
 @asynccontextmanager
-async def running(bus: MemoryBus, desk: MemoryDesk, planner: Planner) -> AsyncIterator[Work]:
+async def running(
+    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+) -> AsyncIterator[StoryExecutor]:
     async with asyncio.TaskGroup() as group:
-        work = Work(bus, desk, LimitSettings(), planner, Lands())
+        work = StoryExecutor(bus, desk, LimitSettings(), planner, Lands())
         task = group.create_task(work.run())
         try:
             yield work

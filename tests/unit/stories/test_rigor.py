@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moothall.errors import InvalidRequest
-from moothall.stories.rigor import Build, JobReport, Sonar, Static, SuiteRun, levels, rate
+from moothall.stories.rigor import Build, JobReport, SonarResult, Static, SuiteRun, levels, rate
 
 GOOD = JobReport(
     build=Build(ok=True),
@@ -28,7 +28,9 @@ REPORTS = st.builds(
     unit=st.none() | TESTS,
     static=st.none()
     | st.builds(
-        Static, ok=st.booleans(), sonar=st.builds(Sonar, new_critical=COUNTS, new_major=COUNTS)
+        Static,
+        ok=st.booleans(),
+        sonar=st.builds(SonarResult, new_critical=COUNTS, new_major=COUNTS),
     ),
     e2e=st.none() | TESTS,
 )
@@ -84,13 +86,13 @@ def test_whole_evidence_passes_with_all_points(level: str) -> None:
             "88 points; L3 passes from 90 and warns from 85",
         ),
         (
-            changed(static=Static(ok=True, sonar=Sonar(quality_gate="ERROR"))),
+            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ERROR"))),
             "L3",
             "warn",
             "the quality gate says 'ERROR'",
         ),
         (
-            changed(static=Static(ok=True, sonar=Sonar(quality_gate="ok", new_critical=1))),
+            changed(static=Static(ok=True, sonar=SonarResult(quality_gate="ok", new_critical=1))),
             "L3",
             "pass",
             "1 new critical",

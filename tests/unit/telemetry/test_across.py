@@ -21,7 +21,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.domain.topic import Channel
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.telemetry.recording import recording
 from moothall.testing.bus import MemoryBus
 from moothall.workers.host import Host
@@ -69,7 +69,9 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
         recording(TraceSettings(), "test", exporter=exporter),
     ):
         with telemetry.span("call", parent=CALLER):
-            await Desk(house.bus, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
+            await DeliberationService(house.bus, Remembering(), Defaults(LimitSettings())).submit(
+                TASK, LOCAL
+            )
         requested = (await logged(house.bus))[0]
         await work(house, requested, 1)
         asked = len(house.server.requests)
@@ -110,7 +112,7 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
 
 async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
     bus = MemoryBus()
-    desk = Desk(bus, Remembering(), Defaults(LimitSettings()))
+    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     for caller in (CALLER, OTHER):
         with telemetry.span("call", parent=caller):
             await desk.submit(TASK, LOCAL)
@@ -118,7 +120,7 @@ async def test_the_same_request_under_another_trace_is_the_same_request() -> Non
     assert len({event.id for event in events}) == 1
     assert {event.traceparent for event in events} == {CALLER}
     plain = MemoryBus()
-    await Desk(plain, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
+    await DeliberationService(plain, Remembering(), Defaults(LimitSettings())).submit(TASK, LOCAL)
     (without,) = await logged(plain)
     assert without.id == events[0].id
     assert (

@@ -19,11 +19,11 @@ from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, ConfigurationError
 from moothall.telemetry import aggregation, metrics
 from moothall.telemetry.aggregation import Reports
-from moothall.telemetry.metric_types import MOST, OTHER, Figures
+from moothall.telemetry.metric_types import MOST, OTHER, MetricRegistry
 
 
 def test_counting() -> None:
-    registry = Figures()
+    registry = MetricRegistry()
     calls = registry.counter("calls_total", "…", "tool")
     busy = registry.gauge("busy", "…")
     took = registry.histogram("took_seconds", "…", buckets=(1.0, 2.0))
@@ -42,18 +42,18 @@ def test_counting() -> None:
 
 def test_a_wrong_number_of_labels_is_a_bug() -> None:
     with pytest.raises(TypeError, match="has the labels"):
-        Figures().counter("x", "…", "tool").add("a", "b")
+        MetricRegistry().counter("x", "…", "tool").add("a", "b")
 
 
 def test_a_name_is_taken_once() -> None:
-    registry = Figures()
+    registry = MetricRegistry()
     registry.counter("x", "…")
     with pytest.raises(ValueError, match="already"):
         registry.gauge("x", "…")
 
 
 def test_hostile_names_fill_no_memory() -> None:
-    registry = Figures()
+    registry = MetricRegistry()
     calls, took = (
         registry.counter("calls_total", "…", "model"),
         registry.histogram("took", "…", "model"),
@@ -68,7 +68,7 @@ def test_hostile_names_fill_no_memory() -> None:
 
 
 def test_what_is_looked_up_is_looked_up_at_each_reading() -> None:
-    registry = Figures()
+    registry = MetricRegistry()
     gauge = registry.gauge("under_way", "…")
     seen = iter((1, 2))
     with registry.looking(lambda: gauge.set(next(seen))):

@@ -8,7 +8,7 @@ import pytest
 
 from moothall.app.rules import open_rules
 from moothall.authorization.audit import AuditLog
-from moothall.authorization.gateway import Gate
+from moothall.authorization.gateway import ToolGateway
 from moothall.config import GuardSettings, read_settings
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError
@@ -33,7 +33,7 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
         open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
     ):
         house = House(tmp_path, audit, GuardSettings())
-        house.gate = Gate(GuardSettings(), audit, Facts().publish, rules)
+        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][
             -1
         ] == "clock.now"

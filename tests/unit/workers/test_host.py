@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from moothall.authorization.story_budgets import BUCKET, Accounts
-from moothall.deliberation.protocols import Parts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
+from moothall.deliberation.protocols import Dependencies
 from moothall.domain.budget import Amount, Budget
 from moothall.domain.codec import dump, load
 from moothall.domain.event import Event, EventType, Recorded, new_event
@@ -55,7 +55,7 @@ def request(d: Deliberation) -> Event:
     return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
 
 
-def host_of(house: CouncilHouse, parts: Parts | None = None) -> Host:
+def host_of(house: CouncilHouse, parts: Dependencies | None = None) -> Host:
     return Host("host", house.bus, Unsteady(house, 0), parts or house.parts, 4)
 
 
@@ -326,12 +326,14 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
         ]
 
 
-async def _with_story(house: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, Accounts]:
+async def _with_story(
+    house: CouncilHouse, budget: Budget
+) -> tuple[Host, Deliberation, StoryBudgets]:
     """A host, a deliberation of a story with a budget, and the books."""
     card = await Board(house.bus).create(
         StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget
     )
-    accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
+    accounts = StoryBudgets(house.bus.bucket(BUCKET), house.parts.limits)
     host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
     return (
         host,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moothall.authorization.story_budgets import BUCKET, Accounts
+from moothall.authorization.story_budgets import BUCKET, StoryBudgets
 from moothall.collector.decide import last_moment, ready
 from moothall.collector.fold import fold
 from moothall.config import LimitSettings
@@ -26,7 +26,7 @@ from moothall.domain.pauses import NEVER, Pauses
 from moothall.domain.task import DeliberationRequest
 from moothall.errors import InvalidRequest
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.stories.board import Board
 from moothall.stories.coach import StoryDraft
 from moothall.workers.host import Host
@@ -59,7 +59,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
 ) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         (request,) = await house.events()
         async with working(house, request) as (host, work):
@@ -97,7 +97,7 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
 async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
     model = Thinking()
     async with open_council(tmp_path, scripted(model)) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         (request,) = await house.events()
         await desk.pause(d.task_id, LOCAL)
@@ -116,8 +116,8 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
         card = await Board(house.bus).create(
             StoryDraft("Say hello"), LOCAL, key="one", budget=budget
         )
-        accounts = Accounts(house.bus.bucket(BUCKET), house.parts.limits)
-        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        accounts = StoryBudgets(house.bus.bucket(BUCKET), house.parts.limits)
+        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
         async with working(house, (await house.events())[-1]) as (host, work):
             host.accounts = accounts
@@ -141,7 +141,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
 
 async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
     async with open_council(tmp_path, scripted(Thinking())) as house:
-        desk = Desk(house.bus, Remembering(), Defaults(LimitSettings()))
+        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
         d = await desk.submit(ASKED, LOCAL)
         await house.bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})

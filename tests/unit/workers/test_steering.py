@@ -8,14 +8,14 @@ import asyncio
 from pathlib import Path
 
 from moothall.config import LimitSettings
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.recorded_model import RecordedModel, Recording
 from moothall.domain.budget import Ledger
 from moothall.domain.event import EventType, Recorded
 from moothall.domain.identity import LOCAL
 from moothall.domain.task import DeliberationRequest
 from moothall.orchestrator.planning import Defaults
-from moothall.orchestrator.service import Desk
+from moothall.orchestrator.service import DeliberationService
 from moothall.workers.host import Host
 from support.council import Thinking, open_council, scripted, until
 from support.story import Remembering
@@ -30,7 +30,7 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
     async with open_council(tmp_path, scripted(model)) as house, asyncio.TaskGroup() as group:
         host, desk = (
             Host("host", house.bus, Remembering(), house.parts, 4),
-            Desk(house.bus, Remembering(), Defaults(LimitSettings())),
+            DeliberationService(house.bus, Remembering(), Defaults(LimitSettings())),
         )
         asked = DeliberationRequest(
             "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
@@ -55,7 +55,7 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
         again = RecordedModel(
             house.parts.model,
             ledger=Ledger(d.budget),
-            facts=Facts(house.bus, d),
+            facts=EventWriter(house.bus, d),
             recording=Recording.of(log),
             settings=house.parts.llm,
             words={"later": "and later"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moothall.domain import codec
 from moothall.domain.repository import Base, Prepared, Profile
-from moothall.workspace.cleaning import Kept, at_work, choose, clean, list_kept, size_of
+from moothall.workspace.cleaning import StoredItem, at_work, choose, clean, list_kept, size_of
 from moothall.workspace.layout import Layout, environment_key
 
 LONG_AGO = time.time() - 30 * 86_400
@@ -39,7 +39,7 @@ def made(data_dir: Path) -> Layout:
     return layout
 
 
-def kinds(items: tuple[Kept, ...]) -> list[str]:
+def kinds(items: tuple[StoredItem, ...]) -> list[str]:
     return sorted(item.kind for item in items)
 
 
@@ -58,7 +58,7 @@ def test_what_a_recent_checkout_uses_is_recent(tmp_path: Path) -> None:
 
 async def test_what_is_in_use_stays_and_the_rest_goes(tmp_path: Path) -> None:
     layout = made(tmp_path)
-    gone: list[Kept] = []
+    gone: list[StoredItem] = []
     async with layout.lock("k"):
         busy = await clean(tmp_path, list_kept(tmp_path), gone.append)
     assert kinds(busy) == ["checkout", "history"]

@@ -10,14 +10,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from moothall.errors import WorkspaceFailed
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack
-from moothall.workspace.executor_connection import BoxLink
+from moothall.sandbox_runtime.protocol import FrameReader, ProtocolError, pack
+from moothall.workspace.executor_connection import ExecutorConnection
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter]]:
+async def ends() -> AsyncIterator[
+    tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter]
+]:
     ours, theirs = socket.socketpair()
-    link = await BoxLink.over(ours)
+    link = await ExecutorConnection.over(ours)
     reader, writer = await asyncio.open_connection(sock=theirs)
     writer.write(pack({"id": 0, "status": "ready"}))
     await link.ready
@@ -27,7 +29,7 @@ async def ends() -> AsyncIterator[tuple[BoxLink, asyncio.StreamReader, asyncio.S
 
 
 async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
-    ends: tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter],
+    ends: tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     link, _, writer = ends
     for _ in range(50):
@@ -42,7 +44,7 @@ async def test_answers_that_come_late_are_dropped_and_the_next_is_heard(
 
 
 async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
-    ends: tuple[BoxLink, asyncio.StreamReader, asyncio.StreamWriter],
+    ends: tuple[ExecutorConnection, asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     link, reader, writer = ends
     _, answer = link.ask({"op": "run"})
@@ -59,4 +61,4 @@ async def test_who_talks_without_end_of_what_nobody_asked_is_cut_off(
 def test_a_message_of_more_parts_than_any_of_ours_is_refused_before_it_is_read() -> None:
     body = b'{"id":1,"x":[' + b"[]," * 5_000_000 + b"0]}"
     with pytest.raises(ProtocolError, match="parts"):
-        Frames().feed(len(body).to_bytes(4, "big") + body)
+        FrameReader().feed(len(body).to_bytes(4, "big") + body)

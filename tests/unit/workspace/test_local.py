@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from moothall.config import LimitSettings, WorkspaceSettings
-from moothall.deliberation.prompts.repo_map import Surveyor, SurveyOrder
+from moothall.deliberation.prompts.repo_map import RepoMapper, RepoMapRequest
 from moothall.domain.evidence import Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.tool import ToolStatus
 from moothall.errors import PatchRefused, WorkspaceFailed
 from moothall.repositories.objects import Change
 from moothall.repositories.patch_rules import FILE
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 from moothall.sandbox import orphans
 from moothall.workspace.local import LocalWorkspace, LocalWorkspaces
 from support.local import PYTEST, Local, in_pods, local, python
@@ -148,8 +148,8 @@ async def test_the_grammars_are_there_inside(
 
 
 async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None:
-    found = await Surveyor(house.workspaces, LimitSettings()).survey(
-        prepared, SurveyOrder(frames=((UTILS, 2),), words=("greet",), map_chars=500)
+    found = await RepoMapper(house.workspaces, LimitSettings()).survey(
+        prepared, RepoMapRequest(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
     assert f"{UTILS}:" in found.map
     assert [span.path for span in found.spans] == [UTILS]
@@ -358,7 +358,7 @@ async def test_no_workspace_reaches_the_origin_of_hidden_tests(
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
         return Prepared(base, "key", ())
 
-    repositories = TrustedRepositories(tmp_path / "trusted", WorkspaceSettings(), prepare)
+    repositories = RepositoryService(tmp_path / "trusted", WorkspaceSettings(), prepare)
     async with LocalWorkspaces(
         house.settings, lambda _: house.clone, repositories.remote
     ) as workspaces:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from moothall.config import Settings
-from moothall.workspace.executor_client import BoxSetup
-from moothall.workspace.local_executor import LocalBox
+from moothall.workspace.executor_client import ExecutorSetup
+from moothall.workspace.local_executor import LocalExecutor
 
 
 def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") -> dict[str, str]:
@@ -16,8 +16,8 @@ def variables(folder: Path, *programs: str, venv: bool = False, rc: str = "") ->
     for name in programs:
         (env / "bin" / name).symlink_to("nowhere")
     (tree / ".npmrc").write_text(rc, encoding="utf-8")
-    place = BoxSetup("key", (tree,), env=env)
-    return LocalBox(place, folder / "box", Settings(data_dir=folder), folder, ()).variables()
+    place = ExecutorSetup("key", (tree,), env=env)
+    return LocalExecutor(place, folder / "box", Settings(data_dir=folder), folder, ()).variables()
 
 
 def test_no_package_manager_looks_for_another_version(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Turned(Exception):
+class HttpRefusal(Exception):
     """A request that is turned away with a status of its own."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -129,7 +129,8 @@ def problem(status: int, code: str, message: str, retry_after: float | None = No
 
 
 async def body(request: Request) -> bytes:
-    """Return the request's document, unread. Raises `Turned` for what is no JSON, is too large or
+    """Return the request's document, unread. Raises `HttpRefusal` for what is no JSON, is too large
+    or
     comes too slowly.
     """
     kind = (
@@ -141,9 +142,13 @@ async def body(request: Request) -> bytes:
     if (
         kind != "application/json"
     ):  # a page of somebody else's can send anything but this without asking
-        raise Turned(415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json")
+        raise HttpRefusal(
+            415, "NOT_JSON", f"the content type is {kind[:80]!r}; send application/json"
+        )
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise Turned(415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is")
+        raise HttpRefusal(
+            415, "NOT_JSON", f"the body is encoded as {coding[:80]!r}; send it as it is"
+        )
     settings = request.app.state.settings
     raw = bytearray()
     try:
@@ -151,13 +156,13 @@ async def body(request: Request) -> bytes:
             async for chunk in request.stream():
                 raw += chunk
                 if len(raw) > settings.body_bytes:
-                    raise Turned(
+                    raise HttpRefusal(
                         413,
                         "BODY_TOO_LARGE",
                         f"the body is larger than {settings.body_bytes} bytes (web.body_bytes)",
                     )
     except TimeoutError as error:
-        raise Turned(
+        raise HttpRefusal(
             408, "BODY_TOO_SLOW", f"the body did not come within {settings.body_seconds:g} seconds"
         ) from error
     return bytes(raw)

@@ -18,8 +18,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moothall import errors, telemetry
-from moothall.api.http.documents import EVENTS, Turned, problem
-from moothall.api.identity import WHO_ASKS, Bearers, call_as, is_loopback
+from moothall.api.http.documents import EVENTS, HttpRefusal, problem
+from moothall.api.identity import WHO_ASKS, BearerTokens, call_as, is_loopback
 from moothall.api.status import RETRY_SECONDS, http_status_of
 from moothall.api.web.forms import wrong_page
 from moothall.errors import RateLimited
@@ -77,7 +77,7 @@ def answer_errors(app: ASGIApp, calls: int, readers: int) -> ASGIApp:
 def _response_for(scope: Scope, error: Exception) -> Response:
     """Return the answer for an error. A bug is logged: its own text is not for callers."""
     match error:
-        case Turned():
+        case HttpRefusal():
             return problem(error.status, error.code, error.message)
         case errors.MoothallError():
             retry_after = (
@@ -133,7 +133,7 @@ def check_origin(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
         called, origins = ",".join(headers.getlist("host")), headers.getlist("origin")
         name = host_name(called)
         if only_names and not (name in names or (is_loopback(host) and is_loopback(name))):
-            raise Turned(
+            raise HttpRefusal(
                 403,
                 "WRONG_HOST",
                 f"this server is not called {name[:80]!r}; further names are said in web.hosts",
@@ -142,7 +142,7 @@ def check_origin(app: ASGIApp, host: str, more: Collection[str]) -> ASGIApp:
             origin.lower() not in {f"http://{called}".lower(), f"https://{called}".lower()}
             for origin in origins
         ):
-            raise Turned(
+            raise HttpRefusal(
                 403, "WRONG_ORIGIN", f"requests from pages of {origins[0][:80]!r} are not answered"
             )
         await app(scope, receive, send)
@@ -158,7 +158,7 @@ def host_name(host: str) -> str:
         return ""
 
 
-def authenticate(app: ASGIApp, bearers: Bearers, is_open: Callable[[Scope], bool]) -> ASGIApp:
+def authenticate(app: ASGIApp, bearers: BearerTokens, is_open: Callable[[Scope], bool]) -> ASGIApp:
     """Let requests with a known token through, as their principal; what `is_open` is answered to
     anybody.
     """
@@ -166,7 +166,7 @@ def authenticate(app: ASGIApp, bearers: Bearers, is_open: Callable[[Scope], bool
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         principal = bearers.find(Headers(scope=scope).getlist("authorization"))
         if principal is None and not is_open(scope):
-            raise Turned(401, "UNAUTHENTICATED", WHO_ASKS)
+            raise HttpRefusal(401, "UNAUTHENTICATED", WHO_ASKS)
         call_as(principal)
         await app(scope, receive, send)
 

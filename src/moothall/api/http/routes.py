@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import Body, document, lines, read
 from moothall.api.identity import caller, is_known
 from moothall.api.tools import Tools, call_of
@@ -77,7 +77,7 @@ class _Word(Body):
     reason: str = ""
 
 
-def state_routes(doors: Doors) -> Sequence[Route]:
+def state_routes(doors: ApiDependencies) -> Sequence[Route]:
     """Return how the house stands, and what is under way in it."""
 
     async def health(_request: Request) -> Response:
@@ -129,7 +129,7 @@ def state_routes(doors: Doors) -> Sequence[Route]:
     ]
 
 
-def tool_routes(doors: Doors) -> Sequence[Route]:
+def tool_routes(doors: ApiDependencies) -> Sequence[Route]:
     """Return the tool service, where callers may use tools."""
     if doors.visits is None:
         return []

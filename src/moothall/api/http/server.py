@@ -20,18 +20,18 @@ from starlette.types import Scope
 
 from moothall import config, telemetry
 from moothall.api.asgi import ListenAddress, ServerLimits, serving
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http import edge
 from moothall.api.http.documents import JSON, document, lines, message, to_json
 from moothall.api.http.openapi import HttpOperation, openapi
 from moothall.api.http.routes import OPEN_PATHS, state_routes, tool_routes
 from moothall.api.http.stories import story_operations
-from moothall.api.identity import Bearers, caller, is_loopback
+from moothall.api.identity import BearerTokens, caller, is_loopback
 from moothall.api.protos import Service, services_of
 from moothall.api.web.oidc import Provider
 from moothall.api.web.routes import page_routes
 from moothall.api.web.sessions import Sessions
-from moothall.api.web.user_accounts import People
+from moothall.api.web.user_accounts import UserAccounts
 from moothall.domain.identity import LOCAL, Principal
 from moothall.errors import ConfigurationError, Temporary
 
@@ -53,11 +53,11 @@ class Served:
 @asynccontextmanager
 async def http_server(
     settings: config.WebSettings,
-    doors: Doors,
+    doors: ApiDependencies,
     tokens: Mapping[str, Principal],
     *,
     configured: bool,
-    people: People | None = None,
+    people: UserAccounts | None = None,
     provider: Provider | None = None,
 ) -> AsyncIterator[Served]:
     """Serve until the context ends; yields where, with port 0 where the default one is taken, which
@@ -119,13 +119,13 @@ async def _check_provider(provider: Provider, settings: config.WebSettings) -> N
 
 def application(
     settings: config.WebSettings,
-    doors: Doors,
+    doors: ApiDependencies,
     tokens: Mapping[str, Principal],
     sessions: Sessions,
     provider: Provider | None = None,
 ) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
-    bearers = Bearers(tokens)
+    bearers = BearerTokens(tokens)
     pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
     links = [_links(sessions)] if pages else []
     operations = story_operations(doors) if "api" in doors.served else []

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import (
     JSON,
     Body,
@@ -34,7 +34,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2 as coach
 from moothall.stories.lifecycle import SYSTEM, decide, lifecycle
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 
 
 class _Moment(Body):
@@ -62,13 +62,13 @@ class _Told(Body):
     moves: tuple[_Move, ...]
 
 
-def story_operations(doors: Doors) -> Sequence[HttpOperation]:
+def story_operations(doors: ApiDependencies) -> Sequence[HttpOperation]:
     """Return the board, plans, the coach and what came of deliberations."""
     planning = Planning(doors)
     return *_of_board(doors, planning), *_of_plans(planning), *_of_councils(doors)
 
 
-def _of_board(doors: Doors, planning: Planning) -> Sequence[HttpOperation]:
+def _of_board(doors: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
     board, scorer = doors.board, StoryCoach(doors.author)
 
     async def list_stories(_request: Request) -> Response:
@@ -184,7 +184,7 @@ def _of_plans(planning: Planning) -> Sequence[HttpOperation]:
     )
 
 
-def _of_councils(doors: Doors) -> Sequence[HttpOperation]:
+def _of_councils(doors: ApiDependencies) -> Sequence[HttpOperation]:
     councils = OrchestratorService(doors)
 
     async def result(request: Request) -> Response:
@@ -250,7 +250,7 @@ async def _follow(planning: Planning, after: int) -> AsyncGenerator[str, None]:
             yield f"id: {moment.seq}\nevent: {moment.event}\ndata: {to_json(moment)}\n"
 
 
-def _moves(card: Card, who: Principal) -> tuple[_Move, ...]:
+def _moves(card: StoryState, who: Principal) -> tuple[_Move, ...]:
     found = []
     for line in lifecycle().transitions_from(card.stand.state):
         if SYSTEM in line.by:

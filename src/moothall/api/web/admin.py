@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.tools import Tools
 from moothall.api.web.councils import REFRESH_SECONDS
 from moothall.api.web.forms import read_session_form, require_session
@@ -24,7 +24,7 @@ from moothall.tools.discovery import Filters, discover
 _QUERY = 200
 
 
-def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return what a browser gets of the house."""
 
     async def health(_request: Request, session: Session) -> Response:
@@ -69,7 +69,7 @@ def house_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def parked_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def parked_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the list, and what takes a word."""
     service = Tools(doors.visits, doors.parking) if doors.visits else None
 

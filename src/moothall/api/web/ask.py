@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.provenance import known_repositories
 from moothall.api.web.rendering import page, redirect
@@ -26,7 +26,7 @@ from moothall.stories import comments
 _SHOWN, _LOOKED_AT = 20, 100
 
 
-def asking_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def asking_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the place to ask, where what was asked lately stands too."""
 
     async def form(session: Session, given: Mapping[str, str], wrong: str = "") -> Response:

@@ -28,7 +28,7 @@ class TaskBox:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class FlowChart:
     """Boxes of `WIDE` by `HIGH`, arrows as paths of SVG, and how large all of it is; in px."""
 
     width: int
@@ -37,7 +37,7 @@ class Drawing:
     arrows: tuple[str, ...]
 
 
-def draw(steps: Sequence[RoundTask]) -> Drawing:
+def draw(steps: Sequence[RoundTask]) -> FlowChart:
     """Return how tasks are drawn, each of which builds on earlier ones only."""
     depth: dict[int, int] = {}
     for step in steps:
@@ -60,7 +60,7 @@ def draw(steps: Sequence[RoundTask]) -> Drawing:
         for before in step.after
         if depth.get(before, step.number) < depth[step.number]
     ]
-    return Drawing(
+    return FlowChart(
         width, len(rows) * _ROW - (_ROW - HIGH) + 2 * _GAP, tuple(boxes.values()), tuple(arrows)
     )
 
@@ -85,7 +85,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Star:
+class NeighbourhoodChart:
     """A node at a place in px, those around it that are drawn, and arrows; boxes of `node` by
     `HIGH`.
     """
@@ -99,7 +99,7 @@ class Star:
     arrows: tuple[str, ...]
 
 
-def draw_around(near: Sequence[Neighbour]) -> Star:
+def draw_around(near: Sequence[Neighbour]) -> NeighbourhoodChart:
     """Return how the first nodes on each side of one are drawn."""
     sides = [[item for item in near if item.leads is leads][:_NODES] for leads in (True, False)]
     row, step = HIGH + _GAP, _NODE + 4 * _GAP
@@ -122,7 +122,7 @@ def draw_around(near: Sequence[Neighbour]) -> Star:
             arrows.append(
                 f"M{start[0]} {start[1]} C{half} {start[1]} {half} {end[1]} {end[0]} {end[1]}"
             )
-    return Star(
+    return NeighbourhoodChart(
         at[2 if sides[1] else 1] + _NODE + _GAP,
         height,
         _NODE,

@@ -11,21 +11,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.rendering import redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 from moothall.domain.ids import check_id
 from moothall.domain.outcome import Outcome
-from moothall.domain.plan import Remark
+from moothall.domain.plan import LineComment
 from moothall.errors import InvalidRequest
 from moothall.stories import comments
 from moothall.stories.diffs import DiffLine, read_diff
 from moothall.stories.story_state import remark as remark_of
 
 
-def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the forms of a council's page."""
 
     async def cancel(request: Request, session: Session) -> Response:
@@ -85,10 +85,10 @@ def acting_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
 
 async def remarks_on(
-    doors: Doors, outcome: Outcome, who: Principal
-) -> Mapping[tuple[str, int, str], Sequence[Remark]]:
+    doors: ApiDependencies, outcome: Outcome, who: Principal
+) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
     """Return what was said of lines of this task's diffs, by path, number and text."""
-    found: dict[tuple[str, int, str], list[Remark]] = {}
+    found: dict[tuple[str, int, str], list[LineComment]] = {}
     if outcome.story_id and await doors.board.find(outcome.story_id, who):
         for said in map(remark_of, await doors.board.history(outcome.story_id, who)):
             if said is not None and said.task_id == outcome.task_id:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
 from moothall.api.web.ask import earlier_tasks
 from moothall.api.web.council_actions import remarks_on
@@ -24,8 +24,8 @@ from moothall.api.web.rendering import make_visible, page
 from moothall.api.web.sessions import Session, Sessions
 from moothall.collector.overview import seat_of
 from moothall.collector.progress import Progress
-from moothall.collector.seat_progress import ENDED, Lane
-from moothall.concurrency import Fan
+from moothall.collector.seat_progress import ENDED, SeatProgress
+from moothall.concurrency import Broadcast
 from moothall.domain.budget import Usage
 from moothall.domain.chat import Writing
 from moothall.domain.identity import Principal
@@ -46,7 +46,7 @@ house.
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
-def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def council_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return what a browser gets of one deliberation."""
 
     async def council(request: Request, session: Session) -> Response:
@@ -99,8 +99,8 @@ def council_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def _changes(doors: Doors, sessions: Sessions) -> Route:
-    shared: WeakValueDictionary[str, Fan[int]] = (
+def _changes(doors: ApiDependencies, sessions: Sessions) -> Route:
+    shared: WeakValueDictionary[str, Broadcast[int]] = (
         WeakValueDictionary()
     )  # however many look, it is read once
 
@@ -116,7 +116,7 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
                 async for recorded in moments:
                     yield recorded.seq
 
-        fan = shared.setdefault(key_of(task_id, who.tenant), Fan(follow_events))
+        fan = shared.setdefault(key_of(task_id, who.tenant), Broadcast(follow_events))
 
         async def stream() -> AsyncGenerator[str, None]:
             yield ": the council\n"
@@ -134,8 +134,8 @@ def _changes(doors: Doors, sessions: Sessions) -> Route:
     return Route("/councils/{id}/changes", require_session(changes, sessions))
 
 
-def _text(doors: Doors, sessions: Sessions) -> Route:
-    shared: WeakValueDictionary[str, Fan[Writing]] = WeakValueDictionary()
+def _text(doors: ApiDependencies, sessions: Sessions) -> Route:
+    shared: WeakValueDictionary[str, Broadcast[Writing]] = WeakValueDictionary()
 
     async def text(request: Request, session: Session) -> Response:
         """Tell what seats are writing, as server-sent events of JSON; at once empty where the
@@ -144,7 +144,7 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
         over = (await doors.desk.result(task_id, who)).status.ended
         fan = shared.setdefault(
-            key_of(task_id, who.tenant), Fan(lambda: doors.desk.watch_text(task_id, who))
+            key_of(task_id, who.tenant), Broadcast(lambda: doors.desk.watch_text(task_id, who))
         )
 
         async def stream() -> AsyncGenerator[str, None]:
@@ -163,7 +163,7 @@ def _text(doors: Doors, sessions: Sessions) -> Route:
     return Route("/councils/{id}/text", require_session(text, sessions))
 
 
-async def follow_board(doors: Doors, who: Principal) -> AsyncGenerator[str, None]:
+async def follow_board(doors: ApiDependencies, who: Principal) -> AsyncGenerator[str, None]:
     """Yield a line for whatever happens on a tenant's board from now on; what happens at once is
     one.
     """
@@ -183,7 +183,7 @@ def turn(listening: int) -> float:
     return random.random() * listening * _LOAD_SECONDS  # noqa: S311 - no secret
 
 
-def _seat_view(progress: Progress, outcome: Outcome, lane: Lane) -> Mapping[str, Any]:
+def _seat_view(progress: Progress, outcome: Outcome, lane: SeatProgress) -> Mapping[str, Any]:
     """Return a seat: its lane, how it stands, what it used and for how long it has been at it."""
     state = progress.state
     stand = None if state is None else seat_of(state, lane.seat)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moothall import telemetry
-from moothall.api.http.documents import ServerSentEvents, Turned
+from moothall.api.http.documents import HttpRefusal, ServerSentEvents
 from moothall.api.identity import call_as
 from moothall.api.status import http_status_of
 from moothall.api.web.rendering import page, redirect
@@ -64,25 +64,25 @@ async def read_session_form(
 
 
 async def read_form(request: Request, most: int = _FIELDS) -> Mapping[str, str]:
-    """Return the fields of a form. Raises `Turned` for what is none, is too large or comes too
+    """Return the fields of a form. Raises `HttpRefusal` for what is none, is too large or comes too
     slowly.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
-        raise Turned(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
+        raise HttpRefusal(415, "NOT_A_FORM", f"this takes a form ({_FORM})")
     settings, raw = request.app.state.settings, bytearray()
     try:
         async with asyncio.timeout(settings.body_seconds):
             async for chunk in request.stream():
                 raw += chunk
                 if len(raw) > settings.body_bytes:
-                    raise Turned(
+                    raise HttpRefusal(
                         413,
                         "BODY_TOO_LARGE",
                         f"the form is larger than {settings.body_bytes} bytes (web.body_bytes)",
                     )
         fields = parse_qs(raw.decode(), keep_blank_values=True, max_num_fields=most)
     except TimeoutError as error:
-        raise Turned(
+        raise HttpRefusal(
             408, "BODY_TOO_SLOW", f"the form did not come within {settings.body_seconds:g} seconds"
         ) from error
     except ValueError as error:
@@ -161,7 +161,7 @@ def plainly(
     async def respond(request: Request) -> Response:
         try:
             return await answer(request)
-        except Turned as error:
+        except HttpRefusal as error:
             status, said = error.status, error.message
         except MoothallError as error:
             status, said = http_status_of(error), error.message

@@ -12,23 +12,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.status import http_status_of
 from moothall.api.web.forms import read_session_form, require_session
 from moothall.api.web.rendering import page, redirect
 from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.ids import ROLES
-from moothall.errors import InvalidRequest, MoothallError, Overtaken
+from moothall.errors import ConcurrentUpdate, InvalidRequest, MoothallError
 from moothall.stories.plan_document import Outline, outline_of, outlines_of
 from moothall.stories.planner import changeable, may_change
-from moothall.stories.story_state import Card
+from moothall.stories.story_state import StoryState
 
 _MOST = 1_000
 _EMPTY = {"role": "dev", "description": "", "criteria": "", "after": ""}
 Parts = Sequence[Mapping[str, Any]]
 
 
-def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def changing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the form, and what takes it."""
 
     async def plan(request: Request, session: Session) -> Response:
@@ -46,7 +46,7 @@ def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
         parts, plan_id = _parts(given), given.get("plan_id", "")
         try:
             await doors.plans.change(story_id, plan_id, _outlines(parts), session.who)
-        except (InvalidRequest, Overtaken) as error:
+        except (InvalidRequest, ConcurrentUpdate) as error:
             return _form(session, card, plan_id, parts, error)
         return redirect(
             f"/stories/{story_id}/plan" if given.get("do") == "more" else f"/stories/{story_id}"
@@ -56,7 +56,11 @@ def changing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
 
 
 def _form(
-    session: Session, card: Card, plan_id: str, parts: Parts, wrong: MoothallError | None = None
+    session: Session,
+    card: StoryState,
+    plan_id: str,
+    parts: Parts,
+    wrong: MoothallError | None = None,
 ) -> Response:
     shown = [*parts, {**_EMPTY, "id": str(max((int(part["id"]) for part in parts), default=0) + 1)}]
     told = {

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.web.charts import Neighbour, draw_around
 from moothall.api.web.forms import require_session
 from moothall.api.web.rendering import page
@@ -19,7 +19,7 @@ from moothall.api.web.sessions import Session, Sessions
 from moothall.domain.identity import Principal
 from moothall.domain.ids import own_id
 from moothall.errors import GraphUnavailable, InvalidRequest, NotFound
-from moothall.repositories.service import TrustedRepositories
+from moothall.repositories.service import RepositoryService
 
 Row = Mapping[str, Any]
 _FILES, _BEFORE, _LINES, _NEAR, _WORDS = 500, 40, 400, 100, 80
@@ -43,7 +43,7 @@ _SAYS = (
 """Properties of which the first that a node has says best what it is."""
 
 
-def tracing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def tracing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the views that go back: from a line to who approved it, and from a node of the graph
     to the next.
     """
@@ -108,7 +108,7 @@ def tracing_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def known_repositories(doors: Doors, who: Principal) -> Sequence[str]:
+def known_repositories(doors: ApiDependencies, who: Principal) -> Sequence[str]:
     """Return the ids of the repositories that a tenant registered."""
     return (
         [entry.id for entry in doors.repositories.registry.list(who.tenant)]
@@ -118,7 +118,7 @@ def known_repositories(doors: Doors, who: Principal) -> Sequence[str]:
 
 
 async def _file(
-    repositories: TrustedRepositories, given: Mapping[str, str], who: Principal
+    repositories: RepositoryService, given: Mapping[str, str], who: Principal
 ) -> dict[str, Any]:
     """Return the files of a commit, or the lines of one from where they are looked at."""
     sha, paths = await repositories.paths(given["repository"], given["ref"], tenant=who.tenant)
@@ -132,7 +132,10 @@ async def _file(
 
 
 async def _origin(
-    doors: Doors, repositories: TrustedRepositories, given: Mapping[str, str], who: Principal
+    doors: ApiDependencies,
+    repositories: RepositoryService,
+    given: Mapping[str, str],
+    who: Principal,
 ) -> dict[str, Any]:
     """Return which commit a line comes from and what the graph knows of that, or why it knows
     nothing.

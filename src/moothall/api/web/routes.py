@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.dependencies import Doors
+from moothall.api.dependencies import ApiDependencies
 from moothall.api.http.documents import ServerSentEvents
-from moothall.api.identity import Bearers
+from moothall.api.identity import BearerTokens
 from moothall.api.web.admin import house_routes, parked_routes
 from moothall.api.web.ask import asking_routes
 from moothall.api.web.charts import draw
@@ -33,7 +33,7 @@ from moothall.errors import InvalidRequest, NotFound, Permanent, RepositoryError
 from moothall.stories.coach import StoryDraft, check, score
 from moothall.stories.lifecycle import DEFAULT_RIGOR, Blocked, decide, lifecycle
 from moothall.stories.planner import may_change
-from moothall.stories.story_state import Card, by_state
+from moothall.stories.story_state import StoryState, by_state
 from moothall.stories.task_history import rounds, task_ids
 
 _SHOWN = 30
@@ -47,7 +47,10 @@ same roles.
 
 
 def page_routes(
-    doors: Doors, bearers: Bearers, sessions: Sessions, provider: Provider | None = None
+    doors: ApiDependencies,
+    bearers: BearerTokens,
+    sessions: Sessions,
+    provider: Provider | None = None,
 ) -> Sequence[Route]:
     """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
     return [
@@ -64,7 +67,7 @@ def page_routes(
     ]
 
 
-def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     drawn: LRUCache[Hashable, Markup] = LRUCache(_DRAWN)
 
     async def board(_request: Request, session: Session) -> Response:
@@ -133,7 +136,7 @@ def _board_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
+def _story_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def story(request: Request, session: Session) -> Response:
         card = await doors.board.card(request.path_params["id"], session.who)
         history = await doors.board.moves(card.story.id, session.who)
@@ -179,7 +182,7 @@ def _story_routes(doors: Doors, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def moves(card: Card, who: Principal) -> list[tuple[str, str, str]]:
+def moves(card: StoryState, who: Principal) -> list[tuple[str, str, str]]:
     """Return what this principal may do with a story now: event, state that it leads to, why it is
     blocked (empty: it is not).
     """
@@ -196,7 +199,7 @@ def moves(card: Card, who: Principal) -> list[tuple[str, str, str]]:
     return found
 
 
-def waits(card: Card) -> str:
+def waits(card: StoryState) -> str:
     """Return what a story waits for, in words."""
     leaving = [item for item in lifecycle().transitions if item.source == card.stand.state]
     if not leaving:
@@ -209,7 +212,7 @@ def waits(card: Card) -> str:
     return f"{onward.event.replace('_', ' ')} by {' or '.join(onward.by)}"
 
 
-def at_work(card: Card) -> bool:
+def at_work(card: StoryState) -> bool:
     """Whether the house is doing something for a story now."""
     state, facts = card.stand.state, card.stand.facts
     if state == "test":

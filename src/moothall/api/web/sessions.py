@@ -15,7 +15,7 @@ from time import monotonic
 
 from cachetools import TTLCache
 
-from moothall.api.web.user_accounts import People, form_of
+from moothall.api.web.user_accounts import UserAccounts, form_of
 from moothall.domain.identity import Principal
 
 _AT_ONCE = 2
@@ -55,7 +55,7 @@ class Sessions:
         link_seconds: float,
         clock: Callable[[], float] = monotonic,
         *,
-        people: People | None = None,
+        people: UserAccounts | None = None,
         elsewhere: str = "",
     ) -> None:
         self._known: TTLCache[str, Session] = TTLCache(most, seconds, clock)

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from moothall.api.http.documents import Turned
-from moothall.api.identity import Bearers
+from moothall.api.http.documents import HttpRefusal
+from moothall.api.identity import BearerTokens
 from moothall.api.status import http_status_of
 from moothall.api.web.forms import (
     COOKIE,
@@ -33,7 +33,7 @@ from moothall.errors import MoothallError, Refused
 
 
 def signing_routes(
-    bearers: Bearers, sessions: Sessions, provider: Provider | None = None
+    bearers: BearerTokens, sessions: Sessions, provider: Provider | None = None
 ) -> Sequence[Route]:
     """Return what asks for no session, and signing out."""
     sign = _Signing(bearers, sessions)
@@ -68,7 +68,7 @@ def signing_routes(
 class _Signing:
     """Who asks to be signed in."""
 
-    def __init__(self, bearers: Bearers, sessions: Sessions) -> None:
+    def __init__(self, bearers: BearerTokens, sessions: Sessions) -> None:
         self._bearers = bearers
         self._sessions = sessions
         self._attempts = Attempts()
@@ -83,9 +83,9 @@ class _Signing:
         )
 
     async def take(self, request: Request) -> Response:
-        """Take a form. Raises `Turned` for one of somebody else's page."""
+        """Take a form. Raises `HttpRefusal` for one of somebody else's page."""
         if "origin" not in request.headers:  # the door has compared it with its own name
-            raise Turned(403, "WRONG_ORIGIN", "this form was not sent by the page")
+            raise HttpRefusal(403, "WRONG_ORIGIN", "this form was not sent by the page")
         given = await read_form(request)
         if "name" in given:
             return await self._by_password(

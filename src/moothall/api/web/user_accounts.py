@@ -39,7 +39,7 @@ COMMIT;
 """  # noqa: E501 - a line of embedded text
 
 
-class People:
+class UserAccounts:
     """Those of one file, which is made with the first account. Every method is one transaction; all
     raise `ConfigurationError` where the file cannot be used or others may read it.
     """

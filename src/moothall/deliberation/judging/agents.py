@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 
 from moothall.concurrency import seconds_until
 from moothall.deliberation.code_blocks import TurnContext
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.clean_runs import workspace_name
-from moothall.deliberation.local_checks import Workplace
+from moothall.deliberation.local_checks import CheckedWorkspace
 from moothall.deliberation.seat_setup import SeatSetup
 from moothall.deliberation.seat_tools import BASH, WRITE, SeatTools
 from moothall.deliberation.tool_chat import ToolChat
@@ -73,7 +73,7 @@ def tools_of(setup: SeatSetup) -> SeatTools | None:
     return tools if tools.offers(BASH) or tools.offers(WRITE) else None
 
 
-def share_of_time(council: Assembly, share: float) -> datetime | None:
+def share_of_time(council: DeliberationContext, share: float) -> datetime | None:
     """Return until when an agent may work: a share of the time that is left; None if that is too
     little.
     """
@@ -83,7 +83,7 @@ def share_of_time(council: Assembly, share: float) -> datetime | None:
     return datetime.now(UTC) + timedelta(seconds=left * share)
 
 
-async def run_agent(council: Assembly, task: AgentTask) -> str:
+async def run_agent(council: DeliberationContext, task: AgentTask) -> str:
     """Let an agent work until it submits or its turns, time or budget end; return its last words.
 
     A lost workspace is opened again, and the same replies are used. Raises what ended the agent
@@ -125,7 +125,7 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
                     await task.prepare(workspace)
                 context = council.context_of(task.seat, workspace, task.until)
                 turn = TurnContext(context, council.parts.gate)
-                place = Workplace(turn, prepared, frozenset(), d.description)
+                place = CheckedWorkspace(turn, prepared, frozenset(), d.description)
                 attempt = await loop.work(place, task.where, task.turns)
                 return attempt.draft.content if attempt.draft is not None else ""
         except (WorkspaceFailed, SandboxUnavailable) as error:
@@ -139,7 +139,7 @@ async def run_agent(council: Assembly, task: AgentTask) -> str:
 
 
 async def report(
-    council: Assembly,
+    council: DeliberationContext,
     agent: str,
     message: str,
     *,

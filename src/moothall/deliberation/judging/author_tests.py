@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
 from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import OWN_TESTS, RED, CheckRun, Evidence, Verdict
@@ -49,7 +49,7 @@ def brings_inline_tests(part: FileDiff, base: str) -> bool:
 
 
 async def runnable_paths(
-    runs: FreshRuns, tests: Sequence[str], diff: str
+    runs: CleanCheckoutRunner, tests: Sequence[str], diff: str
 ) -> dict[str, tuple[str, ...]]:
     """Return by check those of the test files that its runner can be given by name; () for the
     whole check.
@@ -103,8 +103,8 @@ class AuthorTests:
     once.
     """
 
-    runs: FreshRuns
-    facts: Facts
+    runs: CleanCheckoutRunner
+    facts: EventWriter
     _known: dict[tuple[str, ...], CheckRun] = field(default_factory=dict)
     _valid: dict[str, ValidCases] = field(default_factory=dict)
     _turns: dict[object, asyncio.Lock] = field(default_factory=dict)

@@ -11,8 +11,8 @@ import asyncio
 import re
 from dataclasses import replace
 
-from moothall.deliberation.context import Assembly
-from moothall.deliberation.judging.evaluator import Bench, Judged
+from moothall.deliberation.context import DeliberationContext
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, Evaluator
 from moothall.deliberation.judging.reviews import review_tokens, tests_of
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import claim_schema, read_claim
@@ -40,7 +40,7 @@ def claims_done(proposal: Proposal) -> bool:
     )
 
 
-def is_done_already(council: Assembly) -> bool:
+def is_done_already(council: DeliberationContext) -> bool:
     """Whether all answers that pass the gates are claims that hold: there is nothing that tests
     could choose between.
     """
@@ -48,7 +48,7 @@ def is_done_already(council: Assembly) -> bool:
     return bool(passing) and all(item.candidate.already_done for item in passing)
 
 
-async def judge_claims(council: Assembly) -> list[Judged]:
+async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
     """Return the claims with what was found of them, published. One whose tests do not pass on the
     base, or that nobody could read, does not hold.
     """
@@ -81,14 +81,16 @@ async def judge_claims(council: Assembly) -> list[Judged]:
     ]
 
 
-async def _judge(council: Assembly, bench: Bench, item: Judged) -> Evidence:
+async def _judge(
+    council: DeliberationContext, bench: Evaluator, item: EvaluatedProposal
+) -> Evidence:
     cases, why = await bench.cases_on_base(item.proposal)
     why = why or await _read(council, item.proposal)
     verdict = Verdict.FAILED if why else Verdict.PASSED
     return Evidence(ALREADY_DONE, verdict, passed=len(cases), shown=cases[:20], why=why)
 
 
-async def _read(council: Assembly, author: Proposal) -> str:
+async def _read(council: DeliberationContext, author: Proposal) -> str:
     """Return why tests do not show that the task is done, as the model says; '' if they do."""
     setup = council.setup_of("-")
     if not setup.native or setup.llm.context_tokens < _WIDE or council.ledger.used_up:

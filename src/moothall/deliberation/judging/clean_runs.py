@@ -48,7 +48,7 @@ class CheckRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class FreshRuns:
+class CleanCheckoutRunner:
     """Runs checks of one deliberation on its base, at most as many at once as `places` has."""
 
     d: Deliberation

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.evaluator import facts_text
 from moothall.deliberation.judging.reviews import Answer, review_tokens
 from moothall.deliberation.prompts.comparing import (
@@ -55,7 +55,7 @@ class _Placed:
     why: str = ""
 
 
-async def compare(council: Assembly, given: Sequence[Answer]) -> list[Review]:
+async def compare(council: DeliberationContext, given: Sequence[Answer]) -> list[Review]:
     """Compare answers and publish their order as reviews; [] if the model does not answer or the
     budget is used up.
     """
@@ -66,7 +66,7 @@ async def compare(council: Assembly, given: Sequence[Answer]) -> list[Review]:
     return await _publish(council, placed) if placed is not None else []
 
 
-async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]:
+async def _summarize(council: DeliberationContext, given: Sequence[Answer]) -> list[_Entry]:
     """Return every answer with its summary; with the beginning of its text where the model gives
     none. [] if it gives none at all.
     """
@@ -106,7 +106,7 @@ async def _summarize(council: Assembly, given: Sequence[Answer]) -> list[_Entry]
     ]
 
 
-async def _order(council: Assembly, entries: Sequence[_Entry]) -> _Placed | None:
+async def _order(council: DeliberationContext, entries: Sequence[_Entry]) -> _Placed | None:
     """Return all entries by place: the best of each group are compared again, and stand before
     those that they left behind.
     """
@@ -144,7 +144,9 @@ def _groups(count: int) -> int:
     return -(-count // GROUP)
 
 
-async def _compare_group(council: Assembly, members: Sequence[_Entry], name: str) -> _Placed | None:
+async def _compare_group(
+    council: DeliberationContext, members: Sequence[_Entry], name: str
+) -> _Placed | None:
     """Return a group by place, from two orders of presentation; None if neither was answered."""
     if len(members) == 1:
         return _Placed((tuple(members),))
@@ -187,7 +189,7 @@ async def _compare_group(council: Assembly, members: Sequence[_Entry], name: str
     )
 
 
-async def _publish(council: Assembly, placed: _Placed) -> list[Review]:
+async def _publish(council: DeliberationContext, placed: _Placed) -> list[Review]:
     """Say each answer's place as a review."""
     last = len(placed.places) - 1
     found = []

@@ -10,10 +10,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from moothall.deliberation.event_writer import Facts
+from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.judging.author_tests import AuthorTests
 from moothall.deliberation.judging.canary import Canary, file_of, make_canary
-from moothall.deliberation.judging.clean_runs import CheckRuns, FreshRuns
+from moothall.deliberation.judging.clean_runs import CheckRuns, CleanCheckoutRunner
 from moothall.deliberation.judging.hidden import is_hidden, with_hidden_checks, without_hidden
 from moothall.deliberation.prompts.repository_context import looks_like_test
 from moothall.deliberation.prompts.text import clip
@@ -67,7 +67,7 @@ class _Canaries:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedProposal:
     """A proposal and what the trusted side found; `details`: the output of the cases that fail
     because of it.
     """
@@ -106,12 +106,14 @@ class Judged:
         return not visible.own_failing and not visible.assessment.unsolved and passes_gates(visible)
 
 
-class Bench:
+class Evaluator:
     """Judges the candidates of one deliberation; the same diff is run once. `clean` takes secrets
     out of a text.
     """
 
-    def __init__(self, runs: FreshRuns, facts: Facts, clean: Callable[[str], str] = scrub) -> None:
+    def __init__(
+        self, runs: CleanCheckoutRunner, facts: EventWriter, clean: Callable[[str], str] = scrub
+    ) -> None:
         prepared, hidden = with_hidden_checks(runs.prepared)
         runs = self._runs = replace(runs, prepared=prepared, hidden=hidden)
         self._clean = clean
@@ -127,7 +129,7 @@ class Bench:
         self._red_on_base: dict[str, bool] = {}
         self._altered: dict[str, Sequence[str]] = {}
 
-    async def judge(self, proposal: Proposal, exact: str = "") -> Judged:
+    async def judge(self, proposal: Proposal, exact: str = "") -> EvaluatedProposal:
         """Re-check a proposal on a fresh checkout and publish what it showed. `exact` is its diff
         where that of the proposal was freed of secrets.
         """
@@ -136,7 +138,7 @@ class Bench:
         async with self._turns.setdefault(key, asyncio.Lock()):
             if key not in self._found:
                 self._found[key] = await self._assess(proposal, key)
-        judged = Judged(proposal, self._found[key], details=self._details.get(key, {}))
+        judged = EvaluatedProposal(proposal, self._found[key], details=self._details.get(key, {}))
         await self._publish(judged)
         return judged
 
@@ -606,7 +608,7 @@ class Bench:
             unrelated=unrelated,
         )
 
-    async def _publish(self, judged: Judged) -> None:
+    async def _publish(self, judged: EvaluatedProposal) -> None:
         found, proposal = judged.assessment, judged.proposal
         applies = Verdict.PASSED if found.applies else Verdict.FAILED
         whole = Evidence("applies", applies, proven=found.proven, look=found.look)
@@ -638,7 +640,7 @@ class Bench:
         """Return an author's new cases that pass on the untouched base, or why there are none."""
         return await self._tests.passing_on_base(author)
 
-    async def test_authors(self, judged: Sequence[Judged]) -> tuple[Proposal, ...]:
+    async def test_authors(self, judged: Sequence[EvaluatedProposal]) -> tuple[Proposal, ...]:
         """Return by seat the latest proposal with tests that count."""
         latest = {
             item.proposal.seat: item.proposal
@@ -650,8 +652,8 @@ class Bench:
         )
 
     async def cross(
-        self, judged: Sequence[Judged], without: Collection[str] = ()
-    ) -> tuple[Judged, ...]:
+        self, judged: Sequence[EvaluatedProposal], without: Collection[str] = ()
+    ) -> tuple[EvaluatedProposal, ...]:
         """Run every author's tests on the candidates of others that pass the gates. `without`:
         seats whose tests do not count.
         """
@@ -715,7 +717,7 @@ def _data_of_tests(runs: Mapping[str, CheckRun]) -> frozenset[str]:
     )
 
 
-def _worth_it(judged: Sequence[Judged]) -> bool:
+def _worth_it(judged: Sequence[EvaluatedProposal]) -> bool:
     """Tests of others change something where candidates compete, or where one is not proven yet."""
     passing = [item for item in judged if item.passes]
     return len({item.proposal.diff for item in passing}) > 1 or any(
@@ -723,7 +725,7 @@ def _worth_it(judged: Sequence[Judged]) -> bool:
     )
 
 
-def facts_text(judged: Judged, base: Mapping[str, CheckRun]) -> str:
+def facts_text(judged: EvaluatedProposal, base: Mapping[str, CheckRun]) -> str:
     """Say what the checks of a candidate showed, for its author or a reviewer. Names nobody."""
     found = judged.seen
     lines = [] if found.applies else ["The patch is empty or does not apply on a clean checkout."]

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from moothall.concurrency import seconds_until
 from moothall.config import LlmSettings
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import report
 from moothall.deliberation.judging.evaluator import facts_text
 from moothall.deliberation.judging.tool_reviews import (
@@ -133,7 +133,7 @@ _TOKENS, _THINKING_TOKENS = 400, 4096
 
 
 async def hold_reviews(
-    council: Assembly,
+    council: DeliberationContext,
     pairs: Sequence[tuple[str, Answer]],
     phase: str,
     round_: int,
@@ -176,7 +176,7 @@ class _Wanted:
 
 
 async def _one_review(
-    council: Assembly, order: _Wanted, places: asyncio.Semaphore | None
+    council: DeliberationContext, order: _Wanted, places: asyncio.Semaphore | None
 ) -> list[Review]:
     """Return the reviews of an answer's proposals, published; [] if the reviewer gave none."""
     wanted = prompts.criteria(council.d.constraints)
@@ -214,7 +214,7 @@ async def _one_review(
 
 
 async def _publish(
-    council: Assembly, order: _Wanted, read: ReadReview, wanted: Sequence[str]
+    council: DeliberationContext, order: _Wanted, read: ReadReview, wanted: Sequence[str]
 ) -> list[Review]:
     reviews = [
         review_of(read, order.reviewer, proposal, wanted) for proposal in order.answer.proposals
@@ -231,7 +231,7 @@ async def _publish(
     return reviews
 
 
-def _facts_of(council: Assembly, answer: Answer) -> str:
+def _facts_of(council: DeliberationContext, answer: Answer) -> str:
     """Return what checks said of an answer, and the lines of it that a person should look at."""
     prepared = council.prepared
     item = next(
@@ -245,7 +245,7 @@ def _facts_of(council: Assembly, answer: Answer) -> str:
     )
 
 
-def _with_tools(council: Assembly, order: _Wanted, wanted: Sequence[str]) -> ReviewOrder:
+def _with_tools(council: DeliberationContext, order: _Wanted, wanted: Sequence[str]) -> ReviewOrder:
     diff = order.answer.text
     return ReviewOrder(
         reviewer=order.reviewer,
@@ -259,7 +259,7 @@ def _with_tools(council: Assembly, order: _Wanted, wanted: Sequence[str]) -> Rev
 
 
 async def _ask_for_review(
-    council: Assembly,
+    council: DeliberationContext,
     order: _Wanted,
     wanted: Sequence[str],
     attempt: int,
@@ -306,7 +306,7 @@ def review_tokens(llm: LlmSettings) -> int:
     return min(_THINKING_TOKENS if llm.context_tokens >= WIDE_WINDOW else _TOKENS, llm.max_tokens)
 
 
-async def find_contradictions(council: Assembly) -> frozenset[str]:
+async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
     """Return the seats whose tests contradict the task's text, as the model says, and publish why.
     A reply that does not say is no verdict.
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from moothall.deliberation.context import Assembly
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.context import DeliberationContext
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import WIDE_WINDOW, review_tokens, tests_of
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.reply import numbered_schema, read_numbered
@@ -26,7 +26,7 @@ _MOST = 20
 _WHY = 200
 
 
-async def excuse_superseded(council: Assembly) -> list[Judged]:
+async def excuse_superseded(council: DeliberationContext) -> list[EvaluatedProposal]:
     """Return the candidates that break superseded tests, with the evidence that says so,
     published.
     """
@@ -52,7 +52,9 @@ async def excuse_superseded(council: Assembly) -> list[Judged]:
     return [item for item in excused if item is not None]
 
 
-async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[str, str]:
+async def _read(
+    council: DeliberationContext, item: EvaluatedProposal, cases: list[str]
+) -> Mapping[str, str]:
     """Return the cases that the task supersedes, each with the reason."""
     setup = council.setup_of("-")
     shown = clip(
@@ -72,7 +74,9 @@ async def _read(council: Assembly, item: Judged, cases: list[str]) -> Mapping[st
     return {case: found[number] for number, case in enumerate(cases, 1) if number in found}
 
 
-async def _excuse(council: Assembly, item: Judged) -> Judged | None:
+async def _excuse(
+    council: DeliberationContext, item: EvaluatedProposal
+) -> EvaluatedProposal | None:
     known = {evidence.check for evidence in item.assessment.evidence}
     cases = tuple(case for case in item.assessment.regressions if case in council.superseded)
     if not cases or SUPERSEDED in known:

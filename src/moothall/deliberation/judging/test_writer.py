@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import (
     SHARE,
     TURNS,
@@ -23,7 +23,7 @@ from moothall.deliberation.judging.agents import (
     tools_of,
 )
 from moothall.deliberation.judging.claims import is_done_already
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.reviews import review_tokens
 from moothall.deliberation.judging.trial import (
     FAILS_EVERYWHERE,
@@ -58,7 +58,7 @@ TESTS_CHARS = 24_000
 """Characters of tests in a report."""
 
 
-def may_write_tests(council: Assembly) -> bool:
+def may_write_tests(council: DeliberationContext) -> bool:
     """Whether the test writer is wanted, and can work."""
     d, prepared = council.d, council.prepared
     if (
@@ -92,14 +92,14 @@ class IndependentTests:
     there are none.
     """
 
-    council: Assembly
+    council: DeliberationContext
     author: Proposal | None = None
     why: str = ""
     written: bool = False
     _unfit: dict[str, str] = field(default_factory=dict)
     _read: set[str] = field(default_factory=set)
 
-    async def run(self, *, published: bool) -> tuple[Judged, ...]:
+    async def run(self, *, published: bool) -> tuple[EvaluatedProposal, ...]:
         """Let the test writer write if it is wanted and has not; return the candidates with what
         its tests show of those that pass the gates.
 
@@ -141,7 +141,7 @@ class IndependentTests:
         return {case: why for case, why in self._unfit.items() if case in cases}
 
 
-async def _write(council: Assembly) -> tuple[Proposal | None, str]:
+async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
     """Return its tests as if a seat had proposed them, or why there are none."""
     setup, until = council.setup_of(TEST_WRITER), share_of_time(council, SHARE)
     tools = tools_of(setup)
@@ -200,14 +200,14 @@ async def _write(council: Assembly) -> tuple[Proposal | None, str]:
     return (kept[-1], "") if kept else (None, why)
 
 
-async def tests_of_agent(council: Assembly, patch: Patch, agent: str) -> Proposal:
+async def tests_of_agent(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
     """Return the tests in an agent's change."""
     if council.bench is None:
         raise AssertionError("tests run where there is a repository")
     return await tests_in(council.bench.author_tests.runs, patch, agent, council.d.role)
 
 
-async def _try_on_base(council: Assembly, author: Proposal) -> tuple[str, bool]:
+async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[str, bool]:
     """Run the tests on the base. Return what they show, and whether each of them fails."""
     if council.bench is None:
         raise AssertionError("tests run where there is a repository")
@@ -246,7 +246,7 @@ async def _try_on_base(council: Assembly, author: Proposal) -> tuple[str, bool]:
 
 
 def reader_of(
-    council: Assembly, author: Proposal, agent: str, *, asked: bool, number: int = 1
+    council: DeliberationContext, author: Proposal, agent: str, *, asked: bool, number: int = 1
 ) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]:
     """Return what asks a model which cases do not fit the task's text. Where it does not say, none
     of them counts.

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import (
     SHARE,
     TURNS,
@@ -21,7 +21,7 @@ from moothall.deliberation.judging.agents import (
     share_of_time,
     tools_of,
 )
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.test_writer import TESTS_CHARS, reader_of, tests_of_agent
 from moothall.deliberation.judging.trial import COUNTS, Trial, Verdicts, vote
 from moothall.deliberation.prompts import evidence_prompt
@@ -67,7 +67,7 @@ class _Finding:
     why: str = "it neither wrote a test nor said that they behave the same"
 
 
-def find_tie(council: Assembly) -> tuple[Judged, ...]:
+def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
     """Return the different answers that tests leave level on the first place; () if there are none,
     or nobody can compare them.
     """
@@ -88,7 +88,9 @@ def find_tie(council: Assembly) -> tuple[Judged, ...]:
     return tuple(item for item in council.judged if item.proposal.candidate in names)
 
 
-async def break_tie(council: Assembly, tied: Sequence[Judged]) -> tuple[Judged, ...]:
+async def break_tie(
+    council: DeliberationContext, tied: Sequence[EvaluatedProposal]
+) -> tuple[EvaluatedProposal, ...]:
     """Return the candidates with what the tie-breaker's tests say of them, if they say anything,
     and publish what it found.
     """
@@ -119,7 +121,7 @@ async def break_tie(council: Assembly, tied: Sequence[Judged]) -> tuple[Judged, 
     return result
 
 
-async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
+async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
     """Let the agent work and return what it came to."""
     setup, until, bench = (
         council.setup_of(TIE_BREAKER),
@@ -196,7 +198,7 @@ async def _compare(council: Assembly, diffs: Sequence[str]) -> _Finding:
     return found
 
 
-def _places(council: Assembly) -> str:
+def _places(council: DeliberationContext) -> str:
     python = council.prepared is not None and any(
         path.endswith(".py") for path in council.prepared.files
     )
@@ -204,7 +206,7 @@ def _places(council: Assembly) -> str:
 
 
 async def _lay_out(
-    council: Assembly, workspace: Workspace, letters: str, diffs: Sequence[str]
+    council: DeliberationContext, workspace: Workspace, letters: str, diffs: Sequence[str]
 ) -> None:
     """Put each answer beside the workspace, as a patch and as a copy of the files with it. Copies
     that are too large are left out.

@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from moothall.deliberation.context import Assembly
+from moothall.deliberation.context import DeliberationContext
 from moothall.deliberation.judging.agents import WIDE, AgentTask, run_agent, share_of_time
 from moothall.deliberation.prompts import evidence_prompt
 from moothall.deliberation.prompts.prompts import ROLES
@@ -44,7 +44,7 @@ class ReviewOrder:
     wanted: Sequence[str]
 
 
-def reviews_with_tools(council: Assembly, reviewer: str) -> bool:
+def reviews_with_tools(council: DeliberationContext, reviewer: str) -> bool:
     """Whether a reviewer gets a workspace and a shell."""
     setup = council.setup_of(reviewer)
     return (
@@ -56,7 +56,7 @@ def reviews_with_tools(council: Assembly, reviewer: str) -> bool:
     )
 
 
-async def review_with_tools(council: Assembly, order: ReviewOrder) -> ReadReview:
+async def review_with_tools(council: DeliberationContext, order: ReviewOrder) -> ReadReview:
     """Return a review. Raises `MoothallError` if there is none."""
     setup, until = council.setup_of(order.reviewer), share_of_time(council, _SHARE)
     if setup.tools is None:

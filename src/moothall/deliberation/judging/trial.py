@@ -19,8 +19,8 @@ from moothall.deliberation.judging.author_tests import (
     AuthorTests,
     brings_inline_tests,
 )
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Judged
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
@@ -42,7 +42,7 @@ Read = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
 """Given cases, returns those that do not fit the task, with the reason."""
 
 
-async def tests_in(runs: FreshRuns, patch: Patch, seat: str, role: str) -> Proposal:
+async def tests_in(runs: CleanCheckoutRunner, patch: Patch, seat: str, role: str) -> Proposal:
     """Return what of an agent's change are tests, as if a seat had proposed them.
 
     Changes of source, configuration and data of the base are left out, and so is all that is no
@@ -243,10 +243,10 @@ async def vote(
     tests: AuthorTests,
     author: Proposal,
     verdicts: Verdicts,
-    judged: Sequence[Judged],
+    judged: Sequence[EvaluatedProposal],
     *,
     published: bool = True,
-) -> tuple[Judged, ...]:
+) -> tuple[EvaluatedProposal, ...]:
     """Return the candidates with what the counted cases say of those that were run, and publish
     it.
     """

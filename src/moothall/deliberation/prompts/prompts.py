@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from moothall.deliberation.prompts.repo_map import Passage
-from moothall.deliberation.prompts.repository_context import GUIDE, Shown
+from moothall.deliberation.prompts.repo_map import CodePassage
+from moothall.deliberation.prompts.repository_context import GUIDE, RepositoryContext
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.chat import Message, ReplyMode
 from moothall.domain.task import Constraints, Deliberation
@@ -108,7 +108,7 @@ def system_text(
     mode: ReplyMode,
     *,
     python: bool = False,
-    example: Passage | None = None,
+    example: CodePassage | None = None,
     document: bool = False,
 ) -> str:
     """Return what every seat of a role is told first; without tools, what a council about text is
@@ -135,7 +135,7 @@ def system_text(
     )
 
 
-def _example(example: Passage | None) -> tuple[Action, str, str, str]:
+def _example(example: CodePassage | None) -> tuple[Action, str, str, str]:
     """Return the worked example's action, its task, why a test failed, and how it ended.
 
     Its code is of the repository: a small model that copies it changes nothing, and the path and
@@ -172,7 +172,7 @@ def _spelt(action: Action, thought: str, mode: ReplyMode) -> str:
     )
 
 
-def example_of(shown: Shown | None) -> tuple[Action, ...]:
+def example_of(shown: RepositoryContext | None) -> tuple[Action, ...]:
     """Return the actions of the worked example in the system prompt, in order; none about text.
 
     A reply whose actions equal these was copied and not thought of: it is refused before it runs.
@@ -251,7 +251,7 @@ def task_parts(d: Deliberation) -> list[str]:
     return parts
 
 
-def shared_text(d: Deliberation, shown: Shown | None) -> str:
+def shared_text(d: Deliberation, shown: RepositoryContext | None) -> str:
     """Return the task and what is shown of the repository: the same for every seat and phase."""
     parts = task_parts(d)
     if shown is not None:
@@ -278,7 +278,7 @@ def shared_text(d: Deliberation, shown: Shown | None) -> str:
     return "\n\n".join(parts)
 
 
-def _cases(shown: Shown) -> list[str]:
+def _cases(shown: RepositoryContext) -> list[str]:
     """Return the failing cases: those with text of their own one by one, the others as a list."""
     parts = [fence(f"{case} fails now", text) for case, text in shown.cases if text]
     silent = [case for case, text in shown.cases if not text]

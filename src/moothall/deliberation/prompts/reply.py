@@ -23,7 +23,7 @@ from moothall.deliberation.prompts.variants import (
     SHELL,
     MalformedReplyError,
     OfferedTools,
-    Parts,
+    ReplyParts,
     decode,
     find_values,
     read_parts,
@@ -257,7 +257,7 @@ def read_turn(
         ) from error
 
 
-def _turn(parts: Parts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
+def _turn(parts: ReplyParts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> Turn:
     actions, finish = parts.actions, parts.finish[-1] if parts.finish else ""
     if parts.commands and not (actions or finish or parts.python):
         if not tools.has_shell:
@@ -288,7 +288,7 @@ def _turn(parts: Parts, mode: ReplyMode, tools: OfferedTools, *, last: bool) -> 
     raise _nothing_usable(parts, mode)
 
 
-def _nothing_usable(parts: Parts, mode: ReplyMode) -> MalformedReplyError:
+def _nothing_usable(parts: ReplyParts, mode: ReplyMode) -> MalformedReplyError:
     if parts.broken is not None:
         return parts.broken
     if mode == "json" and not parts.objects:

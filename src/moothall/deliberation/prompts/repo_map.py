@@ -28,7 +28,7 @@ _log = telemetry.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class SurveyOrder:
+class RepoMapRequest:
     """What a survey leans towards: lines (path, number) and tests (path, name) whose code is
     wanted, further paths and words, names whose home is looked for; and how long the map may be.
     """
@@ -42,7 +42,7 @@ class SurveyOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class CodePassage:
     """A piece of a file from a line on: a function, mostly, with its qualified name."""
 
     path: str
@@ -52,18 +52,18 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class RepoMap:
     """The code round the wanted lines, files that define the wanted names, a map of files and
     signatures, a function to show.
     """
 
-    spans: tuple[Passage, ...] = ()
+    spans: tuple[CodePassage, ...] = ()
     homes: tuple[str, ...] = ()
     map: str = ""
-    example: Passage | None = None
+    example: CodePassage | None = None
 
 
-class Surveyor:
+class RepoMapper:
     """Surveys bases; the last answers are kept. A base without code of a known language is not
     looked at.
     """
@@ -71,14 +71,14 @@ class Surveyor:
     def __init__(self, workspaces: Workspaces, limits: LimitSettings) -> None:
         self._workspaces = workspaces
         self._limits = limits
-        self._kept: LRUCache[str, Survey] = LRUCache(_KEPT)
+        self._kept: LRUCache[str, RepoMap] = LRUCache(_KEPT)
 
-    async def survey(self, prepared: Prepared, order: SurveyOrder) -> Survey:
+    async def survey(self, prepared: Prepared, order: RepoMapRequest) -> RepoMap:
         """Return the survey; an empty one, and a line in the log, where it failed: a council can do
         without.
         """
         if not any(language_of(path) for path in prepared.files):
-            return Survey()
+            return RepoMap()
         key = digest(prepared.base.repository, prepared.key, prepared.base.sha, repr(order))
         if key in self._kept:
             return self._kept[key]
@@ -90,11 +90,11 @@ class Surveyor:
                 repository=prepared.base.repository,
                 reason=error.message,
             )
-            return Survey()
+            return RepoMap()
         self._kept[key] = found
         return found
 
-    async def _ask(self, prepared: Prepared, order: SurveyOrder, key: str) -> Survey:
+    async def _ask(self, prepared: Prepared, order: RepoMapRequest, key: str) -> RepoMap:
         limits = self._limits
         wanted = asdict(order) | {
             "files": limits.map_files,
@@ -112,7 +112,7 @@ class Surveyor:
                 repository=prepared.base.repository,
                 reason=f"{result.status}: {result.error[:300]}",
             )
-            return Survey()
+            return RepoMap()
         return read_survey(result.output, set(prepared.files), order.map_chars)
 
 
@@ -124,11 +124,11 @@ def _code_files(prepared: Prepared) -> list[str]:
     return found if sum(map(len, found)) <= _KNOWN_CHARS else []
 
 
-def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> Survey:
+def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> RepoMap:
     """Return what a sandbox answered as a survey: what is not of the right shape is left out."""
     spans, homes, example = output.get("spans"), output.get("homes"), output.get("example")
     drawn = output.get("map")
-    return Survey(
+    return RepoMap(
         spans=tuple(
             span for item in list_of(spans)[:_SPANS] if (span := _span(item, known)) is not None
         ),
@@ -140,7 +140,7 @@ def read_survey(output: Mapping[str, Any], known: set[str], map_chars: int) -> S
     )
 
 
-def _span(item: Any, known: set[str]) -> Passage | None:
+def _span(item: Any, known: set[str]) -> CodePassage | None:
     if not isinstance(item, dict):
         return None
     path, name, line, text = (item.get(field) for field in ("path", "name", "line", "text"))
@@ -152,4 +152,4 @@ def _span(item: Any, known: set[str]) -> Passage | None:
         and isinstance(text, str)
     ):
         return None
-    return Passage(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])
+    return CodePassage(path, name[:_NAME_CHARS], line, text[:_TEXT_CHARS])

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from moothall.deliberation.local_checks import Standing
+from moothall.deliberation.local_checks import WorkspaceState
 from moothall.deliberation.prompts.text import clip, fence
 from moothall.domain.code import BlockRun
 from moothall.domain.evidence import RED, CheckRun
@@ -112,7 +112,7 @@ def ignored_text(ignored: Mapping[str, str]) -> str:
     )
 
 
-def verdict_text(state: Standing) -> str:
+def verdict_text(state: WorkspaceState) -> str:
     """What a seat may conclude from its checks, in a sentence or two."""
     if not state.green:
         return "Repair this."

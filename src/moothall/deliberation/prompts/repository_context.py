@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from moothall.deliberation.prompts.failure_context import Known, Red, red_cases
-from moothall.deliberation.prompts.repo_map import Passage, Survey, SurveyOrder
+from moothall.deliberation.prompts.repo_map import CodePassage, RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, tokens
 from moothall.domain.repository import Prepared
 from moothall.errors import NotFound
 
 Read = Callable[[str], Awaitable[str]]
-Look = Callable[[SurveyOrder], Awaitable[Survey]]
+Look = Callable[[RepoMapRequest], Awaitable[RepoMap]]
 
 _IMPORT = re.compile(
     r"^\s*(?:from|import)\s+(\.*[\w.]+)(?:\s+import\s+\(?([\w, ]+))?", re.MULTILINE
@@ -43,7 +43,7 @@ _CUT = re.compile(r"^\[… \d+ characters left out …\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RepositoryContext:
     """What fits of the base, each with its (possibly cut) text, in the order in which it is shown.
 
     `failing` and `files` are by path, `cases` by the id of a red case (its text may be empty),
@@ -58,7 +58,7 @@ class Shown:
     cases: tuple[tuple[str, str], ...] = ()
     code: tuple[tuple[str, str], ...] = ()
     map: str = ""
-    example: Passage | None = None
+    example: CodePassage | None = None
     guide: str = ""
 
 
@@ -77,7 +77,7 @@ class _Room:
 
 async def show(
     prepared: Prepared, description: str, read: Read, budget: int, look: Look | None = None
-) -> Shown:
+) -> RepositoryContext:
     """Return the excerpt of the base that fits into `budget` tokens. `read` gives a file of the
     base, `look` a survey of it.
     """
@@ -94,7 +94,7 @@ async def show(
     found = (
         await look(_order(red, texts, subjects, prepared, description=description, budget=budget))
         if look is not None
-        else Survey()
+        else RepoMap()
     )
     listing = clip(
         "\n".join(prepared.files[:_LISTED]),
@@ -118,7 +118,7 @@ async def show(
     files = await _files([path for path in wanted if path not in seen], read, room, share)
     whole = {path for path, text in (*failing, *files) if not _CUT.search(text)}
     drawn = _whole_lines(_without(found.map, whole), max(room.left, 0) + tokens(drawn))
-    return Shown(failing, files, listing, cases, code, drawn, found.example, guide)
+    return RepositoryContext(failing, files, listing, cases, code, drawn, found.example, guide)
 
 
 async def _text(read: Read, path: str) -> str:
@@ -136,7 +136,7 @@ def _order(
     *,
     description: str,
     budget: int,
-) -> SurveyOrder:
+) -> RepoMapRequest:
     """Say what the survey is to lean towards."""
     frames = dict.fromkeys(frame for item in red[:_CASES] for frame in item.frames)
     names = [
@@ -154,7 +154,7 @@ def _order(
         for path in texts
         if path in _paths_of(item, prepared)
     ]
-    return SurveyOrder(
+    return RepoMapRequest(
         frames=tuple(frames)[: 2 * _CASES],
         tests=tuple(dict.fromkeys(tests)),
         paths=tuple(dict.fromkeys([*texts, *subjects]))[: 2 * _CASES],
@@ -187,7 +187,7 @@ def _cases(red: Sequence[Red], room: _Room, most: float) -> tuple[tuple[str, str
 
 
 def _failing_texts(
-    texts: dict[str, str], spans: Sequence[Passage], room: _Room, share: int
+    texts: dict[str, str], spans: Sequence[CodePassage], room: _Room, share: int
 ) -> tuple[tuple[str, str], ...]:
     """Return the files of the failing tests, of long ones just the tests."""
     failing = []
@@ -202,7 +202,7 @@ def _failing_texts(
 
 
 def _code(
-    spans: Sequence[Passage], texts: dict[str, str], room: _Room, most: float
+    spans: Sequence[CodePassage], texts: dict[str, str], room: _Room, most: float
 ) -> tuple[tuple[str, str], ...]:
     """Return the functions that the failures lead through, but for the tests."""
     end = room.left - most

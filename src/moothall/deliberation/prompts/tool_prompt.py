@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from moothall.authorization.limits import shorten
 from moothall.deliberation.prompts.failure_context import Red, red_cases
 from moothall.deliberation.prompts.prompts import ROLES, task_parts
-from moothall.deliberation.prompts.repo_map import Survey, SurveyOrder
+from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import looks_like_test, named_files
 from moothall.deliberation.prompts.text import CHARS_PER_TOKEN, clip, fence
 from moothall.domain.chat import Message
@@ -27,7 +27,7 @@ from moothall.ranking.assess import concerns
 from moothall.sandbox_runtime.syntax import language_of
 
 Read = Callable[[str], Awaitable[str]]
-Look = Callable[[SurveyOrder], Awaitable[Survey]]
+Look = Callable[[RepoMapRequest], Awaitable[RepoMap]]
 
 GUIDES = ("AGENTS.md", "CLAUDE.md")
 _GUIDE_CHARS, _POINTER_CHARS = 2_400, 200
@@ -125,7 +125,7 @@ async def survey_repository(
     ]
     words = identifiers(description)
     survey = await look(
-        SurveyOrder(paths=tuple(named[:20]), words=words[:200], map_chars=_MAP_CHARS)
+        RepoMapRequest(paths=tuple(named[:20]), words=words[:200], map_chars=_MAP_CHARS)
     )
     others = [*near[_FAILED_SHOWN:], *(item for item in red if item not in near)]
     shown = len(others) <= _OTHERS_SHOWN

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moothall.deliberation.local_checks import Standing, red_ids
+from moothall.deliberation.local_checks import WorkspaceState, red_ids
 from moothall.deliberation.prompts.report import ignored_text, output_text
 from moothall.deliberation.prompts.text import clip
 from moothall.domain.evidence import RED, CheckRun
@@ -125,7 +125,7 @@ def new_failures(run: CheckRun, base: CheckRun | None) -> list[str]:
     return [case for case in red_ids(run) if before.get(case) not in RED]
 
 
-def is_clean(state: Standing, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
+def is_clean(state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str]) -> bool:
     """Whether nothing speaks against a submission as far as the checks near it tell: no new
     failure, nothing lost, and some test ran.
     """
@@ -148,7 +148,7 @@ def is_clean(state: Standing, prepared: Prepared, left_out: Mapping[str, str]) -
 
 
 def submission_text(
-    state: Standing, prepared: Prepared, left_out: Mapping[str, str], most: int
+    state: WorkspaceState, prepared: Prepared, left_out: Mapping[str, str], most: int
 ) -> str:
     """Return what the checks near a submitted change showed, within about `most` characters."""
     changed = ", ".join(state.patch.paths[:20]) if state.patch else ""

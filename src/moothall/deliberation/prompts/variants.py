@@ -357,7 +357,7 @@ def _typed(value: str, shape: Mapping[str, Any]) -> Any:
 
 
 @dataclass(slots=True)
-class Parts:
+class ReplyParts:
     """What a reply holds, in order. `commands`: fenced shell blocks. `fields`: those of objects
     that ask for nothing.
     """
@@ -386,7 +386,7 @@ class Parts:
         return prose if any(char.isalnum() for char in prose) else ""
 
 
-def read_parts(text: str, tools: OfferedTools) -> Parts:
+def read_parts(text: str, tools: OfferedTools) -> ReplyParts:
     """Return what a text holds; raises `MalformedReplyError` for a call, an answer or a block that
     is broken.
     """
@@ -399,24 +399,24 @@ class _Scan:
     def __init__(self, text: str, tools: OfferedTools) -> None:
         self._text = text
         self._tools = tools
-        self._parts = Parts()
+        self._parts = ReplyParts()
         self._at = 0
         self._missing: set[str] = set()
         """Closing marks that do not occur in the rest of the text."""
         self._allowance = _Allowance(text)
 
-    def run(self) -> Parts:
+    def run(self) -> ReplyParts:
         """Scan the whole text.
 
         What stands before a closing mark of reasoning that nothing opened was reasoning, unless
         nothing follows.
         """
-        kept: Parts | None = None
+        kept: ReplyParts | None = None
         first: MalformedReplyError | None = None
         last: MalformedReplyError | None = None
         position = 0
         while position >= 0:
-            self._parts = Parts()
+            self._parts = ReplyParts()
             try:
                 position = self._scan(position)
                 last = None

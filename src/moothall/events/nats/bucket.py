@@ -11,7 +11,7 @@ from nats.js.errors import NotFoundError
 
 from moothall.errors import AlreadyExists, InvalidRequest, NotFound
 from moothall.events.buckets import BucketSpec
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats.connection import log
 from moothall.events.nats.layout import FIRST, LAST_SEQ, bucket_prefix, bucket_stream, key_subject
 from moothall.events.nats.stream_store import Stored
@@ -23,7 +23,7 @@ class KvBucket:
     """One bucket of the registry. Implements `ports.Bucket`."""
 
     stored: Stored
-    packer: Packer
+    packer: EnvelopeCodec
     spec: BucketSpec
 
     async def put(self, key: str, document: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 
 from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, ConfigurationError
-from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, heed_cancel
 from moothall.events.nats.permissions import INBOX, inbox
 from moothall.telemetry import get_logger
 
@@ -112,7 +112,7 @@ def _inbox_of(credentials: str) -> str:
 @asynccontextmanager
 async def connection(
     settings: BusSettings, url: str, *, on_lost: Callable[[], None]
-) -> AsyncIterator[LeanClient]:
+) -> AsyncIterator[FastClient]:
     """Connect; lost connections come back by themselves for as long as it takes, after `on_lost`
     was called.
 
@@ -142,7 +142,7 @@ async def connection(
         log.info("bus connection is back")
 
     credentials = settings.credentials.get_secret_value() if settings.credentials else None
-    client = LeanClient()
+    client = FastClient()
     try:
         async with asyncio.timeout(2 * PROBE_SECONDS):
             await heed_cancel(
@@ -221,7 +221,7 @@ class Pull:
     so.
     """
 
-    client: LeanClient
+    client: FastClient
     stream: str
     consumer: str
     inbox: str
@@ -235,7 +235,7 @@ class Pull:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, client: LeanClient, stream: str, consumer: str, expires: float = EXPIRES
+        cls, client: FastClient, stream: str, consumer: str, expires: float = EXPIRES
     ) -> AsyncIterator[Pull]:
         """Listen for the consumer's messages. A request of a reader that stands still draws
         messages for `expires` seconds.

@@ -16,7 +16,7 @@ from moothall.domain.event import Recorded
 from moothall.errors import BusUnavailable, Permanent, Temporary
 from moothall.events import batching, dead_letters, forwarding, registry
 from moothall.events.delivery import Ack, Bury, Nak, judge
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import setup
 from moothall.events.nats.connection import BEAT, EXPIRES, ConsumerGone, DeliveryPlace, Pull, log
 from moothall.events.nats.fast_client import heed_cancel
@@ -30,7 +30,7 @@ _STILL_SECONDS = 2.0  # a process may be this late without anybody's having stop
 
 
 @dataclass(slots=True)
-class Taking:
+class PullConsumer:
     """One `consume`. Everything pulled and not yet answered is held, and kept alive on the server.
 
     With a shared capacity, nothing is requested while it is used up, and messages that arrive then
@@ -38,7 +38,7 @@ class Taking:
     """
 
     stored: Stored
-    packer: Packer
+    packer: EnvelopeCodec
     spec: DurableSpec
     handler: Handler
     capacity: Capacity

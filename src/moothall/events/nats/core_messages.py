@@ -9,16 +9,16 @@ from moothall.config import BusSettings
 from moothall.domain.topic import Channel
 from moothall.events import registry
 from moothall.events.nats.connection import connection, translate_errors
-from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, heed_cancel
 from moothall.events.nats.requests import messages
 
 
-class Carrying:
+class CoreMessages:
     """A connection that may publish and hear under the names of links, and needs to be allowed no
     more.
     """
 
-    def __init__(self, client: LeanClient) -> None:
+    def __init__(self, client: FastClient) -> None:
         self._client = client
 
     async def send(self, name: str, data: bytes) -> None:
@@ -38,10 +38,10 @@ class Carrying:
 
 
 @asynccontextmanager
-async def open_carrying(settings: BusSettings, url: str) -> AsyncIterator[Carrying]:
+async def open_carrying(settings: BusSettings, url: str) -> AsyncIterator[CoreMessages]:
     """Connect for bytes alone. Raises `BusUnavailable`, `ConfigurationError`."""
     async with connection(settings, url, on_lost=lambda: None) as client:
-        carrying = Carrying(client)
+        carrying = CoreMessages(client)
         yield carrying
         with translate_errors("close"):
             await heed_cancel(client.flush())

@@ -25,7 +25,7 @@ Hear = Callable[[Msg], None]
 _LINE_ENDS = str.maketrans("\r\n", "  ")
 
 
-class LeanClient(Client):
+class FastClient(Client):
     """Everything that the client is, and `put`, `hear`, `stay` and `leave`."""
 
     def __init__(self) -> None:

@@ -18,20 +18,20 @@ from moothall.domain.secrets import scrub_all
 from moothall.domain.topic import Channel, Topic
 from moothall.errors import BusUnavailable, InvalidRequest
 from moothall.events import batching, codec, forwarding, registry
-from moothall.events.batching import Batching
+from moothall.events.batching import BatchingWriter
 from moothall.events.buckets import DOCUMENTS, bucket_of
 from moothall.events.codec import load_json
-from moothall.events.envelope import Packer
+from moothall.events.envelope import EnvelopeCodec
 from moothall.events.nats import requests, setup
 from moothall.events.nats.bucket import KvBucket
 from moothall.events.nats.connection import connection, log, translate_errors
-from moothall.events.nats.consumer import Taking
-from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.consumer import PullConsumer
+from moothall.events.nats.fast_client import FastClient, heed_cancel
 from moothall.events.nats.layout import FRESH, LAST_SEQ, MESSAGE_ID
 from moothall.events.nats.outbox import Outbox
-from moothall.events.nats.reply_inbox import Acks
+from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.events.nats.stream_store import Stored
-from moothall.events.nats.stream_tail import Tail
+from moothall.events.nats.stream_tail import StreamTail
 from moothall.events.raw_store import NO_HEADERS, Raw
 from moothall.events.registry import DURABLES, STREAMS
 from moothall.ports import Answerer, Glance, Handler, Receipt
@@ -45,14 +45,14 @@ class JetStreamBus:
     """Implements `ports.Bus`. Made by `open_bus`."""
 
     def __init__(
-        self, stored: Stored, settings: BusSettings, secrets: Sequence[str], tail: Tail
+        self, stored: Stored, settings: BusSettings, secrets: Sequence[str], tail: StreamTail
     ) -> None:
         self._client = stored.client
         self._secrets = tuple(secrets)
         self._replicas = settings.replicas
         self._stored = stored
         self._tail = tail
-        self._packer = Packer(
+        self._packer = EnvelopeCodec(
             self._stored.put, self._stored.get, settings.blob_bytes, self._secrets
         )
         documents = self.bucket(DOCUMENTS.name)
@@ -75,7 +75,7 @@ class JetStreamBus:
             stored.subjects,
             stored.drop,
         )
-        self._batching = Batching(
+        self._batching = BatchingWriter(
             self._send_batch,
             self._packer,
             settings.batch_seconds,
@@ -236,7 +236,7 @@ class JetStreamBus:
         capacity = Capacity(concurrency) if isinstance(concurrency, int) else concurrency
         if capacity.count < 1:
             raise InvalidRequest(f"concurrency {capacity.count} is not at least 1")
-        await Taking(
+        await PullConsumer(
             self._stored, self._packer, registry.durable(durable), handler, capacity, glance
         ).run()
 
@@ -329,7 +329,7 @@ async def open_bus(
     """
     if settings.wait_seconds:
         await _wait(settings, url)
-    acks = Acks()
+    acks = ReplyInbox()
     outboxes: list[Outbox] = []
 
     def connection_lost() -> None:
@@ -343,7 +343,7 @@ async def open_bus(
         outbox = Outbox(client, acks, settings.publish_seconds, settings.in_flight)
         outboxes.append(outbox)
         stored = Stored(client, js, settings, acks, outbox)
-        tail = Tail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
+        tail = StreamTail(stored, registry.EVENTS.name, registry.subject(Channel.RESPONSES.all))
         async with beside(outbox.run(), "outbox"), beside(tail.run(), "decisions"):
             bus = JetStreamBus(stored, settings, secrets, tail)
             try:
@@ -383,7 +383,7 @@ async def measure(stored: Stored) -> None:
 
 
 async def listen(
-    client: LeanClient, acks: Acks, subject: str
+    client: FastClient, acks: ReplyInbox, subject: str
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield what is sent until closed; what isn't a JSON object is passed over. Raises
     `BusUnavailable` once closed.

@@ -15,8 +15,8 @@ from nats.js.errors import APIError
 
 from moothall.errors import AlreadyExists, BusUnavailable, InvalidRequest, Permanent
 from moothall.events.nats.connection import log, reason
-from moothall.events.nats.fast_client import LeanClient
-from moothall.events.nats.reply_inbox import Acks, seq_in
+from moothall.events.nats.fast_client import FastClient
+from moothall.events.nats.reply_inbox import ReplyInbox, seq_in
 from moothall.telemetry import metrics
 
 ATTEMPT_SECONDS = 3.0
@@ -72,8 +72,8 @@ class Outbox:
     connection is back: the server knows a repeat by its id.
     """
 
-    client: LeanClient
-    acks: Acks
+    client: FastClient
+    acks: ReplyInbox
     seconds: float
     limit: int
     _letters: dict[str, _Letter] = field(default_factory=dict)

@@ -12,13 +12,13 @@ import orjson
 from nats.aio.msg import Msg
 from nats.js.errors import APIError, NoStreamResponseError
 
-from moothall.events.nats.fast_client import LeanClient
+from moothall.events.nats.fast_client import FastClient
 
 FLUSH_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Acks:
+class ReplyInbox:
     """One inbox for the answers to all that a connection asks: no subscription and no timer each.
 
     The client's own `publish` waits for one answer at a time with a timer each, and its
@@ -32,7 +32,7 @@ class Acks:
     _inbox: str = ""
 
     @asynccontextmanager
-    async def listening(self, client: LeanClient) -> AsyncIterator[None]:
+    async def listening(self, client: FastClient) -> AsyncIterator[None]:
         """Hear the answers meanwhile."""
         self._inbox = client.new_inbox()
         subscription = await client.hear(f"{self._inbox}.*", self._hear)
@@ -55,7 +55,7 @@ class Acks:
         self._hearers.pop(token, None)
 
     async def ask(
-        self, client: LeanClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]
+        self, client: FastClient, subject: str, data: bytes, *, last: Callable[[Msg], bool]
     ) -> list[Msg]:
         """Send a request and return all answers, up to the one for which `last` is true. Raises the
         client's
@@ -77,7 +77,7 @@ class Acks:
                 self.forget(token)
         return answers
 
-    async def flush(self, client: LeanClient) -> None:
+    async def flush(self, client: FastClient) -> None:
         """Return once the server has taken all that was sent before.
 
         A message to ourselves, for the client's own `flush` must not be cancelled: the answer to it

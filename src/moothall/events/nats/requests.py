@@ -15,8 +15,8 @@ from nats.aio.msg import Msg
 from moothall.errors import BusUnavailable, InvalidRequest, MoothallError
 from moothall.events.codec import dump_json, load_json
 from moothall.events.nats.connection import log, reason, translate_errors
-from moothall.events.nats.fast_client import Hear, LeanClient
-from moothall.events.nats.reply_inbox import Acks
+from moothall.events.nats.fast_client import FastClient, Hear
+from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.ports import Answerer
 
 _AT_ONCE = 16
@@ -24,7 +24,7 @@ _LOOK = 1.0
 
 
 async def ask(
-    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+    client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> tuple[Mapping[str, Any], bytes]:
     """Return what whoever answers on `subject` says. Raises `BusUnavailable` where nobody does
     within `seconds`.
@@ -40,7 +40,7 @@ async def ask(
 
 
 async def ask_all(
-    client: LeanClient, acks: Acks, subject: str, asked: Mapping[str, Any], seconds: float
+    client: FastClient, acks: ReplyInbox, subject: str, asked: Mapping[str, Any], seconds: float
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield what each of those who answer on `subject` says, until nobody has said anything for
     `seconds`. Raises `BusUnavailable`.
@@ -77,7 +77,7 @@ def _read(answer: Msg) -> tuple[Mapping[str, Any], bytes]:
 
 
 async def answer(
-    client: LeanClient, acks: Acks, subject: str, answerer: Answerer, queue: str
+    client: FastClient, acks: ReplyInbox, subject: str, answerer: Answerer, queue: str
 ) -> None:
     """Answer until cancelled; one of those that share `queue` answers a request. Each request runs
     in a task of its own.
@@ -106,9 +106,9 @@ async def answer(
 
 @asynccontextmanager
 async def hearing(
-    client: LeanClient, subject: str, told: Hear, *, acks: Acks | None = None, queue: str = ""
+    client: FastClient, subject: str, told: Hear, *, acks: ReplyInbox | None = None, queue: str = ""
 ) -> AsyncIterator[None]:
-    """Hear a subject, as `LeanClient.hear` does; with `acks` the server knows by the time that the
+    """Hear a subject, as `FastClient.hear` does; with `acks` the server knows by the time that the
     block begins. Raises `BusUnavailable`.
     """
     with translate_errors(f"listen on {subject}"):
@@ -126,7 +126,7 @@ async def hearing(
 
 
 async def messages(
-    client: LeanClient, subject: str, *, acks: Acks | None = None, most: int = 0
+    client: FastClient, subject: str, *, acks: ReplyInbox | None = None, most: int = 0
 ) -> AsyncGenerator[Msg, None]:
     """Yield what is sent until closed; beyond `most` that wait (0: any number), what comes is
     dropped. Raises `BusUnavailable` once the bus is closed.

@@ -24,10 +24,10 @@ from moothall.config import BusSettings
 from moothall.errors import BusUnavailable, InvalidRequest, NotFound
 from moothall.events import codec
 from moothall.events.nats.connection import ConsumerGone, Pull, reason, translate_errors
-from moothall.events.nats.fast_client import LeanClient, heed_cancel
+from moothall.events.nats.fast_client import FastClient, heed_cancel
 from moothall.events.nats.layout import BLOB_CHUNKS, BLOBS, BLOBS_STREAM, MESSAGE_ID
 from moothall.events.nats.outbox import ATTEMPT_SECONDS, Outbox, refusal
-from moothall.events.nats.reply_inbox import Acks
+from moothall.events.nats.reply_inbox import ReplyInbox
 from moothall.events.raw_store import NO_HEADERS, Raw, StreamState
 from moothall.events.registry import covers
 
@@ -49,10 +49,10 @@ class Stored:
     asks for.
     """
 
-    client: LeanClient
+    client: FastClient
     js: JetStreamContext
     settings: BusSettings
-    acks: Acks
+    acks: ReplyInbox
     outbox: Outbox
 
     async def patiently(

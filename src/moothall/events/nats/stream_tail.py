@@ -19,7 +19,7 @@ _KEPT = 128
 
 
 @dataclass(slots=True)
-class Tail:
+class StreamTail:
     """Reads what comes under `pattern` from the first time that somebody follows, and hands it to
     whom it concerns.
     """

@@ -25,7 +25,7 @@ from moothall.network.proxy import Proxy, listener, proxying
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter, interpreter_binds
 from moothall.sandbox.spawn import Sandboxed, run_sandbox
 from moothall.sandbox_runtime import chromium as chromium_start
-from moothall.toolkits.browser.devtools import DevTools, Gone, Message
+from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
 from moothall.toolkits.browser.settings import BrowserSettings
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "headless_shell")
@@ -115,7 +115,7 @@ async def chromium(
                 stack.callback(writer.transport.abort)
                 tools = DevTools(reader, writer, hear)
                 await tools.attach()
-        except (TimeoutError, ConnectionError, Gone) as error:
+        except (TimeoutError, ConnectionError, BrowserGone) as error:
             raise CallFailed(f"the browser did not start: {_why(inside)}") from error
         stack.callback(inside.kill)  # before its proxy ends: nobody is left who would connect
         yield Running(tools, proxy)

@@ -12,7 +12,7 @@ from moothall.errors import CallFailed
 Message = dict[str, Any]
 
 
-class Gone(CallFailed):
+class BrowserGone(CallFailed):
     """The browser ended, or said what is no message."""
 
 
@@ -45,7 +45,9 @@ class DevTools:
         ]
 
     async def call(self, method: str, **params: Any) -> Message:
-        """Return what a command answers. Raises `CallFailed` with the browser's reason, `Gone`."""
+        """Return what a command answers. Raises `CallFailed` with the browser's reason,
+        `BrowserGone`.
+        """
         number = self.send(method, **params)
         while True:
             message = await self._next()
@@ -81,9 +83,9 @@ class DevTools:
         try:
             message: Message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
         except asyncio.LimitOverrunError as error:
-            raise Gone("the browser answered with more than can be taken") from error
+            raise BrowserGone("the browser answered with more than can be taken") from error
         except (OSError, EOFError, ValueError, RecursionError) as error:
-            raise Gone("the browser ended: it ran out of memory, or crashed") from error
+            raise BrowserGone("the browser ended: it ran out of memory, or crashed") from error
         if (method := message.get("method")) is not None:
             told = message.get("params", {})
             if (

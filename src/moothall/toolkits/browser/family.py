@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from moothall.config import Settings
 from moothall.errors import MoothallError
 from moothall.toolkits.browser.settings import BrowserSettings
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 from moothall.toolkits.web.family import WebFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
@@ -43,11 +43,11 @@ class BrowserFamily(Family[BrowserSettings]):
         return {"browser.run": lack}
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """See `Family`."""
         from moothall.toolkits.browser.toolkit import BrowserTools
 
-        yield Opened(
+        yield OpenedFamily(
             BrowserTools(self.own(settings), WebFamily().own(settings), settings.sandbox).call
         )
 

@@ -18,7 +18,7 @@ from moothall.network.destinations import Destinations
 from moothall.ports import Workspace
 from moothall.toolkits.answering import Output, answer_within, in_workspace
 from moothall.toolkits.browser.chromium import Running, chromium
-from moothall.toolkits.browser.devtools import DevTools, Gone, Message
+from moothall.toolkits.browser.devtools import BrowserGone, DevTools, Message
 from moothall.toolkits.browser.settings import BrowserSettings
 from moothall.toolkits.web.settings import HttpSettings
 
@@ -243,7 +243,7 @@ class _Page:
     async def _pause(self, seconds: float) -> None:
         await self._tools.until(lambda: self._heard.crashed, seconds)
         if self._heard.crashed:
-            raise Gone("the page crashed: it ran out of memory, or broke the browser")
+            raise BrowserGone("the page crashed: it ran out of memory, or broke the browser")
 
     async def _check_allowed(self) -> None:
         """A page that led to where no tool may go is not read on."""

@@ -12,7 +12,7 @@ from moothall.domain.identity import LOCAL
 from moothall.domain.secrets import scrub
 from moothall.errors import ConfigurationError, MoothallError
 from moothall.toolkits.db.settings import DbSettings
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
     from moothall.domain.status import Finding
@@ -48,11 +48,11 @@ class DbFamily(Family[DbSettings]):
         }
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """See `Family`."""
         from moothall.toolkits.db.toolkit import DatabaseTools
 
-        yield Opened(DatabaseTools(self.own(settings)).call)
+        yield OpenedFamily(DatabaseTools(self.own(settings)).call)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask each server something."""

@@ -25,7 +25,7 @@ from psycopg.types.string import TextLoader
 from moothall.errors import CallFailed, InvalidRequest, Refused
 from moothall.network.proxy import Streams
 from moothall.toolkits.answering import Output
-from moothall.toolkits.db.relay import Relay, relaying
+from moothall.toolkits.db.relay import LoopbackRelay, relaying
 from moothall.toolkits.db.rows import Table
 from moothall.toolkits.db.settings import DbSettings
 
@@ -130,7 +130,7 @@ def _place(where: Mapping[str, Any]) -> tuple[str, int]:
 
 @asynccontextmanager
 async def _connection(
-    where: Mapping[str, Any], relay: Relay, limits: DbSettings
+    where: Mapping[str, Any], relay: LoopbackRelay, limits: DbSettings
 ) -> AsyncIterator[_Connection]:
     given: dict[str, Any] = {**where, "hostaddr": "127.0.0.1", "port": relay.port}
     if str(where["host"]).startswith("/"):

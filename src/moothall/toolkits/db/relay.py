@@ -20,7 +20,7 @@ class _Flooded(OSError):
 
 
 @dataclass(slots=True)
-class Relay:
+class LoopbackRelay:
     """Listens on a port of loopback. `left` bytes may still come back; `flooded` says that more
     came.
     """
@@ -72,11 +72,13 @@ class Relay:
 
 
 @asynccontextmanager
-async def relaying(connect: Callable[[], Awaitable[Streams]], most: int) -> AsyncIterator[Relay]:
+async def relaying(
+    connect: Callable[[], Awaitable[Streams]], most: int
+) -> AsyncIterator[LoopbackRelay]:
     """Relay to what `connect` opens until the context ends; at most `most` bytes come back in
     all.
     """
-    relay = Relay(connect, most)
+    relay = LoopbackRelay(connect, most)
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0, limit=CHUNK)
     relay.port = server.sockets[0].getsockname()[1]
     try:

@@ -10,7 +10,7 @@ from moothall.concurrency import beside
 from moothall.config import Settings
 from moothall.errors import MoothallError
 from moothall.toolkits.docker.settings import DockerSettings
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 
 if TYPE_CHECKING:  # as in `toolkits.family`
     from moothall.domain.status import Finding
@@ -45,13 +45,13 @@ class DockerFamily(Family[DockerSettings]):
         )
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """Remove what has expired, beside running tools."""
         from moothall.toolkits.docker.toolkit import DockerTools
 
         tools = DockerTools(self.own(settings))
         async with beside(tools.run(), "containers"):
-            yield Opened(tools.call, tools.close_workspace)
+            yield OpenedFamily(tools.call, tools.close_workspace)
 
     async def examine(self, settings: Settings) -> AsyncIterator[Finding]:
         """Ask the engine what it is, and whether it can bound containers."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from moothall.config import Settings
 from moothall.errors import MoothallError
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 from moothall.toolkits.mcp.settings import McpSettings
 from moothall.toolkits.web.family import WebFamily
 
@@ -50,11 +50,11 @@ class McpFamily(Family[McpSettings]):
         }
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """Servers that live on end with their workspaces, and at the end."""
         tools = self.tools(settings)
         try:
-            yield Opened(tools.call, tools.close_workspace)
+            yield OpenedFamily(tools.call, tools.close_workspace)
         finally:
             await tools.close()
 

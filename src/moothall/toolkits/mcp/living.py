@@ -23,7 +23,7 @@ Key = tuple[str, str, str]
 """Tenant, workspace, server."""
 
 
-class Living:
+class LiveServer:
     """One of them. `turn` is held by the call that it works for."""
 
     def __init__(self, name: str, link: Link, seconds: float, keep_seconds: float) -> None:
@@ -71,20 +71,20 @@ class Living:
         self.end(f"nobody called it for {self._keep:g} s (keep_seconds)")
 
 
-class Household:
+class ServerPool:
     """Those of one process, at most `most`. Where there is no room, the one that nobody has used
     for the longest ends.
     """
 
     def __init__(self, most: int, slots: asyncio.Semaphore) -> None:
         self._most, self._slots = most, slots
-        self._living: dict[Key, Living] = {}
+        self._living: dict[Key, LiveServer] = {}
         self._going: dict[
             asyncio.Task[None], str
         ] = {}  # those out of the books that still end, by workspace
 
     @asynccontextmanager
-    async def call(self, key: Key, start: Callable[[], Living]) -> AsyncIterator[Client]:
+    async def call(self, key: Key, start: Callable[[], LiveServer]) -> AsyncIterator[Client]:
         """Have a server for one call. Raises `CallFailed` where it ended since the last one, or
         does now; the next call starts another.
         """
@@ -131,7 +131,7 @@ class Household:
         if going := [task for task, whose in self._going.items() if workspace in {"", whose}]:
             await asyncio.wait(going)
 
-    def _start(self, key: Key, start: Callable[[], Living]) -> Living:
+    def _start(self, key: Key, start: Callable[[], LiveServer]) -> LiveServer:
         up = [one for one in self._living.values() if not one.over()]
         if len(up) >= self._most:
             idle = [one for one in up if not one.turn.locked()]
@@ -143,7 +143,7 @@ class Household:
             min(idle, key=lambda one: one.used).end("another one needed its place (mcp.kept)")
         return self._living.setdefault(key, start())
 
-    def _forget(self, key: Key, living: Living, why: str = "it was ended") -> None:
+    def _forget(self, key: Key, living: LiveServer, why: str = "it was ended") -> None:
         if self._living.get(key) is living:
             del self._living[key]
             living.end(why)

@@ -35,7 +35,7 @@ _PLAIN: Final[Mapping[str, Any]] = {
 _DEPTH, _PARTS, _CHOICES, _CHOICE_CHARS, _ITEMS = 6, 200, 100, 100, 1000
 
 
-class Given(Arguments):
+class ArgumentsModel(Arguments):
     """Tells what was given and what has a default, under the server's own names."""
 
     model_config = ConfigDict(
@@ -98,7 +98,7 @@ class _Reading:
                 fields[own] = (kind, Field(default, validate_default=True, alias=alias))
             else:
                 fields[own] = (_any_of([kind, type(None)]), Field(None, alias=alias))
-        model: type[Arguments] = create_model("Given", __base__=Given, **fields)
+        model: type[Arguments] = create_model("Given", __base__=ArgumentsModel, **fields)
         if any("default" in _object(shape) for shape in properties.values()):
             _check_defaults(model, required)
         return model

@@ -21,7 +21,7 @@ from moothall.toolkits.web.settings import HttpSettings
 if TYPE_CHECKING:  # the SDK costs start time, and few have servers
     from mcp import Client
 
-    from moothall.toolkits.mcp.living import Household
+    from moothall.toolkits.mcp.living import ServerPool
 
 _LACKS = "MCP's library is not installed: pip install 'moothall[mcp]'"
 
@@ -43,7 +43,7 @@ class McpTools:
         self._tools = {one.spec.name: one for one in tools}
         self._secrets = secret_values(own)
         self._slots = asyncio.Semaphore(own.at_once)
-        self._household: Household | None = None
+        self._household: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Call it until the call's deadline or `mcp.seconds`. What may have changed something
@@ -102,13 +102,13 @@ class McpTools:
             files = files_for(server, known.spec.danger)
             return self._once(name, None if files == "none" else workspace, keeps=files == "write")
         try:
-            from moothall.toolkits.mcp.living import Household, Living
+            from moothall.toolkits.mcp.living import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_LACKS) from error
-        household = self._household = self._household or Household(self._own.kept, self._slots)
+        household = self._household = self._household or ServerPool(self._own.kept, self._slots)
         return household.call(
             (tenant, workspace.id, name),
-            lambda: Living(
+            lambda: LiveServer(
                 name,
                 lambda ended: self._link(server, None, ended, keeps=False),
                 self._own.seconds,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from moothall.config import Settings
-from moothall.toolkits.family import Family, Opened
+from moothall.toolkits.family import Family, OpenedFamily
 from moothall.toolkits.web.settings import HttpSettings
 
 if TYPE_CHECKING:  # as in `toolkits.family`
@@ -35,8 +35,8 @@ class WebFamily(Family[HttpSettings]):
         return {"web.search": "MOOTHALL_HTTP__SEARCH_URL, the root of a SearXNG server, is not set"}
 
     @asynccontextmanager
-    async def open(self, settings: Settings) -> AsyncIterator[Opened]:
+    async def open(self, settings: Settings) -> AsyncIterator[OpenedFamily]:
         """See `Family`."""
         from moothall.toolkits.web.toolkit import WebTools
 
-        yield Opened(WebTools(self.own(settings)).call)
+        yield OpenedFamily(WebTools(self.own(settings)).call)

@@ -24,8 +24,8 @@ from moothall.repositories.workspace_history import NAME as HISTORY_NAME
 from moothall.sandbox.bubblewrap import interpreter
 from moothall.sandbox.spawn import drop_uid
 from moothall.sandbox_runtime.protocol import pack_path, unpack_path
-from moothall.workspace.executor_client import Answer, Asked, Box, BoxSetup
-from moothall.workspace.executor_connection import BoxLink
+from moothall.workspace.executor_client import Answer, Asked, ExecutorClient, ExecutorSetup
+from moothall.workspace.executor_connection import ExecutorConnection
 from moothall.workspace.kubernetes import archive, manifest
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.multiplexer import (
@@ -33,9 +33,9 @@ from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
     FILES,
     HANDS,
-    Carrier,
+    Multiplexer,
     Streams,
-    Trunk,
+    Transport,
 )
 
 _CONTROL_SECONDS = 300.0  # a tree, or all that was written
@@ -51,25 +51,25 @@ class Pods:
     """
 
     cluster: Cluster
-    carrier: Carrier
+    carrier: Transport
     bus: Callable[[str], Mapping[str, str]]
 
 
-class JobBox(Box):
+class JobExecutor(ExecutorClient):
     """A running executor in a Job."""
 
     def __init__(
-        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, pods: Pods
+        self, place: ExecutorSetup, folder: Path, settings: WorkspaceSections, pods: Pods
     ) -> None:
         super().__init__(place, folder, settings)
         self._cluster, self._bus = pods.cluster, pods.bus
         self.job, self._made = f"moothall-{folder.name}", time.monotonic()
-        self._trunk = Trunk(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
+        self._trunk = Multiplexer(pods.carrier, f"{self.job}-in", f"{self.job}-out", self._way_out)
         self._carrying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._control: BoxLink | None = None
+        self._control: ExecutorConnection | None = None
         self._files: socket.socket
-        self._code: BoxLink | None = None
+        self._code: ExecutorConnection | None = None
         self._lost: asyncio.Task[None] | None = None
         self._why = ""
         self._showing, self._shown = asyncio.Lock(), False
@@ -128,11 +128,11 @@ class JobBox(Box):
         )
         await self._cluster.create(manifest.job(self.job, labels, self.place, self._settings, bus))
         await self._wait_connected()
-        self._control = await BoxLink.over(await self._trunk.open(CONTROL))
+        self._control = await ExecutorConnection.over(await self._trunk.open(CONTROL))
         await self._control.ready
         self._files = self._outside.enter_context(await self._trunk.open(FILES))
         self._files.setblocking(False)
-        hands = await BoxLink.over(await self._trunk.open(HANDS))
+        hands = await ExecutorConnection.over(await self._trunk.open(HANDS))
         for layer in reversed(self.place.tree):
             await self._bring(layer, "tree")
         if self.place.env:
@@ -312,10 +312,10 @@ class JobBox(Box):
                 if not piece or not await asyncio.to_thread(pipe.write, piece):
                     return
 
-    async def code(self) -> BoxLink:
+    async def code(self) -> ExecutorConnection:
         """Return the way to the container for blocks of Python."""
         if self._code is None:
-            self._code = await BoxLink.over(await self._trunk.open(CODE))
+            self._code = await ExecutorConnection.over(await self._trunk.open(CODE))
             await self._code.ready
         return self._code
 
@@ -390,11 +390,11 @@ def _new_paths(said: Answer) -> NewPaths:
     return NewPaths(folders, files, lists)
 
 
-class CodeBox(Box):
+class CodeExecutor(ExecutorClient):
     """The executor beside another in its pod, on the same files, for blocks of Python."""
 
     def __init__(
-        self, place: BoxSetup, folder: Path, settings: WorkspaceSections, beside: JobBox
+        self, place: ExecutorSetup, folder: Path, settings: WorkspaceSections, beside: JobExecutor
     ) -> None:
         super().__init__(place, folder, settings)
         self._beside = beside

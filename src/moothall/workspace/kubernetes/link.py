@@ -21,8 +21,14 @@ from typing import Any
 
 from moothall.errors import MoothallError, PatchRefused, WorkspaceFailed
 from moothall.network.proxy import listener
-from moothall.repositories.changes import ChangeCaps, Stamp, Survey, measure, stamp, stamps
-from moothall.sandbox_runtime.protocol import Frames, ProtocolError, pack, pack_path, unpack_path
+from moothall.repositories.changes import ChangeCaps, ChangeScan, Stamp, measure, stamp, stamps
+from moothall.sandbox_runtime.protocol import (
+    FrameReader,
+    ProtocolError,
+    pack,
+    pack_path,
+    unpack_path,
+)
 from moothall.workspace.kubernetes import archive
 from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
@@ -30,8 +36,8 @@ from moothall.workspace.kubernetes.multiplexer import (
     FIRST,
     HANDS,
     SILENT_SECONDS,
-    Carrier,
-    Trunk,
+    Multiplexer,
+    Transport,
 )
 
 LINK = "WORKSPACE_LINK"
@@ -76,9 +82,9 @@ class PodLink:
     _port: int = 0
     _packing: archive.Pipe | None = None
     _next: int = FIRST
-    _survey: Survey | None = None
+    _survey: ChangeScan | None = None
 
-    async def run(self, carrier: Carrier, name: str, first: float = SILENT_SECONDS) -> None:
+    async def run(self, carrier: Transport, name: str, first: float = SILENT_SECONDS) -> None:
         """Serve the host of a workspace until it is gone, or was not heard within `first`
         seconds.
         """
@@ -86,7 +92,7 @@ class PodLink:
             stream: await asyncio.to_thread(_listen, self.folders.links / name)
             for stream, name in self.names.items()
         }
-        trunk = Trunk(carrier, f"{name}-out", f"{name}-in")
+        trunk = Multiplexer(carrier, f"{name}-out", f"{name}-in")
         async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             for waiting in listening.values():
                 stack.enter_context(waiting)
@@ -95,7 +101,7 @@ class PodLink:
             await carrying
             serving.cancel()
 
-    async def _serve(self, trunk: Trunk, listening: Mapping[int, socket.socket]) -> None:
+    async def _serve(self, trunk: Multiplexer, listening: Mapping[int, socket.socket]) -> None:
         """Let the containers in and answer the host, once it was heard."""
         await trunk.connected.wait()
         try:
@@ -113,7 +119,7 @@ class PodLink:
         except* ConnectionError:
             pass  # it was gone again at once
 
-    async def _join(self, trunk: Trunk, stream: int, listening: socket.socket) -> None:
+    async def _join(self, trunk: Multiplexer, stream: int, listening: socket.socket) -> None:
         """Let the container in, once: whoever connects later finds nothing there."""
         loop = asyncio.get_running_loop()
         taken, _ = await loop.sock_accept(listening)
@@ -134,7 +140,7 @@ class PodLink:
                 way.close()
 
     async def _out(
-        self, trunk: Trunk, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self, trunk: Multiplexer, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]
     ) -> None:
         self._next += 1
         with contextlib.suppress(ConnectionError):
@@ -143,7 +149,7 @@ class PodLink:
     async def _answer(self, control: socket.socket, files: asyncio.StreamReader) -> None:
         """Answer the host's requests, one after the other; trees come by `files`."""
         reader, writer = await asyncio.open_connection(sock=control)
-        frames = Frames()
+        frames = FrameReader()
         writer.write(pack({"id": 0, "status": "ready"}))
         try:
             while data := await reader.read(1 << 20):
@@ -189,7 +195,7 @@ class PodLink:
                 }
             case "changes":
                 files, caps = [*map(unpack_path, request["files"])], ChangeCaps(*request["caps"])
-                self._survey = Survey(self.folders.tree, files, caps, before=self._before)
+                self._survey = ChangeScan(self.folders.tree, files, caps, before=self._before)
                 return self._look(self._survey)
             case "ignored" if self._survey is not None:
                 self._survey.leave_out(
@@ -230,7 +236,7 @@ class PodLink:
     def _is_written(self, path: str, status: os.stat_result) -> bool:
         return self._before.get(path) != stamp(status)
 
-    def _look(self, survey: Survey) -> dict[str, Any]:
+    def _look(self, survey: ChangeScan) -> dict[str, Any]:
         """Ask which new paths are ignored, or tell what was written."""
         if (new := survey.look()) is not None:
             lists = {pack_path(path): _text(text) for path, text in new.lists.items()}

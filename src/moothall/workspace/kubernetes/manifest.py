@@ -11,7 +11,7 @@ from typing import Any
 from moothall.config import RunnerSettings, WorkspaceSections
 from moothall.sandbox.bubblewrap import ENVIRONMENT, UID, WORKSPACE
 from moothall.sandbox_runtime.confinement import BOOT
-from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.link import LINK
 from moothall.workspace.kubernetes.multiplexer import CODE, HANDS
 
@@ -50,7 +50,7 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:
+def containers(place: ExecutorSetup, runner: RunnerSettings) -> dict[int, str]:
     """Return the containers beside the link, by their stream: one for tools, and one for blocks of
     CPython on the same files.
     """
@@ -58,7 +58,7 @@ def containers(place: BoxSetup, runner: RunnerSettings) -> dict[int, str]:
     return {HANDS: "hands", **({CODE: "code"} if blocks else {})}
 
 
-def visible_folders(place: BoxSetup) -> dict[str, str]:
+def visible_folders(place: ExecutorSetup) -> dict[str, str]:
     """Return the folders of this machine that a set-up sees where they lie here, each by the name
     of its volume.
     """
@@ -69,7 +69,7 @@ def visible_folders(place: BoxSetup) -> dict[str, str]:
 def job(
     name: str,
     labels: Mapping[str, str],
-    place: BoxSetup,
+    place: ExecutorSetup,
     settings: WorkspaceSections,
     bus: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -154,7 +154,9 @@ def job(
     }
 
 
-def _hands(name: str, place: BoxSetup, settings: WorkspaceSections, disk: int) -> dict[str, Any]:
+def _hands(
+    name: str, place: ExecutorSetup, settings: WorkspaceSections, disk: int
+) -> dict[str, Any]:
     """A container that runs what a model wrote: no credentials, no environment of ours, nothing to
     write to but its files.
     """

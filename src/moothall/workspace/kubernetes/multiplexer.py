@@ -33,7 +33,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
+class Transport:
     """How bytes travel: `send` to whoever listens under a name, `hear` what is sent under one. Each
     message at most once, in order.
     """
@@ -42,12 +42,12 @@ class Carrier:
     hear: Callable[[str], AsyncGenerator[bytes, None]]
 
 
-class Trunk:
+class Multiplexer:
     """One end. `accept` is called with a stream that the other end opened."""
 
     def __init__(
         self,
-        carrier: Carrier,
+        carrier: Transport,
         there: str,
         here: str,
         accept: Callable[[int, Streams], None] | None = None,

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from moothall.errors import MoothallError
 from moothall.telemetry import get_logger
 from moothall.workspace.kubernetes.cluster import Cluster
-from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.kubernetes.multiplexer import Transport
 
 log = get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Reconciler:
     def __init__(
         self,
         cluster: Cluster,
-        carrier: Carrier,
+        carrier: Transport,
         seconds: float,
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -16,7 +16,7 @@ from kubernetes.utils import parse_quantity
 from moothall.config import JobSettings, WorkspaceSections
 from moothall.domain.status import Finding
 from moothall.errors import ConfigurationError
-from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes import manifest
 from moothall.workspace.kubernetes.cluster import CALL_SECONDS, FAILURES, connect, words
 
@@ -46,7 +46,7 @@ async def examine(settings: WorkspaceSections, bus: Mapping[str, str]) -> AsyncI
         return
     name = f"moothall-doctor-{secrets.token_hex(4)}"
     document = manifest.job(
-        name, {manifest.LABEL: manifest.NAME}, BoxSetup("doctor", (Path("/"),)), settings, bus
+        name, {manifest.LABEL: manifest.NAME}, ExecutorSetup("doctor", (Path("/"),)), settings, bus
     )
     try:
         reached = await asyncio.to_thread(_reach, api)

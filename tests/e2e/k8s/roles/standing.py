@@ -25,7 +25,7 @@ from moothall.domain.topic import deliberation_topics
 from moothall.errors import GraphUnavailable
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.registry import EVENTS, WORK
-from moothall.graph.remote import OverBus
+from moothall.graph.remote import BusGraphClient
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -264,13 +264,13 @@ class Standing:
 
     async def written(self, seconds: float = _GONE_SECONDS) -> None:
         """Wait until the graph has all that is recorded now. Raises `TimeoutError`."""
-        asked, last = OverBus(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
+        asked, last = BusGraphClient(self.bus, 10), (await self.bus.state(EVENTS.name)).last_seq
         async with asyncio.timeout(seconds):
             while await _position(asked) < last:
                 await asyncio.sleep(0.5)
 
 
-async def _position(graph: OverBus) -> int:
+async def _position(graph: BusGraphClient) -> int:
     try:
         return await graph.position()
     except GraphUnavailable:

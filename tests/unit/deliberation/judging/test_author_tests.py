@@ -6,9 +6,9 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from moothall.deliberation.event_writer import Facts
-from moothall.deliberation.judging.clean_runs import FreshRuns
-from moothall.deliberation.judging.evaluator import Bench
+from moothall.deliberation.event_writer import EventWriter
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
+from moothall.deliberation.judging.evaluator import Evaluator
 from moothall.domain.evidence import EvidenceLevel
 from moothall.domain.proposal import Proposal
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -55,9 +55,9 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
         repository=RepositoryRef(id=prepared.base.repository),
         base_sha=prepared.base.sha,
     )
-    bench = Bench(
-        FreshRuns(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(2)),
-        Facts(MemoryBus(), d),
+    bench = Evaluator(
+        CleanCheckoutRunner(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(2)),
+        EventWriter(MemoryBus(), d),
     )
     judged = [
         await bench.judge(

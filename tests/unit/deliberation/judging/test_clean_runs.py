@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from moothall.deliberation.judging.clean_runs import FreshRuns
+from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Prepared, Profile
 from moothall.domain.task import Deliberation, RepositoryRef
@@ -69,7 +69,7 @@ async def judge(
         repository=RepositoryRef(id="r"),
         base_sha="c" * 40,
     )
-    fresh = FreshRuns(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # a part of them
+    fresh = CleanCheckoutRunner(d, prepared, workspaces, read, asyncio.Semaphore(1))  # type: ignore[arg-type]  # a part of them
     return (await fresh.run({"tests": ()}, "check")).runs["tests"], workspaces.checked
 
 

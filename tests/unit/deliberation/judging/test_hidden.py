@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moothall.deliberation.judging.evaluator import Judged, facts_text
+from moothall.deliberation.judging.evaluator import EvaluatedProposal, facts_text
 from moothall.domain.evidence import Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Proposal
 from moothall.ranking import passes_gates
@@ -25,7 +25,7 @@ def test_the_level_the_lines_to_look_at_and_the_facts_name_no_hidden_test() -> N
             "src/a.py:3: ends the process",
         ),
     )
-    judged = Judged(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
     assert (judged.candidate.level, judged.visible.level) == (
         EvidenceLevel.PROVEN,
         EvidenceLevel.UNPROVEN,
@@ -47,5 +47,5 @@ def test_an_answer_that_only_a_hidden_test_refuses_looks_like_one_that_passes() 
             Evidence("hidden", Verdict.FAILED, failed=1, red=broken),
         ),
     )
-    judged = Judged(Proposal("agent-dev-001", "dev", "", "diff"), found)
+    judged = EvaluatedProposal(Proposal("agent-dev-001", "dev", "", "diff"), found)
     assert (judged.passes, passes_gates(judged.visible), judged.solves) == (False, True, True)

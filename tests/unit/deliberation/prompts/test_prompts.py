@@ -13,8 +13,13 @@ from moothall.deliberation.conversation import Exchange, window
 from moothall.deliberation.prompts import prompts
 from moothall.deliberation.prompts.failure_context import red_cases
 from moothall.deliberation.prompts.reply import read_turn
-from moothall.deliberation.prompts.repo_map import Passage, Survey, SurveyOrder
-from moothall.deliberation.prompts.repository_context import Shown, failing_files, named_files, show
+from moothall.deliberation.prompts.repo_map import CodePassage, RepoMap, RepoMapRequest
+from moothall.deliberation.prompts.repository_context import (
+    RepositoryContext,
+    failing_files,
+    named_files,
+    show,
+)
 from moothall.deliberation.prompts.text import clip, fence, tokens
 from moothall.domain.budget import Usage
 from moothall.domain.chat import ChatReply, Message
@@ -50,17 +55,19 @@ def test_system_and_tools_are_short_enough_for_a_small_model(mode: Any) -> None:
         assert len(prompts.system_text(list_tools(grant_for(role), core=True), mode)) / 3.5 < 900
 
 
-OWN = Passage("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
+OWN = CodePassage("src/a.py", "A.f", 3, "def f(self):\n    return self.x")
 
 
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "tool"), [(None, "files.append"), (OWN, "files.define")])
-def test_the_worked_example_is_itself_a_turn(mode: Any, span: Passage | None, tool: str) -> None:
+def test_the_worked_example_is_itself_a_turn(
+    mode: Any, span: CodePassage | None, tool: str
+) -> None:
     system = prompts.system_text(SPECS, mode, example=span)
     example = system.split("A good reply:\n")[1].split("\nThe tests passed then")[0]
     finish = system.split("the last reply was:\n")[1]
     turn = read_turn(ChatReply(example, "stop", Usage()), mode)
-    assert turn.actions == prompts.example_of(Shown((), (), "", example=span))
+    assert turn.actions == prompts.example_of(RepositoryContext((), (), "", example=span))
     assert turn.actions[0].tool == tool
     compile(turn.actions[0].arguments["content"], "src/text.py", "exec")
     assert read_turn(ChatReply(finish, "stop", Usage()), mode).finish
@@ -70,9 +77,9 @@ def test_the_worked_example_is_itself_a_turn(mode: Any, span: Passage | None, to
 @pytest.mark.parametrize("mode", ["json", "blocks"])
 @pytest.mark.parametrize(("span", "file"), [(None, "src/maths.py"), (OWN, "src/a.py")])
 def test_what_is_shown_of_an_answer_is_of_the_repository_and_two_turns(
-    mode: Any, span: Passage | None, file: str
+    mode: Any, span: CodePassage | None, file: str
 ) -> None:
-    example = prompts.example_of(Shown((), (), "", example=span))
+    example = prompts.example_of(RepositoryContext((), (), "", example=span))
     asked = prompts.seat_prompt(
         "S", "shared", "dev", "", about_text=False, asked=mode, example=example
     )[-1].content
@@ -94,7 +101,7 @@ def test_a_council_about_text_has_no_example_to_copy() -> None:
 
 def test_the_seats_part_comes_last() -> None:
     shared = prompts.shared_text(
-        deliberation(), Shown((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py")
+        deliberation(), RepositoryContext((("tests/test_a.py", "T"),), (("a.py", "A"),), "a.py")
     )
     one = prompts.seat_prompt("S", shared, "dev", "one way", about_text=False)
     two = prompts.seat_prompt("S", shared, "qa", "another", about_text=False)
@@ -144,15 +151,15 @@ async def test_a_survey_brings_the_code_of_frames_homes_and_a_map() -> None:
             )
         },
     )
-    asked: list[SurveyOrder] = []
+    asked: list[RepoMapRequest] = []
 
-    async def look(order: SurveyOrder) -> Survey:
+    async def look(order: RepoMapRequest) -> RepoMap:
         asked.append(order)
         spans = (
-            Passage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
-            Passage("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
+            CodePassage("src/pkg/money.py", "pay", 1, "def pay(): ..."),
+            CodePassage("tests/test_money.py", "test_pay", 5, "def test_pay(): ..."),
         )
-        return Survey(
+        return RepoMap(
             spans, ("lib/cart.js",), "lib/x.py:\n  def far()\nsrc/pkg/money.py:\n  def pay()\n", OWN
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moothall.deliberation.local_checks import Standing
+from moothall.deliberation.local_checks import WorkspaceState
 from moothall.deliberation.prompts.tool_results import is_clean, result_text, submission_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
@@ -25,9 +25,9 @@ def prepared() -> Prepared:
     )
 
 
-def standing(*cases: str, narrowed: bool = True) -> Standing:
+def standing(*cases: str, narrowed: bool = True) -> WorkspaceState:
     run = CheckRun("tests", Verdict.PASSED, dict.fromkeys(cases, "passed"))
-    return Standing(
+    return WorkspaceState(
         CHANGE, {"tests": run} if cases else {}, narrowed=("tests",) if narrowed else ()
     )
 

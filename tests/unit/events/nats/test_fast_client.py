@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from moothall.events.nats.fast_client import LeanClient
+from moothall.events.nats.fast_client import FastClient
 
 
 def test_the_clients_fields_are_the_ones_that_put_writes_to() -> None:
@@ -61,13 +61,13 @@ def test_what_is_awaited_is_a_coroutine() -> None:
 
 
 async def test_headers_are_read_by_our_own_parser() -> None:
-    class Counting(LeanClient):
+    class Counting(FastClient):
         seen = b""
 
         @staticmethod
         def _parse_header_lines(raw: bytes) -> dict[str, str]:
             Counting.seen = raw
-            return LeanClient._parse_header_lines(raw)
+            return FastClient._parse_header_lines(raw)
 
     found = await Counting()._process_headers(
         b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 3\r\n\r\n"

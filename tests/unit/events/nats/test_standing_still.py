@@ -9,7 +9,7 @@ import pytest
 
 from moothall.concurrency import Capacity
 from moothall.domain.event import Recorded
-from moothall.events.nats.consumer import Taking
+from moothall.events.nats.consumer import PullConsumer
 from moothall.events.registry import durable
 
 
@@ -18,7 +18,7 @@ async def test_work_that_is_lost_already_is_lost_again_without_harm() -> None:
         raise AssertionError("nothing is delivered")
 
     unused = cast("Any", None)
-    taking = Taking(unused, unused, durable("collector"), never, Capacity(1), None)
+    taking = PullConsumer(unused, unused, durable("collector"), never, Capacity(1), None)
     lost = 0
 
     async def work() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from moothall.toolkits.mcp.links import LinkEnd, Streams
-from moothall.toolkits.mcp.living import Household, Key, Living
+from moothall.toolkits.mcp.living import Key, LiveServer, ServerPool
 
 KEY: Key = ("local", "workspace", "slow")
 
@@ -28,11 +28,11 @@ class Starting:
         finally:
             self.up -= 1
 
-    def start(self) -> Living:
-        return Living("slow", self.link, seconds=600, keep_seconds=600)
+    def start(self) -> LiveServer:
+        return LiveServer("slow", self.link, seconds=600, keep_seconds=600)
 
 
-async def _cut_off(household: Household, starting: Starting) -> None:
+async def _cut_off(household: ServerPool, starting: Starting) -> None:
     """A call that runs out of time while its server starts."""
     begun = starting.begun
     call = asyncio.create_task(_call(household, starting))
@@ -42,13 +42,13 @@ async def _cut_off(household: Household, starting: Starting) -> None:
     await asyncio.wait([call])
 
 
-async def _call(household: Household, starting: Starting) -> None:
+async def _call(household: ServerPool, starting: Starting) -> None:
     async with household.call(KEY, starting.start):
         pass
 
 
 async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_workspace() -> None:
-    household, starting = Household(2, asyncio.Semaphore(8)), Starting()
+    household, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
     async with asyncio.timeout(30):
         for _ in range(3):
             await _cut_off(household, starting)
@@ -58,7 +58,7 @@ async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_w
 
 async def test_a_call_that_only_waits_for_its_turn_among_all_ends_no_server() -> None:
     slots = asyncio.Semaphore(0)
-    household, starting = Household(2, slots), Starting()
+    household, starting = ServerPool(2, slots), Starting()
     async with asyncio.timeout(30):
         await _cut_off(household, starting)
         waiting = asyncio.create_task(_call(household, starting))

@@ -17,14 +17,20 @@ from moothall.errors import SandboxUnavailable, WorkspaceFailed
 from moothall.network.credentials import Credentials
 from moothall.network.destinations import Destinations
 from moothall.repositories.changes import ChangeCaps, NewPaths
-from moothall.sandbox_runtime.protocol import Frames, pack
-from moothall.workspace.executor_client import Box, BoxSetup
+from moothall.sandbox_runtime.protocol import FrameReader, pack
+from moothall.workspace.executor_client import ExecutorClient, ExecutorSetup
 from moothall.workspace.kubernetes import archive
-from moothall.workspace.kubernetes.box import JobBox, Pods
+from moothall.workspace.kubernetes.box import JobExecutor, Pods
 from moothall.workspace.kubernetes.cluster import Cluster
-from moothall.workspace.kubernetes.multiplexer import CONTROL, HANDS, Carrier, Streams, Trunk
-from moothall.workspace.packages import Reach
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.kubernetes.multiplexer import (
+    CONTROL,
+    HANDS,
+    Multiplexer,
+    Streams,
+    Transport,
+)
+from moothall.workspace.packages import NetworkAccess
+from moothall.workspace.pool import ExecutorPool
 from support.council import until
 from support.pods import Queues
 
@@ -37,7 +43,7 @@ class LyingPods(Cluster):
     say is what an honest one says.
     """
 
-    def __init__(self, settings: Settings, carrier: Carrier) -> None:
+    def __init__(self, settings: Settings, carrier: Transport) -> None:
         super().__init__(settings.jobs, "lying")
         self._carrier = carrier
         self._links: dict[str, asyncio.Task[None]] = {}
@@ -59,7 +65,7 @@ class LyingPods(Cluster):
         self._wrong[name].set_result(wrong)
 
     async def _serve(self, name: str) -> None:
-        trunk = Trunk(self._carrier, f"{name}-out", f"{name}-in")
+        trunk = Multiplexer(self._carrier, f"{name}-out", f"{name}-in")
         async with asyncio.TaskGroup() as group:
             group.create_task(trunk.run())
             await trunk.connected.wait()
@@ -69,7 +75,7 @@ class LyingPods(Cluster):
                 group.create_task(self._read(streams, hear))
 
     async def _read(self, streams: Streams, hear: Callable[[Streams, Said], Any]) -> None:
-        frames = Frames()
+        frames = FrameReader()
         try:
             while data := await streams[0].read(1 << 20):
                 for asked in frames.feed(data):
@@ -90,17 +96,17 @@ class LyingPods(Cluster):
 @pytest.fixture
 def pods(tmp_path: Path) -> LyingPods:
     queues = Queues()
-    return LyingPods(Settings(data_dir=tmp_path / "data"), Carrier(queues.send, queues.hear))
+    return LyingPods(Settings(data_dir=tmp_path / "data"), Transport(queues.send, queues.hear))
 
 
-def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobBox:
+def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobExecutor:
     tree = tmp_path / "base"
     tree.mkdir()
     (tree / "file").write_text("text")
     (tmp_path / "secret").write_text("word")
     settings = Settings(data_dir=tmp_path / "data")
-    return JobBox(
-        BoxSetup("key", (tree,), **place),
+    return JobExecutor(
+        ExecutorSetup("key", (tree,), **place),
         tmp_path / "box",
         settings,
         Pods(pods, pods._carrier, lambda _: {}),
@@ -108,7 +114,7 @@ def box_of(pods: LyingPods, tmp_path: Path, **place: Any) -> JobBox:
 
 
 @pytest.fixture
-async def box(pods: LyingPods, tmp_path: Path) -> AsyncIterator[JobBox]:
+async def box(pods: LyingPods, tmp_path: Path) -> AsyncIterator[JobExecutor]:
     env = tmp_path / "env"
     env.mkdir()
     box = box_of(pods, tmp_path, env=env, env_writable=True)
@@ -129,7 +135,7 @@ async def all_of(new: NewPaths) -> Mapping[str, str]:
     return dict.fromkeys((*new.folders, *new.files), "a rule")
 
 
-async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobBox) -> None:
+async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobExecutor) -> None:
     told: list[Said] = []
 
     def end(asked: Said) -> Said:
@@ -143,13 +149,15 @@ async def test_an_honest_link_is_told_what_is_ignored(pods: LyingPods, box: JobB
     assert told == [{"target": "a rule", "a.log": "a rule"}]
 
 
-async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobBox) -> None:
+async def test_a_link_that_asks_for_ever_is_given_up(pods: LyingPods, box: JobExecutor) -> None:
     pods.answers["changes"] = pods.answers["ignored"] = lambda _: {"new": question(files=["a.log"])}
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.changes(["file"], CAPS, all_of)
 
 
-async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: JobBox) -> None:
+async def test_changes_of_an_honest_link_are_what_differs(
+    pods: LyingPods, box: JobExecutor
+) -> None:
     pods.answers["changes"] = lambda _: {
         "changes": [change(), change(path="gone", content=None)],
         "ignored": [],
@@ -188,7 +196,7 @@ async def test_changes_of_an_honest_link_are_what_differs(pods: LyingPods, box: 
     ids=str,
 )
 async def test_changes_that_no_link_of_ours_tells_of_are_refused(
-    pods: LyingPods, box: JobBox, said: Said
+    pods: LyingPods, box: JobExecutor, said: Said
 ) -> None:
     pods.answers["changes"] = lambda _: said
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
@@ -196,7 +204,9 @@ async def test_changes_that_no_link_of_ours_tells_of_are_refused(
 
 
 @pytest.mark.parametrize("said", [{}, {"data": 5}, {"data": "ü"}], ids=str)
-async def test_a_tree_that_is_none_is_refused(pods: LyingPods, box: JobBox, said: Said) -> None:
+async def test_a_tree_that_is_none_is_refused(
+    pods: LyingPods, box: JobExecutor, said: Said
+) -> None:
     pods.answers["pack"] = lambda _: said
     with pytest.raises(WorkspaceFailed, match="broke its protocol"):
         await box.take_back()
@@ -208,7 +218,7 @@ async def test_a_port_that_is_none_is_refused(pods: LyingPods, tmp_path: Path, s
     box = box_of(
         pods,
         tmp_path,
-        reach=Reach(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}),
+        reach=NetworkAccess(Destinations.read((), only=True), Credentials((), ()), 1000, (), {}),
     )
     with pytest.raises(SandboxUnavailable, match="broke its protocol"):
         await box.start()
@@ -221,7 +231,7 @@ def some_of_a_tree(folder: Path) -> Said:
 
 
 async def test_a_pod_that_goes_while_its_files_come_back_says_why(
-    pods: LyingPods, box: JobBox, tmp_path: Path
+    pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
     def lose(_asked: Said) -> Said:
         pods.say(box.job, "its pod was ended: Evicted")
@@ -233,7 +243,7 @@ async def test_a_pod_that_goes_while_its_files_come_back_says_why(
 
 
 async def test_who_gives_up_while_files_come_back_has_given_up(
-    pods: LyingPods, box: JobBox, tmp_path: Path
+    pods: LyingPods, box: JobExecutor, tmp_path: Path
 ) -> None:
     asked = asyncio.Event()
 
@@ -250,7 +260,7 @@ async def test_who_gives_up_while_files_come_back_has_given_up(
 
 
 async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tells_it_later(
-    pods: LyingPods, box: JobBox
+    pods: LyingPods, box: JobExecutor
 ) -> None:
     def end(streams: Streams, _asked: Said) -> None:
         streams[1].close()
@@ -266,16 +276,16 @@ async def test_a_container_that_ends_has_its_reason_said_though_the_cluster_tell
 async def test_a_spare_that_has_spent_half_its_life_waiting_is_not_taken(
     pods: LyingPods, tmp_path: Path
 ) -> None:
-    settings, made = Settings(data_dir=tmp_path / "data"), list[JobBox]()
+    settings, made = Settings(data_dir=tmp_path / "data"), list[JobExecutor]()
 
-    def make(place: BoxSetup, folder: Path, _beside: Box | None) -> Box:
-        made.append(JobBox(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
+    def make(place: ExecutorSetup, folder: Path, _beside: ExecutorClient | None) -> ExecutorClient:
+        made.append(JobExecutor(place, folder, settings, Pods(pods, pods._carrier, lambda _: {})))
         return made[-1]
 
-    async with BoxPool(settings, make=make) as pool:
+    async with ExecutorPool(settings, make=make) as pool:
         pool.layout.tree("key").mkdir(parents=True)
         prepared = Prepared(Base("sample", "0" * 40, Profile()), "key", ())
-        taken: list[Box] = []
+        taken: list[ExecutorClient] = []
         for old in (0, 1000, 4000):  # of the 7200 seconds of jobs.seconds
             if made:
                 await until(lambda: len(made) == len(taken) + 1)

@@ -20,7 +20,7 @@ from moothall.config import (
 from moothall.domain.repository import Base, Profile
 from moothall.errors import ConfigurationError
 from moothall.settings import load_settings
-from moothall.workspace.executor_client import BoxSetup
+from moothall.workspace.executor_client import ExecutorSetup
 from moothall.workspace.kubernetes.link import LINK
 from moothall.workspace.kubernetes.manifest import job, labels_of
 from moothall.workspace.layout import environment_key, prepared_key
@@ -33,7 +33,7 @@ JOBS = JobSettings(
     pull_secrets=("hub",),
 )
 SETTINGS = Settings(jobs=JOBS, sandbox=SandboxSettings(memory_bytes=1_000_000_000))
-PLACE = BoxSetup("key", (Path("/tree"),), env=Path("/env"))
+PLACE = ExecutorSetup("key", (Path("/tree"),), env=Path("/env"))
 LABELS = {"moothall/host": "host"}
 SECRET = {"MOOTHALL_BUS__URL": "nats://bus:4222", "MOOTHALL_BUS__TOKEN": "s3cret"}
 
@@ -115,14 +115,16 @@ def test_all_that_a_pod_writes_is_within_the_bound_of_a_workspace(*, full: bool)
 
 
 def test_an_environment_can_be_written_by_set_up_alone() -> None:
-    def read_only(place: BoxSetup) -> bool:
+    def read_only(place: ExecutorSetup) -> bool:
         hands = job("one", LABELS, place, SETTINGS, {})["spec"]["template"]["spec"]["containers"][1]
         return next(
             bool(mount.get("readOnly")) for mount in hands["volumeMounts"] if mount["name"] == "env"
         )
 
     assert read_only(PLACE)
-    assert not read_only(BoxSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True))
+    assert not read_only(
+        ExecutorSetup("setup", (Path("/tree"),), env=Path("/env"), env_writable=True)
+    )
 
 
 def expanded(text: str, known: dict[str, str]) -> str:

@@ -16,9 +16,9 @@ from moothall.workspace.kubernetes.multiplexer import (
     CONTROL,
     FIRST,
     HANDS,
-    Carrier,
+    Multiplexer,
     Streams,
-    Trunk,
+    Transport,
 )
 from support.pods import Queues
 
@@ -41,19 +41,19 @@ class Lossy(Queues):
 @asynccontextmanager
 async def trunks(
     queues: Queues, accepted: list[tuple[int, Streams]] | None = None
-) -> AsyncIterator[tuple[Trunk, Trunk]]:
-    carrier = Carrier(queues.send, queues.hear)
-    host = Trunk(
+) -> AsyncIterator[tuple[Multiplexer, Multiplexer]]:
+    carrier = Transport(queues.send, queues.hear)
+    host = Multiplexer(
         carrier,
         "pod-in",
         "pod-out",
         lambda number, streams: (accepted or []).append((number, streams)),
     )
     if accepted is not None:
-        host = Trunk(
+        host = Multiplexer(
             carrier, "pod-in", "pod-out", lambda number, streams: accepted.append((number, streams))
         )
-    pod = Trunk(carrier, "pod-out", "pod-in")
+    pod = Multiplexer(carrier, "pod-out", "pod-in")
     running = [asyncio.create_task(one.run()) for one in (host, pod)]
     try:
         async with asyncio.timeout(20):
@@ -66,7 +66,7 @@ async def trunks(
         await asyncio.wait(running)
 
 
-async def ends(host: Trunk, pod: Trunk, number: int) -> tuple[Streams, Streams]:
+async def ends(host: Multiplexer, pod: Multiplexer, number: int) -> tuple[Streams, Streams]:
     return (
         await asyncio.open_connection(sock=await host.open(number)),
         await asyncio.open_connection(sock=await pod.open(number)),
@@ -152,7 +152,7 @@ async def test_a_link_that_no_host_speaks_to_ends(tmp_path: Path) -> None:
     queues = Queues()
     link = PodLink(Folders(links=tmp_path), {HANDS: "hands"})
     async with asyncio.timeout(20):
-        await link.run(Carrier(queues.send, queues.hear), "pod", first=0.05)
+        await link.run(Transport(queues.send, queues.hear), "pod", first=0.05)
     assert (tmp_path / "hands").is_dir(), "it had begun to listen for its containers"
 
 
@@ -175,8 +175,8 @@ class Flooding:
 async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(stream: int) -> None:
     accepted: list[tuple[int, Streams]] = []
     queues = Queues()
-    host = Trunk(
-        Carrier(queues.send, queues.hear),
+    host = Multiplexer(
+        Transport(queues.send, queues.hear),
         "pod-in",
         "pod-out",
         lambda number, streams: accepted.append((number, streams)),
@@ -198,7 +198,7 @@ async def test_a_link_that_heeds_no_window_is_cut_off_before_it_fills_the_host(s
 
 async def test_a_message_longer_than_any_that_a_link_sends_ends_the_trunk() -> None:
     queues = Queues()
-    host = Trunk(Carrier(queues.send, queues.hear), "pod-in", "pod-out")
+    host = Multiplexer(Transport(queues.send, queues.hear), "pod-in", "pod-out")
     running = asyncio.create_task(host.run())
     await asyncio.sleep(0)
     await Flooding(queues).say(CODE, bytes(8_000_000))

@@ -17,7 +17,7 @@ from moothall.events.nats.accounts import make
 from moothall.events.nats.server import embedded_server
 from moothall.workspace.kubernetes.cluster import Cluster
 from moothall.workspace.kubernetes.manifest import HOST, HOUSE, LABEL, NAME
-from moothall.workspace.kubernetes.multiplexer import Carrier
+from moothall.workspace.kubernetes.multiplexer import Transport
 from moothall.workspace.kubernetes.orphans import PRESENCE, Reconciler
 from support.council import until
 from support.kube.api import KubeApi, kube_api
@@ -63,7 +63,7 @@ def time() -> Time:
 @pytest.fixture
 def reconciler(cluster: Cluster, time: Time) -> Reconciler:
     queues = Queues()
-    return Reconciler(cluster, Carrier(queues.send, queues.hear), GRACE, clock=time)
+    return Reconciler(cluster, Transport(queues.send, queues.hear), GRACE, clock=time)
 
 
 def go_on(reconciler: Reconciler, time: Time, seconds: int, *hosts: str) -> None:
@@ -139,7 +139,9 @@ class Stuck(Cluster):
 async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: KubeApi) -> None:
     queues = Queues()
     heard = 0
-    reconciler = Reconciler(Stuck(jobs(api), "me", "ours"), Carrier(queues.send, queues.hear), 0.3)
+    reconciler = Reconciler(
+        Stuck(jobs(api), "me", "ours"), Transport(queues.send, queues.hear), 0.3
+    )
     async with beside(reconciler.run(), "reconciler"), asyncio.timeout(20):
         async for _ in queues.hear(PRESENCE):
             heard += 1
@@ -149,7 +151,7 @@ async def test_who_waits_for_the_cluster_says_all_the_same_that_it_lives(api: Ku
 
 async def test_hosts_hear_each_other_over_the_bus(api: KubeApi) -> None:
     queues = Queues()
-    carrier = Carrier(queues.send, queues.hear)
+    carrier = Transport(queues.send, queues.hear)
     async with AsyncExitStack() as stack:
         for host in ("first", "second"):
             one = await stack.enter_async_context(Cluster(jobs(api), host, "ours"))
