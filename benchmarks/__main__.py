@@ -63,8 +63,8 @@ async def _text(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 async def _tools(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     _tell("with tools: three seats, three turns each")
-    async with running_stub() as stub, served(folder / "tools", stub.base_url) as house:
-        work = await tools.work(house, stub, folder, count=2 if asked.quick else 6, at_once=4)
+    async with running_stub() as stub, served(folder / "tools", stub.base_url) as app:
+        work = await tools.work(app, stub, folder, count=2 if asked.quick else 6, at_once=4)
     return results.of_tools(work)
 
 
@@ -87,16 +87,16 @@ async def _steps(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     found["tools_a_second"] = await micro.tool_rate(place, 2000 // share)
     async with running_stub() as stub:
         _tell("councils placed, answers in 64 pieces")
-        async with served(folder / "placed", stub.base_url, GRAPH_LATER) as house:
-            await steps.placed(house, stub, 3)
-            found["placed"] = results.of_times(await steps.placed(house, stub, 30 // share + 2))
+        async with served(folder / "placed", stub.base_url, GRAPH_LATER) as app:
+            await steps.placed(app, stub, 3)
+            found["placed"] = results.of_times(await steps.placed(app, stub, 30 // share + 2))
             case = Case(50, 64, seconds=4.0 / share, generations=1)
-            found["streamed"] = results.of_run(await streamed(house, stub, case, 64))
+            found["streamed"] = results.of_run(await streamed(app, stub, case, 64))
         _tell("tools and sessions of the agent service")
-        async with served(folder / "agents", stub.base_url, GRAPH_LATER | agents.SETTINGS) as house:
+        async with served(folder / "agents", stub.base_url, GRAPH_LATER | agents.SETTINGS) as app:
             await stub.set(delay_ms=0)
-            found["agents"] = await agents.measure(house, 500 // share, 1000 // share)
-            found["cancelled"] = results.of_times(await agents.cancelled(house, stub, 100 // share))
+            found["agents"] = await agents.measure(app, 500 // share, 1000 // share)
+            found["cancelled"] = results.of_times(await agents.cancelled(app, stub, 100 // share))
         _tell("the graph's projection, told apart")
         found["projected"] = await steps.projected(folder, stub, 300 // share)
         _tell("kill -9 of everything, and up again")

@@ -25,11 +25,11 @@ SETTINGS = {
 _AT_ONCE = 16
 
 
-async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
+async def measure(app: Served, count: int, sessions: int) -> dict[str, float]:
     """Return milliseconds and calls a second of `count` direct tools, of a fresh workspace each,
     and kilobytes a session of `sessions`.
     """
-    stub: Any = pb_grpc.AgentServiceStub(house.channel)
+    stub: Any = pb_grpc.AgentServiceStub(app.channel)
 
     async def call(query: str, session: str, context: dict[str, Any]) -> None:
         request = pb.ExecuteTaskRequest(
@@ -38,7 +38,7 @@ async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
             metadata=common.TaskMetadata(session_id=session),
         )
         request.context.update(context)
-        response = await stub.ExecuteTask(request, metadata=house.metadata, timeout=120)
+        response = await stub.ExecuteTask(request, metadata=app.metadata, timeout=120)
         if response.status != common.STATUS_CODE_OK:
             raise RuntimeError(response.error_message)
 
@@ -53,10 +53,10 @@ async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
     numbers = iter(range(sessions + 8))
     for _ in range(8):
         await call("Say something.", f"first-{next(numbers)}", {})
-    before = house.system.held().pss["serve"]
+    before = app.system.held().pss["serve"]
     await many(lambda: call("Say something.", f"idle-{next(numbers)}", {}), sessions, _AT_ONCE)
     await asyncio.sleep(1)
-    grown = (house.system.held().pss["serve"] - before) / 1024 / sessions
+    grown = (app.system.held().pss["serve"] - before) / 1024 / sessions
     return {
         "p50": in_session.p50,
         "p99": in_session.p99,
@@ -67,17 +67,17 @@ async def measure(house: Served, count: int, sessions: int) -> dict[str, float]:
     }
 
 
-async def cancelled(house: Served, stub: Stub, count: int) -> Times:
+async def cancelled(app: Served, stub: Stub, count: int) -> Times:
     """Return the seconds from the end of a caller's stream to that of its call of the model, which
     would go on forever.
     """
-    calls: Any = pb_grpc.AgentServiceStub(house.channel)
+    calls: Any = pb_grpc.AgentServiceStub(app.channel)
     await stub.set(hold=1)
     seconds = []
     for _ in range(count):
         before = await stub.stats()
         stream = calls.StreamExecuteTask(
-            pb.ExecuteTaskRequest(query="Say something."), metadata=house.metadata
+            pb.ExecuteTaskRequest(query="Say something."), metadata=app.metadata
         )
         while (await stub.stats())["calls"] == before["calls"]:
             pass

@@ -3,7 +3,7 @@ with one pod of hosts and more.
 
 `scripts/test-k8s --part benchmark` brings the throw-away cluster and says where it is. On one
 machine all nodes share its cores: each pod of hosts gets a slice of one that is small enough to be
-what the house waits for, as in `scaling`.
+what the deployment waits for, as in `scaling`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.workload import text_act
 from moothall.app.repositories import open_hands
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from support.kube import house, reached
+from support.kube import deployment, reached
 from support.kube.ctl import ask
 from support.kube.programs import Home
 from support.kube.stood import rolled_out, stood
@@ -38,7 +38,9 @@ from support.repos import make_repo
 _NEEDED = ("KUBECONFIG", "CLUSTER_ADDRESS", "MOOTHALL_JOBS__IMAGE", "MOOTHALL_JOBS__LINK_IMAGE")
 _PODS = (1, 2, 4)
 _AT_ONCE, _DELAY_MS = 32, 50
-_SLICE = "30m"  # four of them are less than what the rest of the house leaves of a small machine
+_SLICE = (
+    "30m"  # four of them are less than what the rest of the deployment leaves of a small machine
+)
 _SPARE_SECONDS, _FILES_SECONDS = 60.0, 5.0
 _HOSTS = "deployment/moothall-hosts"
 
@@ -59,8 +61,8 @@ async def measure(
         "cold": await _ready(folder / "cold", opened, warm=0),
         "warm": await _ready(folder / "warm", opened, warm=1),
     }
-    tell("the house by role")
-    async with running_stub(os.environ["CLUSTER_ADDRESS"]) as stub, _house(folder, stub) as caller:
+    tell("the deployment by role")
+    async with running_stub(os.environ["CLUSTER_ADDRESS"]) as stub, _app(folder, stub) as caller:
         await stub.set(delay_ms=_DELAY_MS)
         found["pods"] = [await _with_pods(count, caller, seconds, tell) for count in _PODS]
     return {**found, "slice": _SLICE, "at_once": _AT_ONCE, "delay_ms": _DELAY_MS}
@@ -143,15 +145,15 @@ class _Caller:
         """One unary call."""
         stub = self.stubs[time.monotonic_ns() % len(self.stubs)]
         answer: pb.DeliberateResponse = await stub.Deliberate(
-            request, metadata=(("authorization", f"Bearer {house.TOKEN}"),), timeout=seconds
+            request, metadata=(("authorization", f"Bearer {deployment.TOKEN}"),), timeout=seconds
         )
         return answer
 
 
 @asynccontextmanager
-async def _house(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
+async def _app(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
     home = Home.of_user()
-    said = house.values(stub.base_url)
+    said = deployment.values(stub.base_url)
     said["settings"] |= {
         **GRAPH_LATER,
         "MOOTHALL_LLM__APPROACHES": "off",
@@ -161,12 +163,18 @@ async def _house(folder: Path, stub: Stub) -> AsyncIterator[_Caller]:
     async with stood(home, folder, said):
         door = (
             await ask(
-                "-n", house.SPACE, "get", "service", "moothall", "-o", "jsonpath={.spec.clusterIP}"
+                "-n",
+                deployment.SPACE,
+                "get",
+                "service",
+                "moothall",
+                "-o",
+                "jsonpath={.spec.clusterIP}",
             )
         ).strip()
         authority = grpc.ssl_channel_credentials((home.keys / "ca.crt").read_bytes())
         options = [
-            ("grpc.ssl_target_name_override", f"moothall.{house.SPACE}"),
+            ("grpc.ssl_target_name_override", f"moothall.{deployment.SPACE}"),
             ("grpc.use_local_subchannel_pool", 1),
         ]
         channels = [
@@ -185,12 +193,12 @@ async def _with_pods(
     """So many pods of hosts with a slice each. They start without one, which would take them
     minutes.
     """
-    await ask("-n", house.SPACE, "scale", _HOSTS, f"--replicas={count}")
+    await ask("-n", deployment.SPACE, "scale", _HOSTS, f"--replicas={count}")
     await rolled_out(_HOSTS)
     for pod in (
         await ask(
             "-n",
-            house.SPACE,
+            deployment.SPACE,
             "get",
             "pods",
             "-l",
@@ -202,7 +210,14 @@ async def _with_pods(
         limits = {"name": "moothall", "resources": {"limits": {"cpu": _SLICE}}}
         limit = json.dumps({"spec": {"containers": [limits]}})
         await ask(
-            "-n", house.SPACE, "patch", pod, "--subresource=resize", "--type=strategic", "-p", limit
+            "-n",
+            deployment.SPACE,
+            "patch",
+            pod,
+            "--subresource=resize",
+            "--type=strategic",
+            "-p",
+            limit,
         )
     await _resized(count)
     run = await side_by_side(text_act(caller), _AT_ONCE, seconds, _nothing, generations=1)
@@ -217,7 +232,7 @@ async def _resized(count: int) -> None:
     while True:
         said = await ask(
             "-n",
-            house.SPACE,
+            deployment.SPACE,
             "get",
             "pods",
             "-l",

@@ -80,26 +80,26 @@ async def contest(
         await stub.set(delay_ms=0, reset=1)
         python = await ensure() if names else Path()
         ready = await _prepare(names, tell)
-        house = await stack.enter_async_context(
+        app = await stack.enter_async_context(
             served(folder / "contest", stub.base_url, GRAPH_LATER)
         )
         contexts = [rival(python, name, stub.base_url, ready.settings) for name in ready.names]
         rivals = [await stack.enter_async_context(context) for context in contexts]
-        await measure(house, stub, Case(0, 1, 3))
+        await measure(app, stub, Case(0, 1, 3))
         for round_ in range(1, rounds + 1):
             for case in cases(quick=quick):
                 tell(f"round {round_} of {rounds}: {case.name}")
                 runs.setdefault(OURS, {}).setdefault(case.name, []).append(
-                    await measure(house, stub, case)
+                    await measure(app, stub, case)
                 )
-                before, began = house.system.used(), time.perf_counter()
+                before, began = app.system.used(), time.perf_counter()
                 for other in rivals:
                     runs.setdefault(other.name, {}).setdefault(case.name, []).append(
                         await _measure(other, stub, case)
                     )
                 if rivals:
                     idle, waited = (
-                        idle.plus(house.system.used().since(before)),
+                        idle.plus(app.system.used().since(before)),
                         waited + time.perf_counter() - began,
                     )
             tell(f"round {round_} of {rounds}: each write synced")
@@ -107,7 +107,7 @@ async def contest(
             memory[SYNCED] = synced.memory
             for case_name, run in synced.runs.items():
                 runs.setdefault(SYNCED, {}).setdefault(case_name, []).append(run)
-        memory |= {OURS: house.system.held()}
+        memory |= {OURS: app.system.held()}
         memory |= {other.name: other.system.held() for other in rivals}
         versions = ready.versions | await installed(python, PACKAGES) if names else {}
     share = idle.over(waited) if rivals else Used({"serve": math.nan})
@@ -147,10 +147,10 @@ class _Synced:
 
 async def _measure_synced(folder: Path, stub: Stub, each: Sequence[Case]) -> _Synced:
     """Run the cases on a server with `SYNCING`, and stop it: idle, it would cost the others CPU."""
-    async with served(folder, stub.base_url, GRAPH_LATER | SYNCING) as house:
-        await measure(house, stub, Case(0, 1, 3))
-        runs = {case.name: await measure(house, stub, case) for case in each}
-        return _Synced(runs, house.system.held())
+    async with served(folder, stub.base_url, GRAPH_LATER | SYNCING) as app:
+        await measure(app, stub, Case(0, 1, 3))
+        runs = {case.name: await measure(app, stub, case) for case in each}
+        return _Synced(runs, app.system.held())
 
 
 async def _measure(other: Rival, stub: Stub, case: Case) -> Run:
@@ -163,10 +163,10 @@ async def _measure(other: Rival, stub: Stub, case: Case) -> Run:
     return await other.run(at_once=case.at_once, seconds=case.seconds, generations=case.generations)
 
 
-async def streamed(house: Served, stub: Stub, case: Case, pieces: int) -> Run:
+async def streamed(app: Served, stub: Stub, case: Case, pieces: int) -> Run:
     """Moothall alone, its answers coming in many pieces as a model speaks, not in one."""
     await stub.set(pieces=pieces)
     try:
-        return await measure(house, stub, case)
+        return await measure(app, stub, case)
     finally:
         await stub.set(pieces=1)

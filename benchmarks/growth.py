@@ -37,16 +37,16 @@ class Grown:
 async def grow(folder: Path, stub: Stub, counts: tuple[int, ...]) -> tuple[Held, list[Grown]]:
     """Return the memory of the idle house, and what came of each count."""
     await stub.set(delay_ms=0, hold=0, reset=1)
-    async with served(folder / "data", stub.base_url, SETTINGS) as house:
-        act = text_act(house, seconds=600)
+    async with served(folder / "data", stub.base_url, SETTINGS) as app:
+        act = text_act(app, seconds=600)
         for _ in range(3):
             await act()
-        idle = house.system.held()
-        return idle, [await _held(house, stub, count) for count in counts]
+        idle = app.system.held()
+        return idle, [await _held(app, stub, count) for count in counts]
 
 
-async def _held(house: Served, stub: Stub, count: int) -> Grown:
-    act = text_act(house, seconds=600)
+async def _held(app: Served, stub: Stub, count: int) -> Grown:
+    act = text_act(app, seconds=600)
     await stub.set(hold=1, reset=1)
     began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -58,7 +58,7 @@ async def _held(house: Served, stub: Stub, count: int) -> Grown:
                     await asyncio.sleep(0.02)
         finally:
             placed = time.perf_counter() - began
-            held = house.system.held()
+            held = app.system.held()
             released = time.perf_counter()
             await stub.set(hold=0)
     return Grown(count, placed, held, time.perf_counter() - released)

@@ -38,29 +38,29 @@ class Things:
         return [f"{name}: {was} before, {now} after" for name, was, now in pairs if now > was]
 
 
-async def look(house: Served) -> Things:
+async def look(app: Served) -> Things:
     """Count everything."""
     stay: Counter[str] = Counter()
     grow: Counter[str] = Counter()
-    for part, process in house.system.processes():
+    for part, process in app.system.processes():
         stay[f"processes of {part}"] += 1
         grow[f"open files of {part}"] += process.num_fds()
-    stay["mounts"] = sum(str(house.data_dir) in line for line in _lines("/proc/self/mounts"))
-    stay["cgroups"] = _cgroups({process.pid for _, process in house.system.processes()})
-    for kind, path in _files(house.data_dir):
+    stay["mounts"] = sum(str(app.data_dir) in line for line in _lines("/proc/self/mounts"))
+    stay["cgroups"] = _cgroups({process.pid for _, process in app.system.processes()})
+    for kind, path in _files(app.data_dir):
         counts = grow if kind in _FOLDERS_THAT_MAY_GROW else stay
         counts[f"files in {kind}"] += 1
         if kind in _FOLDERS_THAT_MAY_GROW:
             grow[f"bytes in {kind}"] += path.lstat().st_size
-    for clone in sorted((house.data_dir / "repos").glob("*.git")):
+    for clone in sorted((app.data_dir / "repos").glob("*.git")):
         grow["refs in our clones"] += len(_git(clone, "for-each-ref"))
         stay["work trees of our clones"] += len(_git(clone, "worktree", "list")) - 1
-    await _bus(house, stay, grow)
+    await _bus(app, stay, grow)
     return Things(dict(stay), dict(grow))
 
 
-async def _bus(house: Served, stay: Counter[str], grow: Counter[str]) -> None:
-    address = json.loads((house.data_dir / "serving.json").read_text(encoding="utf-8"))["bus_url"]
+async def _bus(app: Served, stay: Counter[str], grow: Counter[str]) -> None:
+    address = json.loads((app.data_dir / "serving.json").read_text(encoding="utf-8"))["bus_url"]
     client = await nats.connect(address)
     try:
         js = client.jetstream()

@@ -53,15 +53,15 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
         house_bus, host_bus = [
             await stack.enter_async_context(open_bus(settings.bus, url)) for _ in range(2)
         ]
-        house = await stack.enter_async_context(
+        app = await stack.enter_async_context(
             open_lending(settings, house_bus, trusted_repositories(settings))
         )
         host = (await stack.enter_async_context(open_hands(there, host_bus))).repositories
-        entry = await house.register(str(repo.path))
+        entry = await app.register(str(repo.path))
 
         async def pin() -> RepositoryRef:
             return RepositoryRef(
-                id=entry.id, ref=(await house.resolve(RepositoryRef(id=entry.id))).sha
+                id=entry.id, ref=(await app.resolve(RepositoryRef(id=entry.id))).sha
             )
 
         base = await pin()
@@ -71,7 +71,7 @@ async def _round(folder: Path, repo: Repo) -> dict[str, float]:
         }
         repo.commit({"small.txt": f"{folder}\n"})
         found["more"] = await _timed(host.resolve(await pin()))
-        source = house.clone(entry.id).path  # what the host got came from there too: packed by then
+        source = app.clone(entry.id).path  # what the host got came from there too: packed by then
     clone = ("git", "clone", "--quiet", "--mirror", f"file://{source}", str(folder / "clone.git"))
     found["clone"] = await _timed(asyncio.to_thread(subprocess.run, clone, check=True))
     return found

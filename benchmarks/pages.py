@@ -35,7 +35,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(
+        app = await stack.enter_async_context(
             served(
                 folder / "data",
                 stub.base_url,
@@ -47,7 +47,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
         http = await stack.enter_async_context(
             aiohttp.ClientSession(cookie_jar=jar, connector=connector)
         )
-        board = Board(http, f"http://127.0.0.1:{port}", house.token)
+        board = Board(http, f"http://127.0.0.1:{port}", app.token)
         await _fill(board, stories)
         cookie = await sign_in(board)
         loads = Times(tuple([await _load(board) for _ in range(_LOADS + 5)][5:]))
@@ -58,7 +58,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
             for number in range(_CHANGES + 1):
                 for event in changed:
                     event.clear()
-                before, board.began = house.system.used(), time.perf_counter()
+                before, board.began = app.system.used(), time.perf_counter()
                 await board.post(
                     f"/api/v1/stories/{board.story}/comments", {"comment": f"comment {number}"}
                 )
@@ -66,7 +66,7 @@ async def pages(folder: Path, stub: Stub, stories: int, count: int) -> dict[str,
                 if number:  # the first opens the connections
                     waits += [seconds for seconds, _ in told]
                     refused += sum(times for _, times in told)
-                    cpu.append(house.system.used().since(before).cpu["serve"] * 1000 / count)
+                    cpu.append(app.system.used().since(before).cpu["serve"] * 1000 / count)
     waits.sort()
     return {
         "stories": stories,

@@ -136,23 +136,23 @@ async def readers(folder: Path, stub: Stub, count: int, deliberations: int) -> d
         port = free.getsockname()[1]
     await stub.set(delay_ms=_DELAY_MS)
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(
+        app = await stack.enter_async_context(
             served(folder / "data", stub.base_url, {"MOOTHALL_WEB__PORT": str(port)})
         )
         jar = aiohttp.CookieJar(unsafe=True)
         http = await stack.enter_async_context(aiohttp.ClientSession(cookie_jar=jar))
-        board = Board(http, f"http://127.0.0.1:{port}", house.token)
+        board = Board(http, f"http://127.0.0.1:{port}", app.token)
         board.story = await board.tell({})
         cookie = await sign_in(board)
-        await many(text_act(house), 20, _AT_ONCE)
+        await many(text_act(app), 20, _AT_ONCE)
         found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
         kilobytes = []
         for _ in range(_ROUNDS):
-            found["without"].append(await _loaded(house, board, deliberations))
-            before = house.system.held().pss["serve"]
+            found["without"].append(await _loaded(app, board, deliberations))
+            before = app.system.held().pss["serve"]
             async with listening(board, cookie, count):
-                kilobytes.append((house.system.held().pss["serve"] - before) / 1024 / count)
-                found["with"].append(await _loaded(house, board, deliberations))
+                kilobytes.append((app.system.held().pss["serve"] - before) / 1024 / count)
+                found["with"].append(await _loaded(app, board, deliberations))
     waits = sorted(board.waits)
     return {
         "readers": count,
@@ -178,16 +178,16 @@ async def sign_in(board: Board) -> str:
     return f"{cookie.key}={cookie.value}"
 
 
-async def _loaded(house: Served, board: Board, count: int) -> dict[str, float]:
+async def _loaded(app: Served, board: Board, count: int) -> dict[str, float]:
     """Run deliberations while something happens on the board; return CPU ms and wall seconds of
     one.
     """
     happening = asyncio.create_task(board.happen())
     try:
-        before, began = house.system.used(), time.perf_counter()
-        await many(text_act(house), count, _AT_ONCE)
+        before, began = app.system.used(), time.perf_counter()
+        await many(text_act(app), count, _AT_ONCE)
         seconds = time.perf_counter() - began
-        used = house.system.used().since(before)
+        used = app.system.used().since(before)
         if happening.done():
             happening.result()
     finally:

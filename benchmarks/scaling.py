@@ -47,17 +47,15 @@ async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) 
     fleets = {nodes: Fleet((_HOST,) * nodes, serve=_SERVE, bus=_BUS) for nodes in (1, 2)}
     runs: dict[tuple[int, int], list[Run]] = {}
     async with running_stub() as stub, AsyncExitStack() as stack:
-        houses = {}
+        apps = {}
         for nodes, fleet in fleets.items():
-            houses[nodes] = await stack.enter_async_context(
-                spread(folder / str(nodes), stub, fleet)
-            )
-            await crowd(houses[nodes], stub, delay_ms=0, at_once=8, seconds=2)
+            apps[nodes] = await stack.enter_async_context(spread(folder / str(nodes), stub, fleet))
+            await crowd(apps[nodes], stub, delay_ms=0, at_once=8, seconds=2)
         for turn in range(1, _TURNS + 1):
             for at_once in _CROWDS:
-                for nodes, house in houses.items():
+                for nodes, app in apps.items():
                     run = await crowd(
-                        house, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS
+                        app, stub, delay_ms=_DELAY_MS, at_once=at_once, seconds=seconds / _TURNS
                     )
                     runs.setdefault((nodes, at_once), []).append(run)
                     tell(
@@ -131,7 +129,7 @@ One deliberation asks something of each part, and a part that is one process doe
 deliberations a second, each the seconds of CPU that one deliberation asks of that part. What waiting costs below these bounds, a simulation
 of the queues says (`benchmarks/capacity.py`). The constants, of {PHASES} phases with three calls each on text, every part in a slice of a core:
 
-{table(("", "CPU ms a deliberation"), [("serve: doors, collector", figure(demand["serve_ms"])), ("host: seats, facts", figure(demand["host_ms"])), ("bus", figure(demand["bus_ms"]))])}
+{table(("", "CPU ms a deliberation"), [("serve: dependencies, collector", figure(demand["serve_ms"])), ("host: seats, facts", figure(demand["host_ms"])), ("bus", figure(demand["bus_ms"]))])}
 
 They are higher than those of [benchmarks.md](benchmarks.md): a part in a small slice is woken more often for less."""
 

@@ -70,23 +70,23 @@ async def soak(
     """Run them and compare. The house is looked at idle, before and after, once it has done a few
     of each kind.
     """
-    async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as house:
+    async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as app:
         tell("soak: warming up")
         await stub.set(delay_ms=20)
-        tools = tools_act(house, await repository(house, folder / "sample"))
-        words = text_act(house)
+        tools = tools_act(app, await repository(app, folder / "sample"))
+        words = text_act(app)
         await tools()
         await many(words, max(int(text * _WARM), at_once), at_once)
-        before = await _settled(house)
+        before = await _settled(app)
         memory: dict[str, list[int]] = {}
-        _note(memory, house)
+        _note(memory, app)
         for number in range(_CHUNKS):
             tell(f"soak: {text * number // _CHUNKS} of {text} about text, {at_once} at once")
             await many(words, text // _CHUNKS, at_once)
-            _note(memory, house)
+            _note(memory, app)
         tell(f"soak: {with_tools} with tools, 4 at once")
         await many(tools, with_tools, 4)
-        after = await _settled(house, before)
+        after = await _settled(app, before)
     # The first looks are the least settled: the line is drawn through the second half.
     grew = {
         part: slope(values[len(values) // 2 :]) / (text / _CHUNKS) / 1024
@@ -104,22 +104,22 @@ async def soak(
     )
 
 
-async def _settled(house: Served, before: Things | None = None) -> Things:
+async def _settled(app: Served, before: Things | None = None) -> Things:
     """Look until two looks agree, or for as long as something is there that was not before: both
     take seconds, not minutes.
     """
-    last = await look(house)
+    last = await look(app)
     for _ in range(_SETTLE_SECONDS):
         await asyncio.sleep(1)
-        now = await look(house)
+        now = await look(app)
         if now.must_stay == last.must_stay and (before is None or not now.left_since(before)):
             return now
         last = now
     return last
 
 
-def _note(memory: dict[str, list[int]], house: Served) -> None:
-    for part, value in house.system.held().pss.items():
+def _note(memory: dict[str, list[int]], app: Served) -> None:
+    for part, value in app.system.held().pss.items():
         memory.setdefault(part, []).append(value)
 
 

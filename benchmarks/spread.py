@@ -76,7 +76,7 @@ def _root() -> Path:
 class Spread:
     """A house over nodes: the process of each part."""
 
-    house: Served
+    app: Served
     parts: Mapping[str, Sequence[psutil.Process]]
 
     def used(self) -> dict[str, float]:
@@ -106,11 +106,11 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
             "MOOTHALL_RAY__HOSTS": str(len(fleet.hosts)),
             "MOOTHALL_BUS__URL": bus_url,
         }
-        async with served(folder / "data", stub.base_url, settings) as house:
+        async with served(folder / "data", stub.base_url, settings) as app:
             below = psutil.Process(cluster).children(recursive=True)
             hosts = [process for process in below if "ray::Host" in " ".join(process.cmdline())]
             bus = [process for process in _buses() if process not in others]
-            serve = psutil.Process(house.system.root)
+            serve = psutil.Process(app.system.root)
             if len(hosts) != len(fleet.hosts) or len(bus) != 1:
                 raise RuntimeError(
                     f"{len(fleet.hosts)} hosts and a bus were asked for; found {len(hosts)} and "
@@ -121,7 +121,7 @@ async def spread(folder: Path, stub: Stub, fleet: Fleet) -> AsyncIterator[Spread
                     slices.enter_context(sliced(f"host-{number}", process.pid, cores))
                 slices.enter_context(sliced("serve", serve.pid, fleet.serve))
                 slices.enter_context(sliced("bus", bus[0].pid, fleet.bus))
-                yield Spread(house, {"serve": [serve], "host": hosts, "bus": bus})
+                yield Spread(app, {"serve": [serve], "host": hosts, "bus": bus})
 
 
 def _buses() -> list[psutil.Process]:
@@ -162,7 +162,7 @@ async def crowd(over: Spread, stub: Stub, *, delay_ms: int, at_once: int, second
     one, so there must be many.
     """
     await stub.set(delay_ms=delay_ms, reset=1)
-    return await side_by_side(text_act(over.house), at_once, seconds, over.used, generations=_WAVES)
+    return await side_by_side(text_act(over.app), at_once, seconds, over.used, generations=_WAVES)
 
 
 def demand_of(run: Run, delay_ms: int) -> Demand:

@@ -29,22 +29,22 @@ _QUIET_SECONDS, _QUIET_SHARE = 2.0, 0.08
 _TURNS = 3
 
 
-async def placed(house: Served, stub: Stub, count: int) -> Times:
+async def placed(app: Served, stub: Stub, count: int) -> Times:
     """From the request on the log until the last of three seats has started, by the log's own
     times.
     """
     await stub.set(delay_ms=0)
     seconds = []
     for _ in range(count):
-        times = await _event_times(house)
+        times = await _event_times(app)
         started = [when for kind, when in times if kind == "moothall.seat.started"]
         requested = next(when for kind, when in times if kind == "moothall.deliberation.requested")
         seconds.append((max(started) - requested).total_seconds())
     return Times(tuple(seconds))
 
 
-async def _event_times(house: Served) -> list[tuple[str, datetime]]:
-    updates = house.stub.StreamDeliberation(text_request(), metadata=house.metadata, timeout=120)
+async def _event_times(app: Served) -> list[tuple[str, datetime]]:
+    updates = app.stub.StreamDeliberation(text_request(), metadata=app.metadata, timeout=120)
     return [
         (update.event.type, datetime.fromisoformat(update.event.time)) async for update in updates
     ]
@@ -64,38 +64,38 @@ async def projected(folder: Path, stub: Stub, count: int) -> dict[str, float]:
         served(folder / "without", stub.base_url, GRAPH_LATER) as without,
         served(folder / "with", stub.base_url, {}) as graphed,
     ):
-        houses = {"without": without, "with": graphed}
+        apps = {"without": without, "with": graphed}
         idle, memory = {}, {}
-        for name, house in houses.items():
+        for name, app in apps.items():
             for _ in range(3):
-                await text_act(house)()
-            await _quiet(house)
-            used = house.system.used().total
+                await text_act(app)()
+            await _quiet(app)
+            used = app.system.used().total
             await asyncio.sleep(_QUIET_SECONDS)
-            idle[name] = (house.system.used().total - used) / _QUIET_SECONDS
-            memory[name] = house.system.held().pss["serve"]
-        for name, house in [*houses.items()] * _TURNS:
-            before, began = house.system.used().total, time.perf_counter()
-            await many(text_act(house), count, 64)
+            idle[name] = (app.system.used().total - used) / _QUIET_SECONDS
+            memory[name] = app.system.held().pss["serve"]
+        for name, app in [*apps.items()] * _TURNS:
+            before, began = app.system.used().total, time.perf_counter()
+            await many(text_act(app), count, 64)
             answered = time.perf_counter()
-            await _quiet(house)
-            used = house.system.used().total - before - idle[name] * (time.perf_counter() - began)
+            await _quiet(app)
+            used = app.system.used().total - before - idle[name] * (time.perf_counter() - began)
             turns[f"{name}_ms"].append(used * 1000 / count)
             turns[f"{name}_seconds"].append(answered - began)
             turns[f"{name}_behind"].append(time.perf_counter() - answered - _QUIET_SECONDS)
-        for name, house in houses.items():
+        for name, app in apps.items():
             turns[f"{name}_kb"].append(
-                (house.system.held().pss["serve"] - memory[name]) / 1024 / count / _TURNS
+                (app.system.held().pss["serve"] - memory[name]) / 1024 / count / _TURNS
             )
     return {name: median(values) for name, values in turns.items()}
 
 
-async def _quiet(house: Served) -> None:
+async def _quiet(app: Served) -> None:
     """Wait until the serving process rests: then the graph has what the log has."""
     while True:
-        before = house.system.used().cpu["serve"]
+        before = app.system.used().cpu["serve"]
         await asyncio.sleep(_QUIET_SECONDS)
-        if house.system.used().cpu["serve"] - before < _QUIET_SECONDS * _QUIET_SHARE:
+        if app.system.used().cpu["serve"] - before < _QUIET_SECONDS * _QUIET_SHARE:
             return
 
 
@@ -123,21 +123,21 @@ async def resumed(folder: Path, stub: Stub) -> Resumed:
     settings = {
         "TMPDIR": str(scratch)
     }  # what Ray leaves there when it is killed goes with the folder
-    async with served(data, stub.base_url, settings) as house:
-        submitted = await house.stub.SubmitDeliberation(text_request(), metadata=house.metadata)
+    async with served(data, stub.base_url, settings) as app:
+        submitted = await app.stub.SubmitDeliberation(text_request(), metadata=app.metadata)
         while (await stub.stats())["by_schema"].get("review", 0) < SEATS:  # noqa: ASYNC110 - another process is looked at
             await asyncio.sleep(_LOOK)
         await asyncio.sleep(_RECORDED_SECONDS)
         killed = time.perf_counter()
-        house.system.kill()
+        app.system.kill()
     await stub.set(delay_ms=0, reset=1)
-    async with served(data, stub.base_url, settings) as house:
+    async with served(data, stub.base_url, settings) as app:
         ready = time.perf_counter()
         async with asyncio.timeout(_TAKE_UP_SECONDS):
             while _of_seats(await stub.stats()) == 0:  # noqa: ASYNC110 - another process is looked at
                 await asyncio.sleep(_LOOK)
         first = time.perf_counter()
-        await _decided(house, submitted.task_id)
+        await _decided(app, submitted.task_id)
         return Resumed(first - ready, ready - killed, _of_seats(await stub.stats()))
 
 
@@ -146,11 +146,11 @@ def _of_seats(told: Mapping[str, Any]) -> int:
     return sum(count for schema, count in told["by_schema"].items() if schema != "probe")
 
 
-async def _decided(house: Served, task_id: str) -> None:
+async def _decided(app: Served, task_id: str) -> None:
     asked = pb.GetDeliberationResultRequest(task_id=task_id)
     async with asyncio.timeout(_TAKE_UP_SECONDS):
         while True:
-            result = await house.stub.GetDeliberationResult(asked, metadata=house.metadata)
+            result = await app.stub.GetDeliberationResult(asked, metadata=app.metadata)
             if result.status == pb.DELIBERATION_STATUS_COMPLETED:
                 return
             await asyncio.sleep(0.05)

@@ -48,14 +48,14 @@ class Worked:
         return TURNS * self.delay_ms / 1000 + TEST_RUNS * self.bare_tests
 
 
-async def repository(house: Served, path: Path) -> common_pb2.Repository:
+async def repository(app: Served, path: Path) -> common_pb2.Repository:
     """Make the sample and register it with the house."""
     await make_sample_repository(path)
-    named = await register(load_settings(data_dir=house.data_dir), str(path), "HEAD")
+    named = await register(load_settings(data_dir=app.data_dir), str(path), "HEAD")
     return common_pb2.Repository(id=named.id)
 
 
-def tools_act(house: Served, named: common_pb2.Repository) -> Act:
+def tools_act(app: Served, named: common_pb2.Repository) -> Act:
     """One deliberation with tools; raises `Wrong` unless it has a proven winner on a branch."""
     request = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
@@ -66,7 +66,7 @@ def tools_act(house: Served, named: common_pb2.Repository) -> Act:
     )
 
     async def act() -> None:
-        response = await house.deliberate(request, seconds=300)
+        response = await app.deliberate(request, seconds=300)
         if not (response.winner_id and response.proven and response.branch):
             raise Wrong(
                 f"no proven winner on a branch: {response.error_message} {response.results}"[:800]
@@ -76,11 +76,11 @@ def tools_act(house: Served, named: common_pb2.Repository) -> Act:
 
 
 async def work(
-    house: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50
+    app: Served, stub: Stub, folder: Path, *, count: int, at_once: int, delay_ms: int = 50
 ) -> Worked:
     """Run it one at a time, then `at_once` side by side."""
     await stub.set(delay_ms=delay_ms)
-    act, probe = tools_act(house, await repository(house, folder / "sample")), _probe(house, stub)
+    act, probe = tools_act(app, await repository(app, folder / "sample")), _probe(app, stub)
     await act()  # prepares the repository: an environment, a checkout, the tests on the base
     await stub.set(reset=1)
     (alone,) = await taking_turns([(act, probe)], count)
@@ -88,18 +88,18 @@ async def work(
     if told["calls"] != CALLS * count:
         raise Wrong(f"{told['calls']} model calls in {count} deliberations, not {CALLS} each")
     together = await side_by_side(act, at_once, 0, probe, generations=1)
-    return Worked(alone, together, delay_ms, await _bare_tests(house, folder / "sample"))
+    return Worked(alone, together, delay_ms, await _bare_tests(app, folder / "sample"))
 
 
-def _probe(house: Served, stub: Stub) -> Probe:
-    return lambda: {**house.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
+def _probe(app: Served, stub: Stub) -> Probe:
+    return lambda: {**app.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
 
 
-async def _bare_tests(house: Served, path: Path) -> float:
+async def _bare_tests(app: Served, path: Path) -> float:
     """Median seconds of the same tests in the environment that was prepared for them, without
     sandbox and without us.
     """
-    python = next((house.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable))
+    python = next((app.data_dir / "environments").glob("*/env/bin/python"), Path(sys.executable))
     seconds = []
     for _ in range(5):
         began = time.perf_counter()

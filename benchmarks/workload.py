@@ -49,13 +49,13 @@ class Doors(Protocol):
         """One unary call."""
 
 
-def text_act(house: Doors, *, seconds: float = 120) -> Act:
+def text_act(app: Doors, *, seconds: float = 120) -> Act:
     """One deliberation on text; raises `Wrong` unless it has a winner among three answers."""
     request = text_request()
 
     async def act() -> None:
         try:
-            response = await house.deliberate(request, seconds=seconds)
+            response = await app.deliberate(request, seconds=seconds)
         except grpc.aio.AioRpcError as error:
             raise Wrong(f"{error.code().name}: {error.details()}") from error
         if (
@@ -67,16 +67,16 @@ def text_act(house: Doors, *, seconds: float = 120) -> Act:
     return act
 
 
-async def measure(house: Served, stub: Stub, case: Case) -> Run:
+async def measure(app: Served, stub: Stub, case: Case) -> Run:
     """Run one case and count the CPU of every process; raises `Wrong` where the calls were not nine
     each.
     """
     await stub.set(delay_ms=case.delay_ms, reset=1)
 
     def probe() -> Mapping[str, float]:
-        return {**house.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
+        return {**app.system.used().cpu, "caller": time.process_time(), "stub": stub.cpu()}
 
-    act = text_act(house)
+    act = text_act(app)
     if case.at_once == 1:
         return await in_turn(act, case.count, probe)
     return await side_by_side(act, case.at_once, case.seconds, probe, generations=case.generations)

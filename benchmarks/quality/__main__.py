@@ -20,7 +20,7 @@ from benchmarks.quality.bare import sample
 from benchmarks.quality.judge import Judge, make, open_judge
 from benchmarks.quality.problems import FILE, Problem, read
 from moothall.app.repository import register
-from moothall.app.server import App, model_url, open_house
+from moothall.app.server import App, model_url, open_app
 from moothall.cli.council import hold_council
 from moothall.cli.progress import ProgressPrinter
 from moothall.config import Settings
@@ -101,10 +101,10 @@ async def _councils(
         return
     async with (
         open_judge(_beside(settings, "judge")) as judge,
-        open_house(settings, _tell) as house,
+        open_app(settings, _tell) as app,
     ):
         for problem, way in _open(problems, results, ways):
-            row = await _council(settings, house, judge, problem, way=way, seed=seed)
+            row = await _council(settings, app, judge, problem, way=way, seed=seed)
             results.add({"problem": problem.id, "way": way, **row, **_frame()})
             _tell(
                 f"{problem.id} {problem.name} {way}: {row['outcome']}, "
@@ -142,7 +142,7 @@ async def _best_of_n(
 
 
 async def _council(
-    settings: Settings, house: App, judge: Judge, problem: Problem, *, way: str, seed: int
+    settings: Settings, app: App, judge: Judge, problem: Problem, *, way: str, seed: int
 ) -> dict[str, Any]:
     name, _, tokens = way.partition("@")
     asked = equal.COUNCILS[name] if tokens else COUNCILS[name]
@@ -159,7 +159,7 @@ async def _council(
         repository=await register(settings, str(place), ""),
     )
     request = replace(request, constraints=replace(request.constraints, timeout_seconds=_SECONDS))
-    outcome = await hold_council(house.desk, request, ProgressPrinter(quiet=True).take)
+    outcome = await hold_council(app.deliberations, request, ProgressPrinter(quiet=True).take)
     text = await asyncio.to_thread(_solution, place, outcome)
     judgement = await judge.judge(problem, text)
     return {

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from house import Command
+from command import Command
 from moothall.testing.model import ScriptedModel
 
 

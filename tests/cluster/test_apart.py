@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import apart
-from house import Command, by_task, git, scripted
+from command import Command, by_task, git, scripted
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.testing.model import Fault, ScriptedModel, scripted_model

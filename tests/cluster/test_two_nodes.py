@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from house import Command, by_task, git, scripted
+from command import Command, by_task, git, scripted
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.repositories.sample import make_sample_repository

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from house import Command, by_task, scripted
+from command import Command, by_task, scripted
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import ScriptedModel, scripted_model
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 
-from house import Command
+from command import Command
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
 ALICE, EVE = "alices-token-of-these-tests", "eves-token-of-these-tests"

@@ -19,9 +19,9 @@ MB = 10**6
 
 async def run(folder: Path, code: str, bounds: Bounds) -> CheckRun:
     """Run code as a check of a workspace with these bounds, where the settings allow 256 MB."""
-    async with local(folder, {"a.txt": "a\n"}, memory_bytes=256 * MB) as house:
-        prepared = replace(await house.prepared({"run": python(code)}), bounds=bounds)
-        async with house.workspaces.open(prepared, "bounded") as workspace:
+    async with local(folder, {"a.txt": "a\n"}, memory_bytes=256 * MB) as app:
+        prepared = replace(await app.prepared({"run": python(code)}), bounds=bounds)
+        async with app.workspaces.open(prepared, "bounded") as workspace:
             return await workspace.check("run")
 
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from google.protobuf import json_format
 from served import ALICE, Served, make_command, served
 
-from house import by_task, git, scripted, turn
+from command import by_task, git, scripted, turn
 from moothall.forge.webhooks import is_signed
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
@@ -41,11 +41,11 @@ class Caller:
     house, `model` whom it asks.
     """
 
-    def __init__(self, house: Served, told: list[tuple[bytes, str]], model: ScriptedModel) -> None:
-        self._stub: Any = pb_grpc.AgentServiceStub(house.channel)
+    def __init__(self, app: Served, told: list[tuple[bytes, str]], model: ScriptedModel) -> None:
+        self._stub: Any = pb_grpc.AgentServiceStub(app.channel)
         self.told = told
         self.model = model
-        self.pid = house.pid
+        self.pid = app.pid
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._stub, name)
@@ -85,9 +85,9 @@ async def hook(told: list[tuple[bytes, str]]) -> AsyncIterator[str]:
         told.append((await request.read(), request.headers["X-Moothall-Signature-256"]))
         return web.Response(status=204)
 
-    app = web.Application()
-    app.router.add_post("/", hear)
-    runner = web.AppRunner(app)
+    site = web.Application()
+    site.router.add_post("/", hear)
+    runner = web.AppRunner(site)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -112,8 +112,8 @@ async def agent(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Calle
             "MOOTHALL_WEBHOOK__SECRET": "of these tests",
         }
         command.extra["MOOTHALL_WORKSPACE__ALLOWED_ROOTS"] = f'["{folder}"]'
-        async with served(command) as house:
-            yield Caller(house, told, model)
+        async with served(command) as app:
+            yield Caller(app, told, model)
 
 
 async def test_files_of_a_session_stay_from_call_to_call_and_no_model_is_asked(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from served import ALICE, Served, make_command, served
 
-from house import scripted
+from command import scripted
 from moothall.pb.shannon.agent import agent_pb2 as pb
 from moothall.pb.shannon.agent import agent_pb2_grpc as pb_grpc
 from moothall.pb.shannon.common import common_pb2 as common
@@ -24,10 +24,10 @@ READ = {"tool_parameters": {"tool": "files.read", "path": "a.txt"}}
 
 
 async def ask(
-    house: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
+    app: Served, query: str, context: Mapping[str, Any] | None = None, **known: Any
 ) -> pb.ExecuteTaskResponse:
     """Ask in alice's session, of which `known` is told."""
-    stub: Any = pb_grpc.AgentServiceStub(house.channel)
+    stub: Any = pb_grpc.AgentServiceStub(app.channel)
     request = pb.ExecuteTaskRequest(
         query=query, session_context=pb.SessionContext(session_id="desk 7")
     )
@@ -47,13 +47,13 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
 
     async with scripted_model(scripted(answer)) as model:
         command = make_command(tmp_path, model.base_url)
-        async with served(command, signal.SIGKILL) as house:
-            assert (await ask(house, "", WRITE)).status == common.STATUS_CODE_OK
-            assert (await ask(house, "What is 2 + 2?", customer="Ada")).result == "Four."
+        async with served(command, signal.SIGKILL) as app:
+            assert (await ask(app, "", WRITE)).status == common.STATUS_CODE_OK
+            assert (await ask(app, "What is 2 + 2?", customer="Ada")).result == "Four."
         model.requests.clear()
-        async with served(command) as house:
-            assert (await ask(house, "And doubled?")).result == "Eight."
-            read = await ask(house, "", READ)
+        async with served(command) as app:
+            assert (await ask(app, "And doubled?")).result == "Eight."
+            read = await ask(app, "", READ)
     told = model.requests[0].prompt
     assert (
         told.index("- What is 2 + 2?")

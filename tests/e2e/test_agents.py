@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from house import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
+from command import QUICK, SOLVED, Command, git, most_at_once, scripted, turn
 from moothall.agents.loading import load
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import scripted_model

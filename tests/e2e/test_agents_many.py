@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from house import QUICK, Command, most_at_once, scripted, turn
+from command import QUICK, Command, most_at_once, scripted, turn
 from moothall.testing.model import call_id_of, scripted_model
 from support.repos import make_repo
 

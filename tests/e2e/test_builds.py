@@ -26,33 +26,31 @@ BUILD = (
 CHECKS = {"tests": ("sh", "-c", "wc -l < count; grep right product")}
 
 
-async def prepared(house: Local, *builds: BuildStep) -> Prepared:
-    return await house.preparer.prepare(house.base(setup=(BUILD,), checks=CHECKS, builds=builds))
+async def prepared(app: Local, *builds: BuildStep) -> Prepared:
+    return await app.preparer.prepare(app.base(setup=(BUILD,), checks=CHECKS, builds=builds))
 
 
 async def test_a_fix_in_compiled_code_turns_the_check_green_and_leaves_no_product_in_the_patch(
     tmp_path: Path,
 ) -> None:
-    async with local(tmp_path, FILES) as house:
-        base = await prepared(house, BuildStep(BUILD))
+    async with local(tmp_path, FILES) as app:
+        base = await prepared(app, BuildStep(BUILD))
         assert base.runs["tests"].verdict is Verdict.FAILED
         assert base.runs["tests"].output == "2\n", "the base is built again too"
-        async with house.workspaces.open(base, "seat") as workspace:
+        async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"right\n")])
             assert (await workspace.check("tests")).output == "2\nright\n"
             assert (await workspace.check("tests")).verdict is Verdict.PASSED
             patch = await workspace.patch("fix")
         assert patch.paths == ("source.c",)
-        async with house.workspaces.open(
-            base, "judged", patch=patch.diff, judged=True
-        ) as workspace:
+        async with app.workspaces.open(base, "judged", patch=patch.diff, judged=True) as workspace:
             assert (await workspace.check("tests")).verdict is Verdict.PASSED
 
 
 async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path) -> None:
-    async with local(tmp_path, FILES) as house:
-        base = await prepared(house, BuildStep(BUILD))
-        async with house.workspaces.open(base, "seat") as workspace:
+    async with local(tmp_path, FILES) as app:
+        base = await prepared(app, BuildStep(BUILD))
+        async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"broken\n")])
             run = await workspace.check("tests")
         assert (run.verdict, run.exit_code) == (Verdict.FAILED, 3)
@@ -62,9 +60,9 @@ async def test_a_build_that_fails_is_a_failed_check_that_says_why(tmp_path: Path
 
 async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Path) -> None:
     fills = ("sh", "-c", "for n in 1 2 3 4 5; do head -c 900000 /dev/zero > big$n; done")
-    async with local(tmp_path, FILES, disk_bytes=1_000_000) as house:
-        base = house.base(checks=CHECKS, builds=(BuildStep(fills, sources=("*.c",)),))
-        async with house.workspaces.open(await house.preparer.prepare(base), "seat") as workspace:
+    async with local(tmp_path, FILES, disk_bytes=1_000_000) as app:
+        base = app.base(checks=CHECKS, builds=(BuildStep(fills, sources=("*.c",)),))
+        async with app.workspaces.open(await app.preparer.prepare(base), "seat") as workspace:
             await workspace.write([Change("source.c", "100644", b"right\n")])
             run = await workspace.check("tests")
         assert (run.status, run.verdict) == ("disk", Verdict.ERRORED)
@@ -73,12 +71,12 @@ async def test_a_build_that_fills_the_disk_is_named_with_the_limit(tmp_path: Pat
 
 
 async def test_what_no_change_concerns_is_not_built_again(tmp_path: Path) -> None:
-    async with local(tmp_path, FILES) as house:
+    async with local(tmp_path, FILES) as app:
         base = await prepared(
-            house, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",))
+            app, BuildStep(BUILD, sources=("*.c",)), BuildStep(BUILD, "sub", ("*.c",))
         )
         assert base.runs["tests"].output == "1\n"
-        async with house.workspaces.open(base, "seat") as workspace:
+        async with app.workspaces.open(base, "seat") as workspace:
             await workspace.write([Change("other.txt", "100644", b"right\n")])
             assert (await workspace.check("tests")).output == "1\n"
             await workspace.write([Change("source.c", "100644", b"right\n")])
@@ -110,9 +108,9 @@ async def test_what_a_build_installs_is_on_the_path_and_no_runner_uses_what_test
         "tests": PYTEST,
         "path": ("/env/bin/python", "-c", "import installed; print(installed.x)"),
     }
-    async with local(tmp_path, {"test_a.py": PLANTS}) as house:
-        made = await house.preparer.prepare(
-            house.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),))
+    async with local(tmp_path, {"test_a.py": PLANTS}) as app:
+        made = await app.preparer.prepare(
+            app.base(setup=(("true",),), checks=checks, builds=(BuildStep(build),))
         )
     assert made.runs["path"].output == "1\n"
     assert made.runs["tests"].cases["test_a.py::test_a"] == "failed"
@@ -130,16 +128,16 @@ async def test_an_honest_patch_to_compiled_code_is_proven_and_one_that_does_not_
         "def test_product():\n    assert open('product').read() == 'right\\n'\n\n\ndef "
         "test_one():\n    assert True\n"
     )
-    async with local(tmp_path, {**FILES, "tests/test_product.py": test}) as house:
-        base = await house.preparer.prepare(
-            house.base(
+    async with local(tmp_path, {**FILES, "tests/test_product.py": test}) as app:
+        base = await app.preparer.prepare(
+            app.base(
                 setup=(BUILD,),
                 checks={"tests": PYTEST},
                 builds=(BuildStep(BUILD, sources=("*.c",)),),
             )
         )
         assert base.runs["tests"].cases["tests/test_product.py::test_product"] == "failed"
-        place = Court(house, base, tmp_path / "repo", "test_product fails: mend it")
+        place = Court(app, base, tmp_path / "repo", "test_product fails: mend it")
         right, broken = await place.rank({"source.c": "right\n"}, {"source.c": "broken\n"})
     assert (right.seat, right.passed_gates, right.level) == (
         "agent-dev-001",

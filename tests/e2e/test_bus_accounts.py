@@ -35,14 +35,14 @@ def make_keys(*said: str) -> None:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[House]:
     make_keys(str(tmp_path / "keys"))
-    async with served(tmp_path, tmp_path / "keys") as house:
-        yield house
+    async with served(tmp_path, tmp_path / "keys") as app:
+        yield app
 
 
-async def test_the_services_have_the_whole_bus(house: House) -> None:
-    async with open_bus(house.services, house.url) as bus:
+async def test_the_services_have_the_whole_bus(app: House) -> None:
+    async with open_bus(app.services, app.url) as bus:
         event = new_event(
             EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
         )
@@ -68,17 +68,17 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
             assert await bus.publish(event) == 1
             await bus.bucket("revoked").put("token", {"why": "told"})
     make_keys(str(new), "--renew", str(old / "accounts.conf"))
-    async with served(tmp_path, new) as house:
-        async with open_bus(house.services, house.url) as bus:
+    async with served(tmp_path, new) as app:
+        async with open_bus(app.services, app.url) as bus:
             assert [one.event.id async for one in bus.replay([Channel.RESULTS.all])] == [event.id]
             assert await bus.bucket("revoked").get("token") == {"why": "told"}
-        async with open_carrying(house.link("job-1"), house.url):
+        async with open_carrying(app.link("job-1"), app.url):
             pass
-        stale = House(house.url, old)
+        stale = House(app.url, old)
         for settings in (
             stale.services,
             stale.link("job-1"),
-            link.model_copy(update={"url": house.url}),
+            link.model_copy(update={"url": app.url}),
         ):
             await turned_away(settings)
 
@@ -97,10 +97,10 @@ async def test_whoever_the_account_itself_signed_is_revoked(tmp_path: Path) -> N
     before = accounts._credentials(identity, accounts._public(identity), "services", accounts._FREE)
     await asyncio.sleep(2.1)  # revoked is what was issued in a second before
     make_keys(str(new), "--renew", str(conf))
-    async with served(tmp_path, new) as house:
-        async with open_bus(house.services, house.url):
+    async with served(tmp_path, new) as app:
+        async with open_bus(app.services, app.url):
             pass
-        await turned_away(BusSettings.model_validate({"url": house.url, "credentials": before}))
+        await turned_away(BusSettings.model_validate({"url": app.url, "credentials": before}))
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,16 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
     assert not (tmp_path / "new").exists()
 
 
-async def test_nobody_comes_in_without_credentials(house: House) -> None:
+async def test_nobody_comes_in_without_credentials(app: House) -> None:
     with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
-        async with connection(BusSettings(), house.url, on_lost=lambda: None):
+        async with connection(BusSettings(), app.url, on_lost=lambda: None):
             pytest.fail("it was let in")
 
 
-async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
+async def test_a_link_hears_and_answers_its_own_host(app: House) -> None:
     async with (
-        open_carrying(house.services, house.url) as host,
-        open_carrying(house.link("job-1"), house.url) as link,
+        open_carrying(app.services, app.url) as host,
+        open_carrying(app.link("job-1"), app.url) as link,
     ):
         asked, answered = link.hear("job-1-in"), host.hear("job-1-out")
         first, second = asyncio.ensure_future(anext(asked)), asyncio.ensure_future(anext(answered))
@@ -146,9 +146,9 @@ async def test_a_link_hears_and_answers_its_own_host(house: House) -> None:
     "subject",
     ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"],
 )
-async def test_a_link_hears_nothing_else(house: House, subject: str) -> None:
+async def test_a_link_hears_nothing_else(app: House, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(
-        house.link("job-1"), subscribe=subject
+        app.link("job-1"), subscribe=subject
     )
 
 
@@ -156,10 +156,8 @@ async def test_a_link_hears_nothing_else(house: House, subject: str) -> None:
     "subject",
     ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"],
 )
-async def test_a_link_says_nothing_else(house: House, subject: str) -> None:
-    assert "permissions violation for publish" in await refused(
-        house.link("job-1"), publish=subject
-    )
+async def test_a_link_says_nothing_else(app: House, subject: str) -> None:
+    assert "permissions violation for publish" in await refused(app.link("job-1"), publish=subject)
 
 
 @pytest.mark.parametrize(
@@ -179,24 +177,24 @@ async def test_a_link_says_nothing_else(house: House, subject: str) -> None:
     ],
 )
 async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
-    house: House, changed: str, claims: dict[str, Any]
+    app: House, changed: str, claims: dict[str, Any]
 ) -> None:
-    keys = json.loads((house.keys / "links.json").read_text(encoding="utf-8"))
+    keys = json.loads((app.keys / "links.json").read_text(encoding="utf-8"))
     signer = nkeys.from_seed(bytearray(keys["seed"].encode()))
     user = accounts._key(nkeys.PREFIX_BYTE_USER)
     body = {"type": "user", "issuer_account": keys["account"], **claims}
     token = accounts._token(signer, accounts._public(user), "job-1", body)
     forged = BusSettings.model_validate(
         {
-            "url": house.url,
+            "url": app.url,
             "credentials": accounts._CREDENTIALS.format(token=token, seed=user.seed.decode()),
         }
     )
     assert "violation" in await refused(forged, subscribe=">"), changed
 
 
-async def test_credentials_end(house: House) -> None:
-    await turned_away(house.link("job-1", seconds=-1))
+async def test_credentials_end(app: House) -> None:
+    await turned_away(app.link("job-1", seconds=-1))
 
 
 def test_keys_are_private_and_never_written_over(tmp_path: Path) -> None:

@@ -29,32 +29,32 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[House]:
     accounts.make(tmp_path / "keys")
-    async with served(tmp_path, tmp_path / "keys") as house:
-        yield house
+    async with served(tmp_path, tmp_path / "keys") as app:
+        yield app
 
 
 @pytest.fixture
-async def made(house: House) -> AsyncIterator[JetStreamBus]:
+async def made(app: House) -> AsyncIterator[JetStreamBus]:
     """The bus of who decides, who has made the streams."""
-    async with open_bus(house.of("collector"), house.url) as bus:
+    async with open_bus(app.of("collector"), app.url) as bus:
         yield bus
 
 
-async def test_who_decides_makes_the_streams_and_the_others_find_them(house: House) -> None:
+async def test_who_decides_makes_the_streams_and_the_others_find_them(app: House) -> None:
     with pytest.raises(BusUnavailable, match="may these credentials make them"):
-        async with open_bus(house.of("hosts"), house.url):
+        async with open_bus(app.of("hosts"), app.url):
             pytest.fail("it made them")
     async with AsyncExitStack() as stack:
         for name in ("collector", *USERS):
-            await stack.enter_async_context(open_bus(house.of(name), house.url))
+            await stack.enter_async_context(open_bus(app.of(name), app.url))
 
 
-async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus) -> None:
+async def test_an_event_goes_from_role_to_role(app: House, made: JetStreamBus) -> None:
     async with (
-        open_bus(house.of("api"), house.url) as door,
-        open_bus(house.of("hosts"), house.url) as host,
+        open_bus(app.of("api"), app.url) as door,
+        open_bus(app.of("hosts"), app.url) as host,
     ):
         asked = new_event(
             EventType.DELIBERATION_REQUESTED, "t", {"task_id": "t", "description": "x" * 300_000}
@@ -88,10 +88,10 @@ async def test_an_event_goes_from_role_to_role(house: House, made: JetStreamBus)
 
 
 async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
-    house: House, made: JetStreamBus, tmp_path: Path
+    app: House, made: JetStreamBus, tmp_path: Path
 ) -> None:
     async with tool_house(
-        tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=house.of("tools")
+        tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
     ) as tools:
         opened = await tools.open()
         written = await tools.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
@@ -157,8 +157,8 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
         ),
     ],
 )
-async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subject: str) -> None:
-    assert "permissions violation for publish" in await refused(house.of(who), publish=subject)
+async def test_nobody_says_what_is_anothers_to_say(app: House, who: str, subject: str) -> None:
+    assert "permissions violation for publish" in await refused(app.of(who), publish=subject)
 
 
 @pytest.mark.parametrize(
@@ -179,15 +179,13 @@ async def test_nobody_says_what_is_anothers_to_say(house: House, who: str, subje
     ],
 )
 async def test_nobody_hears_what_another_is_told_or_asked(
-    house: House, who: str, subject: str
+    app: House, who: str, subject: str
 ) -> None:
-    assert "permissions violation for subscription" in await refused(
-        house.of(who), subscribe=subject
-    )
+    assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
 
 
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
-    house: House, made: JetStreamBus
+    app: House, made: JetStreamBus
 ) -> None:
     heard: list[str] = []
 
@@ -195,8 +193,8 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
         heard.append(message.subject)
 
     async with (
-        connection(house.of("hosts"), house.url, on_lost=lambda: None) as host,
-        connection(house.of("api"), house.url, on_lost=lambda: None) as door,
+        connection(app.of("hosts"), app.url, on_lost=lambda: None) as host,
+        connection(app.of("api"), app.url, on_lost=lambda: None) as door,
     ):
         await host.subscribe("repository.requests.*", cb=note)
         await host.flush()
@@ -209,11 +207,11 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
     assert heard == ["repository.requests.another"]
 
 
-async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetStreamBus) -> None:
+async def test_a_decision_among_what_seats_say_is_none(app: House, made: JetStreamBus) -> None:
     decided = new_event(
         EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
     )
-    async with open_bus(house.of("hosts"), house.url) as host:
+    async with open_bus(app.of("hosts"), app.url) as host:
         await host.put_raw("agent.results.t", encode(decided), message_id="forged")
     assert (await made.state("EVENTS")).messages == 1
     assert [one async for one in made.replay()] == []
@@ -231,11 +229,11 @@ async def test_a_decision_among_what_seats_say_is_none(house: House, made: JetSt
     assert heard == []
 
 
-async def test_a_consumer_carries_nothing_into_the_log(house: House, made: JetStreamBus) -> None:
+async def test_a_consumer_carries_nothing_into_the_log(app: House, made: JetStreamBus) -> None:
     """The server delivers for a consumer only where somebody hears; no role may hear a subject that
     is stored, see above.
     """
-    async with connection(house.of("hosts"), house.url, on_lost=lambda: None) as client:
+    async with connection(app.of("hosts"), app.url, on_lost=lambda: None) as client:
         await client.publish(
             "$KV.budgets.local.x",
             encode(new_event(EventType.DELIBERATION_DECIDED, "t", {"task_id": "t"})),

@@ -44,9 +44,9 @@ JUNIT = (
 async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run(
     tmp_path: Path,
 ) -> None:
-    async with local(tmp_path, {"tests/test_a.py": TESTS}) as house:
-        prepared = replace(await house.prepared({"tests": PYTEST}), runs={"tests": BASE})
-        async with house.workspaces.open(prepared, "a") as workspace:
+    async with local(tmp_path, {"tests/test_a.py": TESTS}) as app:
+        prepared = replace(await app.prepared({"tests": PYTEST}), runs={"tests": BASE})
+        async with app.workspaces.open(prepared, "a") as workspace:
             run = await workspace.check("tests")
             narrow = await workspace.check("tests", cases=("tests/test_a.py::test_last",))
     at = "tests/test_a.py::test_"
@@ -64,14 +64,12 @@ async def test_what_hangs_or_ends_the_process_is_one_red_case_and_the_others_run
 
 
 async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_path: Path) -> None:
-    async with local(tmp_path) as house:
-        prepared = await house.prepared({"tests": ("sh", "-c", "echo begun; sleep 100")})
+    async with local(tmp_path) as app:
+        prepared = await app.prepared({"tests": ("sh", "-c", "echo begun; sleep 100")})
         quick = replace(BASE, cases={})
-        quickly = house.settings.workspace.model_copy(update={"check_floor_seconds": 2.0})
-        house.workspaces._settings = house.settings.model_copy(update={"workspace": quickly})
-        async with house.workspaces.open(
-            replace(prepared, runs={"tests": quick}), "a"
-        ) as workspace:
+        quickly = app.settings.workspace.model_copy(update={"check_floor_seconds": 2.0})
+        app.workspaces._settings = app.settings.model_copy(update={"workspace": quickly})
+        async with app.workspaces.open(replace(prepared, runs={"tests": quick}), "a") as workspace:
             run = await workspace.check("tests")
     assert run.output.startswith(
         "tests hit the limit of 2 s (workspace.check_floor_seconds)\nbegun"
@@ -81,12 +79,12 @@ async def test_a_check_that_hits_its_limit_says_which_and_names_the_setting(tmp_
 
 
 async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> None:
-    async with local(tmp_path) as house:
-        prepared = await house.prepared({"tests": ("sh", "-c", "sleep 1.25")})
-        quickly = house.settings.workspace.model_copy(update={"check_floor_seconds": 3.0})
-        house.workspaces._settings = house.settings.model_copy(update={"workspace": quickly})
+    async with local(tmp_path) as app:
+        prepared = await app.prepared({"tests": ("sh", "-c", "sleep 1.25")})
+        quickly = app.settings.workspace.model_copy(update={"check_floor_seconds": 3.0})
+        app.workspaces._settings = app.settings.model_copy(update={"workspace": quickly})
         quick = replace(prepared, runs={"tests": replace(BASE, cases={})})
-        async with house.workspaces.open(quick, "a") as workspace, asyncio.TaskGroup() as group:
+        async with app.workspaces.open(quick, "a") as workspace, asyncio.TaskGroup() as group:
             check = group.create_task(workspace.check("tests"))
             sleeping: list[psutil.Process] = []
             while not sleeping:
@@ -107,15 +105,15 @@ async def test_a_check_that_stood_still_has_its_time_back(tmp_path: Path) -> Non
 
 async def test_make_is_one_case_and_junit_files_tell_more(tmp_path: Path) -> None:
     files = {"Makefile": "test:\n\t@grep -q right answer\n", "answer": "wrong\n", "r.xml": JUNIT}
-    async with local(tmp_path, files) as house:
-        prepared = await house.prepared({"tests": ("make", "test")})
-        writes = await house.prepared(
+    async with local(tmp_path, files) as app:
+        prepared = await app.prepared({"tests": ("make", "test")})
+        writes = await app.prepared(
             {"tests": ("sh", "-c", "mkdir -p out; cp r.xml out/a.xml; exit 1")},
             reports={"tests": ("out/*.xml",)},
         )
-        async with house.workspaces.open(prepared, "a") as workspace:
+        async with app.workspaces.open(prepared, "a") as workspace:
             red = await workspace.check("tests")
-        async with house.workspaces.open(writes, "b") as workspace:
+        async with app.workspaces.open(writes, "b") as workspace:
             told = await workspace.check("tests")
     assert (red.verdict, red.cases) == (Verdict.FAILED, {})
     assert told.cases == {"a.B::x": "passed", "a.B::y": "failed"}

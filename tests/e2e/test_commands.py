@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from house import Command, git
+from command import Command, git
 from moothall.app.bus import open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.config import LlmSettings
@@ -232,8 +232,10 @@ async def test_a_task_that_nobody_works_on_is_listed_and_cancelled(
     alone = Command(tmp_path / "data", "http://127.0.0.1:9/v1")
     settings = load_settings(data_dir=alone.data_dir)
     async with open_log(settings, lambda _: None) as bus:
-        desk = DeliberationService(bus, trusted_repositories(settings), Defaults(settings.limits))
-        await desk.submit(
+        deliberations = DeliberationService(
+            bus, trusted_repositories(settings), Defaults(settings.limits)
+        )
+        await deliberations.submit(
             DeliberationRequest("Add hello_world()", "dev", "task-left", about_text=True), LOCAL
         )
     listed = await alone("list")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from house import Command, git
+from command import Command, git
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

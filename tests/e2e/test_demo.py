@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from house import Command, Run, git
+from command import Command, Run, git
 from moothall.llm.weights import fetch_weights
 from moothall.settings import load_settings
 

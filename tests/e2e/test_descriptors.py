@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from served import make_command, served
 
-from house import Command
+from command import Command
 from moothall.config import BusSettings, SandboxSettings
 from moothall.domain.code import CodeBlock
 from moothall.domain.tool import ToolResult
@@ -56,19 +56,19 @@ def assert_few(listing: str, leaked: Leak, most: int) -> None:
     assert 3 <= len(found) <= most, listing
 
 
-async def tools_list(house: Local, leaked: Leak) -> None:
+async def tools_list(app: Local, leaked: Leak) -> None:
     """Commands, checks, set-up and blocks, each in its sandbox."""
-    prepared = await house.prepared({"list": python(LIST)})
-    async with house.workspaces.open(prepared, "one") as workspace:
+    prepared = await app.prepared({"list": python(LIST)})
+    async with app.workspaces.open(prepared, "one") as workspace:
 
         async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-            return await house.call(workspace, tool, **arguments)
+            return await app.call(workspace, tool, **arguments)
 
         assert leaked.holders() == []
         open_again(leaked)
-        ran = await house.call(workspace, "code.shell", command=SHELL)
+        ran = await app.call(workspace, "code.shell", command=SHELL)
         assert_few(str(ran.output["output"]), leaked, 6)
-        ran = await house.call(workspace, "code.python", code=LIST)
+        ran = await app.call(workspace, "code.python", code=LIST)
         assert_few(str(ran.output["output"]), leaked, 6)
         assert_few((await workspace.check("list")).output, leaked, 6)
         open_again(leaked)
@@ -80,8 +80,8 @@ async def tools_list(house: Local, leaked: Leak) -> None:
 def test_what_acts_in_a_workspace_has_none(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path) as leaked:
-            async with local(tmp_path, FILES, warm=1) as house:
-                await tools_list(house, leaked)
+            async with local(tmp_path, FILES, warm=1) as app:
+                await tools_list(app, leaked)
 
     under_uvloop(main)
 
@@ -91,8 +91,8 @@ def test_a_container_of_a_job_has_none(tmp_path: Path) -> None:
 
     async def main() -> None:
         with leak(tmp_path) as leaked:
-            async with in_pods(tmp_path, FILES) as house:
-                await tools_list(house, leaked)
+            async with in_pods(tmp_path, FILES) as app:
+                await tools_list(app, leaked)
 
     under_uvloop(main)
 
@@ -100,10 +100,10 @@ def test_a_container_of_a_job_has_none(tmp_path: Path) -> None:
 def test_a_set_up_and_its_helpers_have_none(tmp_path: Path) -> None:
     async def main() -> None:
         with leak(tmp_path) as leaked:
-            async with local(tmp_path, FILES) as house:
+            async with local(tmp_path, FILES) as app:
                 setup = (("/bin/sh", "-c", f"{SHELL} > /env/listing"),)
-                prepared = await house.prepared({"show": ("cat", "/env/listing")}, setup=setup)
-                async with house.workspaces.open(prepared, "one") as workspace:
+                prepared = await app.prepared({"show": ("cat", "/env/listing")}, setup=setup)
+                async with app.workspaces.open(prepared, "one") as workspace:
                     assert_few((await workspace.check("show")).output, leaked, 6)
             assert leaked.path.read_text(encoding="utf-8") == "TOP-SECRET\n"
 
@@ -207,8 +207,8 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
     command.extra["PATH"] = f"{wrapped.parent}:{os.environ['PATH']}"
     with leak(tmp_path) as leaked:
         command.pass_fds = leaked.descriptors
-        async with served(command) as house:
-            listed = Path(f"/proc/{house.pid}/fd").iterdir()
+        async with served(command) as app:
+            listed = Path(f"/proc/{app.pid}/fd").iterdir()
             assert (
                 sum(path.name in {str(fd) for fd in leaked.descriptors} for path in listed) == COUNT
             )
@@ -221,5 +221,5 @@ async def test_a_server_with_twenty_inheritable_descriptors_gives_them_to_no_pro
                 "Add hello_world() function to src/utils.py",
             )
             assert done.code == 0, done.err
-            assert leaked.holders(house.pid) == []
+            assert leaked.holders(app.pid) == []
     assert leaked.path.name not in listing.read_text(encoding="utf-8")

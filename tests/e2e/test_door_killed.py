@@ -40,7 +40,7 @@ STORY = {
 
 
 @asynccontextmanager
-async def doors(
+async def dependencies(
     folder: Path, model: ScriptedModel
 ) -> AsyncIterator[tuple[JetStreamBus, list[AsyncExitStack], list[Served]]]:
     """Two doors, and who decides, on one bus: nobody hosts yet."""
@@ -57,20 +57,18 @@ async def doors(
         for end, only, how in zip(ends, roles, (signal.SIGKILL, signal.SIGTERM), strict=True):
             await stack.enter_async_context(end)
             command = replace(base, extra=base.extra | {"MOOTHALL_SERVE__ONLY": only})
-            house = await end.enter_async_context(served(command, how))
+            app = await end.enter_async_context(served(command, how))
             channel = await stack.enter_async_context(
-                grpc.aio.insecure_channel(house.command.served_at)
+                grpc.aio.insecure_channel(app.command.served_at)
             )  # it outlives the door
-            open_.append(replace(house, channel=channel))
+            open_.append(replace(app, channel=channel))
         yield await stack.enter_async_context(open_bus(BusSettings(), url)), ends, open_
 
 
 @asynccontextmanager
-async def hosting(house: Served) -> AsyncIterator[None]:
+async def hosting(app: Served) -> AsyncIterator[None]:
     """Somebody who works, beside the doors."""
-    command = replace(
-        house.command, extra=house.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'}
-    )
+    command = replace(app.command, extra=app.command.extra | {"MOOTHALL_SERVE__ONLY": '["hosts"]'})
     async with served(command):
         yield
 
@@ -81,34 +79,34 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def watch(house: Served, told: list[pb.DeliberationUpdate]) -> None:
+async def watch(app: Served, told: list[pb.DeliberationUpdate]) -> None:
     """Take what is told of the task after what was told before."""
     asked = pb.WatchDeliberationRequest(task_id=TASK.task_id, after_seq=told[-1].seq if told else 0)
     known = {update.event.id for update in told}
-    async for update in house.stub().WatchDeliberation(asked):
+    async for update in app.stub().WatchDeliberation(asked):
         if update.event.id not in known:
             told.append(update)  # noqa: PERF401 - each as it comes
 
 
-async def poll(house: Served, statuses: list[int]) -> None:
+async def poll(app: Served, statuses: list[int]) -> None:
     """Ask how it stands until it has ended."""
     while not statuses or statuses[-1] in {
         pb.DELIBERATION_STATUS_PENDING,
         pb.DELIBERATION_STATUS_IN_PROGRESS,
     }:
-        answer = await house.stub().GetDeliberationResult(
+        answer = await app.stub().GetDeliberationResult(
             pb.GetDeliberationResultRequest(task_id=TASK.task_id)
         )
         statuses.append(answer.status)
         await asyncio.sleep(0.1)
 
 
-async def listen(house: Served, heard: list[tuple[str, str]], count: int) -> None:
+async def listen(app: Served, heard: list[tuple[str, str]], count: int) -> None:
     """Hear of the board after what was heard before, until `count` stories were."""
     after = {"Last-Event-ID": heard[-1][0]} if heard else {}
     async with (
         aiohttp.ClientSession() as session,
-        session.get(f"http://{house.web}/api/v1/events", headers=HEADERS | after) as answer,
+        session.get(f"http://{app.web}/api/v1/events", headers=HEADERS | after) as answer,
     ):
         assert answer.status == 200
         while len(heard) < count:
@@ -118,11 +116,11 @@ async def listen(house: Served, heard: list[tuple[str, str]], count: int) -> Non
                 heard.append((event["id"], str(json.loads(event["data"])["story"]["story_id"])))
 
 
-async def create(house: Served, title: str) -> str:
+async def create(app: Served, title: str) -> str:
     async with (
         aiohttp.ClientSession() as session,
         session.post(
-            f"http://{house.web}/api/v1/stories", headers=HEADERS, json=STORY | {"title": title}
+            f"http://{app.web}/api/v1/stories", headers=HEADERS, json=STORY | {"title": title}
         ) as answer,
     ):
         assert answer.status == 201, await answer.text()
@@ -135,7 +133,7 @@ async def test_callers_of_a_door_that_is_killed_go_on_at_another(
     told: list[pb.DeliberationUpdate] = []
     statuses: list[int] = []
     heard: list[tuple[str, str]] = []
-    async with doors(tmp_path, model) as (bus, ends, (killed, other)):
+    async with dependencies(tmp_path, model) as (bus, ends, (killed, other)):
         calling = asyncio.ensure_future(killed.stub().Deliberate(TASK))
         async with asyncio.timeout(60):
             while await bus.first(Channel.RESULTS.of("team-a_waits")) is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from house import Command, scripted, turn
+from command import Command, scripted, turn
 from moothall.testing.model import scripted_model, seat_of
 from support.repos import make_repo
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from house import QUICK, Command, scripted, turn
+from command import QUICK, Command, scripted, turn
 from moothall.testing.model import Answer, ScriptedModel, scripted_model
 from support.repos import Repo, make_repo
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from house import Command, by_task, git, scripted
+from command import Command, by_task, git, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import command_line, descendants
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from served import make_command, served
 
-from house import Command, by_task, git, mounts_below, scripted
+from command import Command, by_task, git, mounts_below, scripted
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.processes import all_gone, command_line, descendants
 

@@ -87,11 +87,11 @@ async def test_ten_thousand_messages_that_nobody_meant(
 ) -> None:
     command = make_command(tmp_path, model.base_url)
     command.extra["MOOTHALL_LIMITS__DELIBERATION_SECONDS"] = "20"
-    async with served(command) as house:
-        before = _processes(house.pid)
+    async with served(command) as app:
+        before = _processes(app.pid)
         address = data_dir_lock.find(command.data_dir)
         assert address is not None
-        seen = await _fuzz_grpc(house)
+        seen = await _fuzz_grpc(app)
         async with open_bus(BusSettings(), address.bus_url) as bus:
             await _fuzz_bus(bus, address.bus_url)
             await _all_taken(bus)
@@ -99,11 +99,11 @@ async def test_ten_thousand_messages_that_nobody_meant(
         assert seen.total() == ON_GRPC
         assert set(seen) <= REFUSALS | {grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED}, seen
         assert seen[grpc.StatusCode.INVALID_ARGUMENT] > 1000
-        assert before <= _processes(house.pid), "a process ended and was started again"
+        assert before <= _processes(app.pid), "a process ended and was started again"
         good = pb.DeliberateRequest(task_description="Write a HAIKU", role="dev", num_agents=2)
-        answer = await house.stub(EVE).Deliberate(good)
+        answer = await app.stub(EVE).Deliberate(good)
         assert answer.winner_id.startswith("agent-dev-")
-        listed = await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
+        listed = await app.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
         assert listed.stats.total_deliberations == 1
 
 
@@ -120,14 +120,14 @@ def _processes(pid: int) -> set[int]:
 # ---- gRPC
 
 
-async def _fuzz_grpc(house: Served) -> Counter[grpc.StatusCode]:
+async def _fuzz_grpc(app: Served) -> Counter[grpc.StatusCode]:
     dice = random.Random(SEED)  # noqa: S311 - repeatable
     seen: Counter[grpc.StatusCode] = Counter()
     room = asyncio.Semaphore(AT_ONCE)
 
     async def one(method: Any, name: str, data: bytes) -> None:
         async with room:
-            seen[await _status(house, method, name, data)] += 1
+            seen[await _status(app, method, name, data)] += 1
 
     methods = list(SERVICE.methods)
     async with asyncio.TaskGroup() as group:
@@ -191,10 +191,10 @@ def _scalar(dice: random.Random, field: FieldDescriptor) -> Any:
     return draw[field.cpp_type]()
 
 
-async def _status(house: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
+async def _status(app: Served, method: Any, name: str, data: bytes) -> grpc.StatusCode:
     """Send bytes and return how the call ended. What is refused has a reason."""
     try:
-        await _sent(house, method, data)
+        await _sent(app, method, data)
     except grpc.aio.AioRpcError as error:
         refusal = error
     else:
@@ -214,8 +214,8 @@ async def _status(house: Served, method: Any, name: str, data: bytes) -> grpc.St
     return code
 
 
-async def _sent(house: Served, method: Any, data: bytes) -> None:
-    channel: Any = house.channel
+async def _sent(app: Served, method: Any, data: bytes) -> None:
+    channel: Any = app.channel
     path = f"/{SERVICE.full_name}/{method.name}"
     more: dict[str, Any] = {"metadata": (("authorization", f"Bearer {ALICE}"),), "timeout": 30}
     if method.server_streaming:

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from house import Command, git
+from command import Command, git
 from moothall.domain.ids import digest
 from moothall.pb.context.v1 import context_pb2 as context
 from moothall.pb.context.v1.context_pb2_grpc import ContextServiceStub

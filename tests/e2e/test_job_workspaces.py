@@ -36,34 +36,34 @@ FILES = {**SAMPLE, "pkg/one.txt": "1\n", "pkg/two.txt": "2\n", "run.sh": "echo\n
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
     tmp_path.chmod(0o755)
-    async with in_pods(tmp_path, FILES) as house:
-        yield house
+    async with in_pods(tmp_path, FILES) as app:
+        yield app
 
 
 @pytest.fixture
-async def prepared(house: Local) -> Prepared:
-    return await house.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
+async def prepared(app: Local) -> Prepared:
+    return await app.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
 
 
-async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
         assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
             Verdict.FAILED,
             "failed",
         )
-        done = await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        done = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert done.status is ToolStatus.SUCCESS
-        tests = await house.call(workspace, "tests.pytest", keyword="hello_world")
+        tests = await app.call(workspace, "tests.pytest", keyword="hello_world")
         assert tests.output["verdict"] == "passed"
         patch = await workspace.patch("Add hello_world()")
     assert patch.paths == (UTILS,)
-    async with house.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
+    async with app.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
         assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
-    assert house.pods is not None
-    assert house.pods.pods == ()
+    assert app.pods is not None
+    assert app.pods.pods == ()
 
 
 CHANGES = """
@@ -93,9 +93,9 @@ async def run(workspace: LocalWorkspace, code: str) -> None:
 @pytest.mark.parametrize("opened", [local, in_pods], ids=["here", "pod"])
 async def test_a_patch_is_the_same_wherever_it_was_written(tmp_path: Path, opened: Any) -> None:
     tmp_path.chmod(0o755)
-    async with opened(tmp_path, FILES) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "one") as workspace:
+    async with opened(tmp_path, FILES) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "one") as workspace:
             await run(workspace, CHANGES)
             patch = await workspace.patch("change much")
             assert patch.paths == (
@@ -126,9 +126,9 @@ async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
     tmp_path: Path, opened: Any
 ) -> None:
     tmp_path.chmod(0o755)
-    async with opened(tmp_path, {**FILES, ".gitignore": "target/\n"}) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "one") as workspace:
+    async with opened(tmp_path, {**FILES, ".gitignore": "target/\n"}) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "one") as workspace:
             await run(workspace, OUTPUT)
             patch = await workspace.patch("build and change")
     assert patch.paths == ("src/new.py",)
@@ -137,17 +137,17 @@ async def test_ignored_build_output_is_left_out_unread_wherever_it_was_written(
 
 
 async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_that_was_cancelled(
-    house: Local,
+    app: Local,
 ) -> None:
     checks = {"tests": ("cat", "product"), "slow": ("sleep", "600.25")}
     builds = tuple(
         BuildStep(("cp", "source.txt", name), sources=("*.txt",))
         for name in ("product", "product.o")
     )
-    prepared = await house.prepared(checks)
+    prepared = await app.prepared(checks)
     base = replace(prepared.base, profile=replace(prepared.base.profile, builds=builds))
     prepared = replace(prepared, base=base)
-    async with house.workspaces.open(prepared, "one") as workspace:
+    async with app.workspaces.open(prepared, "one") as workspace:
         rules, written = (
             Change(".gitignore", "100644", b"*.o\n"),
             Change("source.txt", "100644", b"built\n"),
@@ -168,25 +168,25 @@ async def test_products_of_a_build_are_no_part_of_a_patch_even_after_a_check_tha
         assert await workspace.changes() == [rules, written]
 
 
-async def test_what_no_patch_can_hold_is_refused_with_words(house: Local) -> None:
-    prepared = await house.prepared({"run": python("import os; os.mkfifo('pipe')")})
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_what_no_patch_can_hold_is_refused_with_words(app: Local) -> None:
+    prepared = await app.prepared({"run": python("import os; os.mkfifo('pipe')")})
+    async with app.workspaces.open(prepared, "one") as workspace:
         await workspace.check("run")
         with pytest.raises(PatchRefused, match="socket, pipe or device"):
             await workspace.patch("a pipe")
 
 
 async def test_a_block_of_python_works_on_the_same_files_while_tools_do(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
     async def ask(tool: str, arguments: Mapping[str, Any]) -> ToolResult:
-        return await house.call(workspace, tool, **arguments)
+        return await app.call(workspace, tool, **arguments)
 
     code = (
         "import pathlib\npathlib.Path('made.txt').write_text('by a block')\n"
         "print(files.read(path='made.txt'))"
     )
-    async with house.workspaces.open(prepared, "one") as workspace:
+    async with app.workspaces.open(prepared, "one") as workspace:
         for _ in range(2):
             block = CodeBlock(
                 code, {"files.read": ("path",)}, datetime.now(UTC) + timedelta(seconds=20), "local"
@@ -200,16 +200,16 @@ async def test_jobs_say_whose_they_are_and_one_that_was_kept_ready_as_soon_as_it
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o755)
-    async with in_pods(tmp_path, FILES, warm=1) as house:
-        assert house.pods is not None
-        prepared = await house.prepared()
+    async with in_pods(tmp_path, FILES, warm=1) as app:
+        assert app.pods is not None
+        prepared = await app.prepared()
         for seat in ("first", "second"):
             with telemetry.bound(task_id="t1", tenant="team", seat=seat):
-                async with house.workspaces.open(prepared, seat):
+                async with app.workspaces.open(prepared, seat):
                     await asyncio.sleep(0.1)
         said = [
             [one.get(f"moothall/{what}") for what in ("task", "tenant", "seat")]
-            for one in house.pods.labelled.values()
+            for one in app.pods.labelled.values()
         ]
     assert said[:2] == [["t1", "team", "first"], ["t1", "team", "second"]]
     assert all(one == [None, None, None] for one in said[2:]), (
@@ -223,60 +223,60 @@ async def test_all_that_is_done_for_a_repository_is_done_in_its_own_image(tmp_pa
         (("sh", "-c", "echo made > /env/made"),),
         {"see": ("sh", "-c", "cat /env/made; python3 -c pass")},
     )
-    async with in_pods(tmp_path, FILES, images={"sam*": "own:1"}, warm=1) as house:
-        assert house.pods is not None
-        prepared = await house.preparer.prepare(house.base(setup=setup, checks=checks))
-        async with house.workspaces.open(prepared, "seat"):
+    async with in_pods(tmp_path, FILES, images={"sam*": "own:1"}, warm=1) as app:
+        assert app.pods is not None
+        prepared = await app.preparer.prepare(app.base(setup=setup, checks=checks))
+        async with app.workspaces.open(prepared, "seat"):
             pass
-        ran = list(house.pods.images.values())
+        ran = list(app.pods.images.values())
     assert len(ran) >= 4, "set-up, checks of the base, a seat, and what is kept ready"
     assert set.union(*ran) == {"own:1"}
 
 
-async def test_a_pod_that_is_lost_in_the_middle_says_why(house: Local) -> None:
-    assert house.pods is not None
-    prepared = await house.prepared({"run": python("import time; time.sleep(60)")})
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_a_pod_that_is_lost_in_the_middle_says_why(app: Local) -> None:
+    assert app.pods is not None
+    prepared = await app.prepared({"run": python("import time; time.sleep(60)")})
+    async with app.workspaces.open(prepared, "one") as workspace:
         checking = asyncio.create_task(workspace.check("run"))
         await asyncio.sleep(0.5)
-        (name,) = house.pods.pods
-        house.pods.say(name, "its pod was ended: Evicted: low on ephemeral-storage")
+        (name,) = app.pods.pods
+        app.pods.say(name, "its pod was ended: Evicted: low on ephemeral-storage")
         with pytest.raises(WorkspaceFailed, match="Evicted: low on ephemeral-storage"):
             await checking
-    assert house.pods.pods == ()
+    assert app.pods.pods == ()
 
 
 async def test_a_pod_that_never_comes_says_why_and_leaves_nothing(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    assert house.pods is not None
-    house.pods.refusal = "the cluster refuses its pod: exceeded quota"
+    assert app.pods is not None
+    app.pods.refusal = "the cluster refuses its pod: exceeded quota"
     with pytest.raises(
         SandboxUnavailable, match=r"does not start: the cluster refuses its pod: exceeded quota"
     ):
-        async with house.workspaces.open(prepared, "one"):
+        async with app.workspaces.open(prepared, "one"):
             pass
-    assert house.pods.pods == ()
+    assert app.pods.pods == ()
 
 
-async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(house: Local) -> None:
-    assert house.pods is not None
-    make = house.workspaces.pool._make
-    assert (await _workspace(house.settings, make)).ok
-    assert len(house.pods.labelled) == 1
-    house.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
-    found = await _workspace(house.settings, make)
+async def test_the_doctor_opens_a_workspace_and_says_what_keeps_one_away(app: Local) -> None:
+    assert app.pods is not None
+    make = app.workspaces.pool._make
+    assert (await _workspace(app.settings, make)).ok
+    assert len(app.pods.labelled) == 1
+    app.pods.refusal = "the image 'work:1' of hands cannot be pulled: not found"
+    found = await _workspace(app.settings, make)
     assert not found.ok
     assert "'work:1' of hands cannot be pulled" in found.detail
     assert found.mend.startswith("kubectl -n moothall-workspaces get jobs,pods,events")
-    assert house.pods.pods == ()
+    assert app.pods.pods == ()
 
 
-async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(house: Local) -> None:
-    prepared = await house.prepared(
+async def test_a_command_that_is_cancelled_ends_and_the_workspace_goes_on(app: Local) -> None:
+    prepared = await app.prepared(
         {"run": python("import time; time.sleep(60)"), "quick": python("print('well')")}
     )
-    async with house.workspaces.open(prepared, "one") as workspace:
+    async with app.workspaces.open(prepared, "one") as workspace:
         task = asyncio.create_task(workspace.check("run"))
         await asyncio.sleep(0.3)
         task.cancel()
@@ -291,13 +291,13 @@ async def test_a_disk_that_is_used_up_ends_the_command(tmp_path: Path) -> None:
         "import time\nfor n in range(100):\n    open(f'{n}', 'wb').write(bytes(1_000_000))\n    "
         "time.sleep(0.05)"
     )
-    async with in_pods(tmp_path, FILES, disk_bytes=10_000_000) as house:
-        prepared = await house.prepared({"run": python(fill)})
-        async with house.workspaces.open(prepared, "one") as workspace:
+    async with in_pods(tmp_path, FILES, disk_bytes=10_000_000) as app:
+        prepared = await app.prepared({"run": python(fill)})
+        async with app.workspaces.open(prepared, "one") as workspace:
             assert (await workspace.check("run")).status == ToolStatus.DISK
 
 
-async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local) -> None:
+async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(app: Local) -> None:
     ask = (
         "import os, urllib.request as u\ntry:\n    u.urlopen('http://10.1.2.3/')\nexcept OSError "
         "as e:\n    print(e)\nraise SystemExit(3)"
@@ -313,7 +313,7 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local)
             ),
         ),
     )
-    base = house.base(
+    base = app.base(
         setup=setup,
         checks={
             "see": (
@@ -323,13 +323,13 @@ async def test_set_up_comes_back_and_its_only_way_out_is_the_proxy(house: Local)
             )
         },
     )
-    prepared = await house.preparer.prepare(base)
+    prepared = await app.preparer.prepare(base)
     seen = prepared.runs["see"].output
     assert all(word in seen for word in ("made", "left", "js", "Read-only")), seen
     with pytest.raises(
         RepositoryError, match=r"it asked for 10\.1\.2\.3:80, which set-ups may not reach"
     ):
-        await house.preparer.prepare(house.base(setup=(python(ask),)))
+        await app.preparer.prepare(app.base(setup=(python(ask),)))
 
 
 async def test_hosts_on_different_disks_set_a_lock_file_up_once_and_no_seat_changes_it_for_others(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from house import git
+from command import git
 from moothall.app.repositories import open_hands
 from moothall.app.repository import register
 from moothall.domain.evidence import Verdict

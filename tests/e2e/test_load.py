@@ -61,19 +61,19 @@ async def busy_machine(processes: int) -> AsyncIterator[None]:
             await other.wait()
 
 
-async def check_afresh(house: Local, prepared: Prepared, name: str) -> CheckRun:
-    async with house.workspaces.open(prepared, name) as workspace:
+async def check_afresh(app: Local, prepared: Prepared, name: str) -> CheckRun:
+    async with app.workspaces.open(prepared, name) as workspace:
         return await workspace.check("tests")
 
 
 async def checks_at_once(
-    house: Local, command: Sequence[str], count: int = AT_ONCE
+    app: Local, command: Sequence[str], count: int = AT_ONCE
 ) -> list[CheckRun]:
-    prepared = await house.prepared({"tests": tuple(command)})
-    ready = replace(prepared, runs={"tests": await check_afresh(house, prepared, "base")})
+    prepared = await app.prepared({"tests": tuple(command)})
+    ready = replace(prepared, runs={"tests": await check_afresh(app, prepared, "base")})
     assert ready.runs["tests"].verdict is Verdict.PASSED
     return await asyncio.gather(
-        *(check_afresh(house, ready, f"w{number}") for number in range(count))
+        *(check_afresh(app, ready, f"w{number}") for number in range(count))
     )
 
 
@@ -87,8 +87,8 @@ async def test_checks_at_once_all_pass_on_a_healthy_base(
     """With slots, and without them by the clock of cases alone."""
     async with local(
         tmp_path, {"tests/__init__.py": "", "tests/test_a.py": tests}, cores=cores
-    ) as house:
-        runs = await checks_at_once(house, command)
+    ) as app:
+        runs = await checks_at_once(app, command)
     assert [(run.verdict, run.details) for run in runs] == [(Verdict.PASSED, {})] * AT_ONCE
 
 
@@ -101,8 +101,8 @@ async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path)
     ):
         most = 0
 
-        async def check(house: Local, prepared: Prepared, name: str) -> CheckRun:
-            async with house.workspaces.open(prepared, name) as workspace:
+        async def check(app: Local, prepared: Prepared, name: str) -> CheckRun:
+            async with app.workspaces.open(prepared, name) as workspace:
                 return await workspace.check("run")
 
         async def look() -> None:
@@ -118,11 +118,11 @@ async def test_hosts_of_several_data_directories_share_the_slots(tmp_path: Path)
 
         looking = asyncio.create_task(look())
         ready = [
-            (house, await house.prepared({"run": python("import time; time.sleep(0.321)")}))
-            for house in (one, two)
+            (app, await app.prepared({"run": python("import time; time.sleep(0.321)")}))
+            for app in (one, two)
         ]
         runs = await asyncio.gather(
-            *(check(house, prepared, f"w{n}") for n in range(4) for house, prepared in ready)
+            *(check(app, prepared, f"w{n}") for n in range(4) for app, prepared in ready)
         )
         looking.cancel()
     assert [run.verdict for run in runs] == [Verdict.PASSED] * 8
@@ -150,15 +150,15 @@ HANGS = (
 
 
 async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
-    async with local(tmp_path, {"tests/test_a.py": HANGS}) as house:
-        quick = house.settings.workspace.model_copy(update={"case_seconds": 2.0})
-        house.workspaces._settings = house.settings.model_copy(update={"workspace": quick})
-        prepared = await house.prepared({"tests": PYTEST})
+    async with local(tmp_path, {"tests/test_a.py": HANGS}) as app:
+        quick = app.settings.workspace.model_copy(update={"case_seconds": 2.0})
+        app.workspaces._settings = app.settings.model_copy(update={"workspace": quick})
+        prepared = await app.prepared({"tests": PYTEST})
         base = CheckRun(
             "tests", Verdict.PASSED, {"t": "passed"}, duration_ms=100, durations={"t": 10}
         )
         async with busy_machine(4 * (os.cpu_count() or 1)):
-            run = await check_afresh(house, replace(prepared, runs={"tests": base}), "a")
+            run = await check_afresh(app, replace(prepared, runs={"tests": base}), "a")
     at = "tests/test_a.py::test_"
     assert run.cases == {f"{at}sleeps": "failed", f"{at}loops": "failed", f"{at}fine": "passed"}
     assert "hit the limit of 2 s" in run.details[f"{at}sleeps"]
@@ -170,12 +170,12 @@ async def test_what_hangs_ends_on_a_busy_machine_too(tmp_path: Path) -> None:
 async def test_a_block_leaves_its_slot_while_it_waits_for_a_tool_that_needs_one(
     tmp_path: Path,
 ) -> None:
-    async with local(tmp_path, {"tests/test_a.py": "def test_a():\n    pass\n"}, cores=1) as house:
-        prepared = await house.prepared({"tests": PYTEST})
-        async with house.workspaces.open(prepared, "one") as workspace:
+    async with local(tmp_path, {"tests/test_a.py": "def test_a():\n    pass\n"}, cores=1) as app:
+        prepared = await app.prepared({"tests": PYTEST})
+        async with app.workspaces.open(prepared, "one") as workspace:
 
             async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-                return await house.call(workspace, name, **arguments)
+                return await app.call(workspace, name, **arguments)
 
             code = "[tests.pytest()['verdict'], tests.pytest()['passed']]"
             block = CodeBlock(
@@ -217,15 +217,15 @@ async def test_checks_at_once_of_three_processes_all_pass_as_those_of_three_host
 
 
 async def test_the_seconds_of_a_check_begin_when_it_has_a_slot(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": ""}, cores=1) as house:
-        quick = await house.prepared({"tests": python("import time; time.sleep(2)")})
-        endless = await house.prepared({"tests": python("import time; time.sleep(600)")})
+    async with local(tmp_path, {"a.txt": ""}, cores=1) as app:
+        quick = await app.prepared({"tests": python("import time; time.sleep(2)")})
+        endless = await app.prepared({"tests": python("import time; time.sleep(600)")})
         async with (
-            house.workspaces.open(quick, "quick") as one,
-            house.workspaces.open(endless, "endless") as other,
+            app.workspaces.open(quick, "quick") as one,
+            app.workspaces.open(endless, "endless") as other,
         ):
-            short = house.settings.workspace.model_copy(update={"base_seconds": 3.0})
-            other._settings = house.settings.model_copy(update={"workspace": short})
+            short = app.settings.workspace.model_copy(update={"base_seconds": 3.0})
+            other._settings = app.settings.model_copy(update={"workspace": short})
             runs = await asyncio.gather(
                 one.check("tests"), one.check("tests"), other.check("tests")
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from house import Command
+from command import Command
 from moothall.testing.model import ScriptedModel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills, pytest.mark.asyncio(loop_scope="session")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from house import Command, by_task, git, scripted
+from command import Command, by_task, git, scripted
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, scripted_model
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from house import SOLVED, Command, git, scripted, turn
+from command import SOLVED, Command, git, scripted, turn
 from moothall.authorization.grants import policies_folder
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Answer, Fault, scripted_model

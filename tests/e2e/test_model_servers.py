@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from house import SOLVED, Command, turn
+from command import SOLVED, Command, turn
 from moothall.testing.model import NativeReply, phase_of
 from moothall.testing.servers import SERVERS, served
 

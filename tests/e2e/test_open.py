@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from house import Command, by_task, scripted
+from command import Command, by_task, scripted
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]

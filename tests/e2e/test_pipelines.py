@@ -18,7 +18,7 @@ import pytest_asyncio
 import yaml
 from served import served
 
-from house import QUICK, Command
+from command import QUICK, Command
 from moothall.testing.model import ScriptedModel
 from support.githttp import git_server
 from support.repos import Repo, make_sample
@@ -53,7 +53,7 @@ class House:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def house(
+async def app(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[House]:
     folder = tmp_path_factory.mktemp("pipelines")
@@ -118,47 +118,47 @@ def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> Non
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
 async def test_the_step_of_github_ends_as_the_deliberation_does(
-    house: House, tmp_path: Path, task: str
+    app: House, tmp_path: Path, task: str
 ) -> None:
     install, step = example("GitHub Actions")
     assert install == {"run": "pip install moothall"}
     assert step["shell"] == "bash"
     given = {
-        "${{ secrets.MOOTHALL_TOKEN }}": house.token.read_text(encoding="utf-8"),
+        "${{ secrets.MOOTHALL_TOKEN }}": app.token.read_text(encoding="utf-8"),
         "${{ inputs.task }}": task,
     }
     assert "${{" not in step["run"], "what a caller says would be part of the script"
     summary = tmp_path / "summary.md"
     variables = {name: given[value] for name, value in step["env"].items()} | {
-        "GITHUB_SERVER_URL": house.url,
+        "GITHUB_SERVER_URL": app.url,
         "GITHUB_REPOSITORY": "acme/app",
-        "GITHUB_SHA": house.sha,
+        "GITHUB_SHA": app.sha,
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     assert step["run"].count(SERVER) == 1
     check(
         tmp_path,
         summary,
-        await run(step["run"].replace(SERVER, house.at), tmp_path, variables),
+        await run(step["run"].replace(SERVER, app.at), tmp_path, variables),
         task,
     )
 
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
 async def test_the_job_of_gitlab_ends_as_the_deliberation_does(
-    house: House, tmp_path: Path, task: str
+    app: House, tmp_path: Path, task: str
 ) -> None:
     job = example("GitLab CI")["deliberate"]
     install, line = job["script"]
     assert install == "pip install moothall"
     variables = {
-        "HOUSE_TOKEN": str(house.token),
+        "HOUSE_TOKEN": str(app.token),
         "TASK": task,
-        "CI_PROJECT_URL": f"{house.url}/acme/app",
-        "CI_COMMIT_SHA": house.sha,
+        "CI_PROJECT_URL": f"{app.url}/acme/app",
+        "CI_COMMIT_SHA": app.sha,
     }
     assert line.count(SERVER) == 1
-    ended = await run(line.replace(SERVER, house.at), tmp_path, variables)
+    ended = await run(line.replace(SERVER, app.at), tmp_path, variables)
     (summary,) = job["artifacts"]["paths"]
     assert job["artifacts"]["when"] == "always"
     check(tmp_path, tmp_path / summary, ended, task)

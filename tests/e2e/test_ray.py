@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from house import Command
+from command import Command
 from moothall.config import BusSettings
 from moothall.events.nats.server import embedded_server
 from moothall.testing.model import scripted_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from house import QUICK, Command
+from command import QUICK, Command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 

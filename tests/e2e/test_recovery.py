@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moothall.domain.event import EventType
-from support.recovery.house import KINDS
+from support.recovery.app import KINDS
 from support.recovery.matrix import Matrix, kills
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kills]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from served import ALICE, Served, make_command, served
 
-from house import SOLVED, WRONG, git, scripted, turn
+from command import SOLVED, WRONG, git, scripted, turn
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.repositories.sample import make_sample_repository
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="function")]
 ENDPOINT = "grpc://coders.example:50051"
 
 
-async def deliberate(house: Served, repo: Path, task: str) -> pb.DeliberateResponse:
+async def deliberate(app: Served, repo: Path, task: str) -> pb.DeliberateResponse:
     """Let the council of two, one of them elsewhere, add the function."""
     asked = pb.DeliberateRequest(
         task_description="Add hello_world() function to src/utils.py",
@@ -32,7 +32,7 @@ async def deliberate(house: Served, repo: Path, task: str) -> pb.DeliberateRespo
         task_id=task,
         repository=common_pb2.Repository(url=str(repo), ref="main"),
     )
-    answer: pb.DeliberateResponse = await house.stub().Deliberate(asked, timeout=240)
+    answer: pb.DeliberateResponse = await app.stub().Deliberate(asked, timeout=240)
     return answer
 
 
@@ -70,13 +70,13 @@ async def test_it_proposes_what_a_house_elsewhere_made_and_a_killed_replica_is_m
             ),
             "MOOTHALL_AGENTS__ENDPOINT_TOKEN_FILE": str(token),
         }
-        house = await stack.enter_async_context(served(command))
-        await house.stub().CreateCouncil(pb.CreateCouncilRequest(role="dev", num_agents=1))
-        await house.stub().RegisterAgent(
+        app = await stack.enter_async_context(served(command))
+        await app.stub().CreateCouncil(pb.CreateCouncilRequest(role="dev", num_agents=1))
+        await app.stub().RegisterAgent(
             pb.RegisterAgentRequest(agent_id="far", role="dev", endpoint=ENDPOINT)
         )
         for number in (1, 2):
-            answer = await deliberate(house, repo, f"task-{number}")
+            answer = await deliberate(app, repo, f"task-{number}")
             assert answer.winner_id == "far", answer
             assert "Hello, World!" in git(repo, "show", f"{answer.branch}:src/utils.py")
             if number == 1:

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, make_command
 
-from house import Command
+from command import Command
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.errors import GraphUnavailable
@@ -114,10 +114,10 @@ async def cluster(
     folder = tmp_path_factory.mktemp("roles")
     accounts.make(folder / "keys")
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(served(folder, folder / "keys"))
+        app = await stack.enter_async_context(served(folder, folder / "keys"))
         base = make_command(folder, model.base_url)
         base.extra |= {
-            "MOOTHALL_BUS__URL": house.url,
+            "MOOTHALL_BUS__URL": app.url,
             "MOOTHALL_BUS__WAIT_SECONDS": "120",  # until who decides has made the streams
             "MOOTHALL_WEB__PORT": "0",
             "MOOTHALL_METRICS__PORT": "0",
@@ -141,7 +141,7 @@ async def cluster(
         # those that are missing.
         early = refused(parts, folder)
         assert not [one for one in early if ".CREATE." not in one.upper()]
-        bus = await stack.enter_async_context(open_bus(house.services, house.url))
+        bus = await stack.enter_async_context(open_bus(app.services, app.url))
         yield Cluster(bus, parts)
         assert refused(parts, folder) == early
 
@@ -272,13 +272,13 @@ async def test_one_that_decides_and_plans_is_killed_in_the_middle_and_nothing_is
 async def test_every_role_is_started_again_under_a_stream_of_deliberations_and_no_call_is_lost(
     cluster: Cluster,
 ) -> None:
-    doors = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
+    dependencies = "ipv4:" + ",".join(part.target for part in cluster.parts["api,page"])
     going, asked = True, list[str]()
 
     async def caller(name: str) -> None:
         while going:
             asked.append(task_id := f"roll-{name}-{len(asked)}")
-            answer = await deliberate(doors, task_id)
+            answer = await deliberate(dependencies, task_id)
             assert answer.task_id == task_id
             assert answer.status == pb.DELIBERATION_STATUS_COMPLETED, answer
 

@@ -35,16 +35,16 @@ TESTS = "tests/test_utils.py"
     ],
 )
 async def test_editing_protected_tests_gains_nothing(tmp_path: Path, diff_of: str) -> None:
-    async with local(tmp_path) as house:
-        prepared = await house.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
-        async with house.workspaces.open(prepared, "cheat") as workspace:
+    async with local(tmp_path) as app:
+        prepared = await app.prepared({"tests": PYTEST}, protected=("tests/**", "conftest.py"))
+        async with app.workspaces.open(prepared, "cheat") as workspace:
             answer = await workspace._box.request(
                 "run", wall_seconds=10, argv=("sh", "-c", diff_of), env={"PATH": "/usr/bin:/bin"}
             )
             assert answer["exit_code"] == 0, answer["output"]
             patch = await workspace.patch("cheat")
         assert patch.diff
-        async with house.workspaces.open(
+        async with app.workspaces.open(
             prepared, "judge", patch=patch.diff, judged=True
         ) as workspace:
             run = await workspace.check("tests")

@@ -60,18 +60,18 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
         limits["cpu_seconds"] = 15
     if status == "timeout":
         limits["wall_seconds"] = 0.5
-    async with local(tmp_path, {"a.txt": "a\n"}, **limits) as house:
-        hog = await house.prepared({"run": python(code)})
-        fine = await house.prepared({"run": python("print('worked')")})
+    async with local(tmp_path, {"a.txt": "a\n"}, **limits) as app:
+        hog = await app.prepared({"run": python(code)})
+        fine = await app.prepared({"run": python("print('worked')")})
 
         async def run(prepared: Prepared, name: str) -> CheckRun:
-            async with house.workspaces.open(prepared, name) as workspace:
+            async with app.workspaces.open(prepared, name) as workspace:
                 argv, env = prepared.base.profile.checks["run"], workspace._box.variables()
                 first = check_run(
                     "run", await workspace._box.request("run", wall_seconds=100, argv=argv, env=env)
                 )
                 assert (
-                    await house.call(workspace, "files.read", path="a.txt")
+                    await app.call(workspace, "files.read", path="a.txt")
                 ).status is ToolStatus.SUCCESS
                 return first
 
@@ -84,9 +84,9 @@ async def test_each_limit_has_its_own_status_and_the_neighbour_works_on(
 
 
 async def test_long_output_is_cut_in_the_middle(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": "a\n"}, output_bytes=1000) as house:
-        prepared = await house.prepared({"run": python("print('begin', 'x' * 20_000, 'end')")})
-        async with house.workspaces.open(prepared, "long") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n"}, output_bytes=1000) as app:
+        prepared = await app.prepared({"run": python("print('begin', 'x' * 20_000, 'end')")})
+        async with app.workspaces.open(prepared, "long") as workspace:
             run = await workspace.check("run")
     assert (run.status, run.verdict) == ("success", Verdict.PASSED)
     assert run.output.startswith("begin xxx")

@@ -81,17 +81,17 @@ async def test_the_right_answer_is_selected_or_nothing_is_claimed(
     right, second = (item for item in pool.candidates if item.right)
     wrong, other_wrong = (item for item in pool.candidates if not item.right)
     async with court(tmp_path, pool.base, _COMMANDS[pool.command], task=pool.task) as place:
-        bench = place.bench()
+        evaluator = place.evaluator()
 
         async def judge(**seats: Mapping[str, str]) -> dict[str, RankedCandidate]:
             proposals = [
                 place.proposal(files, seat) for seat, files in enumerate(seats.values(), 1)
             ]
-            judged = await asyncio.gather(*map(bench.judge, proposals))
+            judged = await asyncio.gather(*map(evaluator.judge, proposals))
             names = dict(zip([item.seat for item in proposals], seats, strict=True))
             return {
                 names[item.seat]: item
-                for item in rank([one.candidate for one in await bench.cross(judged)])
+                for item in rank([one.candidate for one in await evaluator.cross(judged)])
             }
 
         mistaken, other = pool.files(wrong), pool.files(other_wrong)

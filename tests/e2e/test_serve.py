@@ -14,7 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from house import Command, git
+from command import Command, git
 from moothall.domain.ids import new_task_id
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb

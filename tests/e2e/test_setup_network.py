@@ -40,11 +40,11 @@ sys.exit(f"secrets in {{found}}" if found else 0)
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
     async with local(
         tmp_path, {"package.json": '{"dependencies":{"@acme/tool":"1.0.0"}}\n'}
-    ) as house:
-        yield house
+    ) as app:
+        yield app
 
 
 @pytest.fixture
@@ -71,30 +71,30 @@ def operator(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 async def test_pip_reads_an_index_with_a_password_that_it_never_sees(
-    house: Local, operator: Index
+    app: Local, operator: Index
 ) -> None:
     check = ("/env/bin/python", "-c", "import private_tool; print(private_tool.ANSWER)")
-    base = house.base(
+    base = app.base(
         setup=((*PIP, "--no-deps", "private-tool==1.0"), python(LOOK)),
         checks={"tests": check, "py": ("python", "-V")},
     )
-    prepared = await house.preparer.prepare(base)
+    prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
     read = [path for _, path, said in operator.asked if said.startswith("Basic ")]
     assert read[-2:] == ["/simple/private-tool/", "/files/private_tool-1.0-py3-none-any.whl"]
 
 
 async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
-    house: Local, operator: Index
+    app: Local, operator: Index
 ) -> None:
     if not choose({"node": ""}).homes and choose({"node": ""}).missing:
         pytest.skip("no Node here")
-    base = house.base(
+    base = app.base(
         setup=(("npm", "install", "--no-audit", "--no-fund"), python(LOOK)),
         needs={"node": ""},
         checks={"tests": ("node", "-p", "require('@acme/tool')")},
     )
-    prepared = await house.preparer.prepare(base)
+    prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].output == "42\n"
     assert [said for _, path, said in operator.asked if path.endswith(".tgz")] == [
         f"Bearer {TOKEN}"
@@ -102,7 +102,7 @@ async def test_npm_reads_a_registry_with_a_token_that_it_never_sees(
 
 
 async def test_with_the_operators_credentials_nothing_is_changed(
-    house: Local, operator: Index
+    app: Local, operator: Index
 ) -> None:
     publish = (
         "import os, urllib.request as u, ssl\n"
@@ -115,14 +115,14 @@ async def test_with_the_operators_credentials_nothing_is_changed(
         "timeout=20); print('read')\n"
         "except u.HTTPError as error: print(error.code)\n"
     )
-    base = house.base(setup=(python(f"{publish}raise SystemExit(3)"),))
+    base = app.base(setup=(python(f"{publish}raise SystemExit(3)"),))
     with pytest.raises(RepositoryError, match=r"405\n405\n405\n40[14]") as failed:
-        await house.preparer.prepare(base)
+        await app.preparer.prepare(base)
     assert "\ntaken" not in str(failed.value)
     assert {method for method, *_ in operator.asked} == {"GET"}
 
 
-async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(house: Local) -> None:
+async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(app: Local) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         reach = (
@@ -135,14 +135,14 @@ async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(house: Lo
             "    except OSError as error: print(error)\n"
             "raise SystemExit(3)"
         )
-        base = house.base(setup=(python(reach),))
+        base = app.base(setup=(python(reach),))
         for network in ("allowlist", "on"):
-            workspace = house.settings.workspace.model_copy(update={"setup_network": network})
-            house.workspaces._settings = settings = house.settings.model_copy(
+            workspace = app.settings.workspace.model_copy(update={"setup_network": network})
+            app.workspaces._settings = settings = app.settings.model_copy(
                 update={"workspace": workspace}
             )
             with pytest.raises(RepositoryError) as failed:
-                await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+                await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)
             assert "\nreached" not in str(failed.value)
             assert str(failed.value).count("HTTP Error 403") == 4, str(failed.value).rpartition(
                 "exit code"
@@ -151,21 +151,19 @@ async def test_this_machine_is_out_of_reach_with_and_without_the_proxy(house: Lo
             assert "workspace.setup_hosts" in str(failed.value)
 
 
-async def test_hosts_that_the_operator_adds_may_be_reached(house: Local) -> None:
+async def test_hosts_that_the_operator_adds_may_be_reached(app: Local) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         update = {"setup_hosts": (f"localhost:{port}",)}
-        settings = house.settings.model_copy(
-            update={"workspace": house.settings.workspace.model_copy(update=update)}
+        settings = app.settings.model_copy(
+            update={"workspace": app.settings.workspace.model_copy(update=update)}
         )
-        house.workspaces._settings = settings
+        app.workspaces._settings = settings
         ask = (
             "import os, socket; proxy = os.environ['HTTPS_PROXY'].rpartition(':')[2]\n"
             "way = socket.create_connection(('127.0.0.1', int(proxy)), 10)\n"
             f"way.sendall(b'CONNECT localhost:{port} HTTP/1.1\\r\\n\\r\\n')\n"
             "assert b' 200 ' in way.recv(100)"
         )
-        base = house.base(setup=(python(ask),))
-        assert (
-            await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
-        ).files
+        base = app.base(setup=(python(ask),))
+        assert (await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)).files

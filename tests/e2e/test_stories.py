@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
-from house import Command
+from command import Command
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.model import ScriptedModel
 
@@ -51,15 +51,15 @@ async def decided(stub: Any, task_id: str) -> Any:
 
 async def test_a_house_of_two_tenants(own: Command) -> None:
     """One after the other, because each start of a house costs more than what is done in it."""
-    async with served(own) as house:
-        await _a_seed_era_client_gets_an_answer(house)
-        await _a_council_gives_its_seats(house)
-        await _orchestrate(house)
-        design, code = await _a_story_is_planned(house, "story-1", "HAIKU")
-        assert (await decided(house.stub(), design)).winner_id
-        assert (await decided(house.stub(), code)).winner_id
-        await _figures_are_true(house, deliberations=5)
-        waiting, held = await _a_story_is_planned(house, "story-2", "HANG")
+    async with served(own) as app:
+        await _a_seed_era_client_gets_an_answer(app)
+        await _a_council_gives_its_seats(app)
+        await _orchestrate(app)
+        design, code = await _a_story_is_planned(app, "story-1", "HAIKU")
+        assert (await decided(app.stub(), design)).winner_id
+        assert (await decided(app.stub(), code)).winner_id
+        await _figures_are_true(app, deliberations=5)
+        waiting, held = await _a_story_is_planned(app, "story-2", "HANG")
     async with served(own) as again:
         council = (
             await again.stub().ListCouncils(pb.ListCouncilsRequest(include_agents=True))
@@ -85,34 +85,34 @@ async def test_a_house_of_two_tenants(own: Command) -> None:
         await _what_cannot_start_is_not_processed(again)
 
 
-async def _what_cannot_start_is_not_processed(house: Served) -> None:
+async def _what_cannot_start_is_not_processed(app: Served) -> None:
     def moved(story: str, **metadata: str) -> pb.ProcessPlanningEventRequest:
         told = {"title": "A text", "brief": "Write a HAIKU", "roles": "dev", **metadata}
         return pb.ProcessPlanningEventRequest(
             event_type="story.transitioned", case_id=story, to_state="PLANNING", metadata=told
         )
 
-    outside = str(house.command.data_dir.parent)
+    outside = str(app.command.data_dir.parent)
     for repository, reason in (
         ("no-such", "no repository 'no-such'"),
         (outside, "is not below an allowed root"),
     ):
-        answer = await house.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
+        answer = await app.stub().ProcessPlanningEvent(moved("story-3", repository=repository))
         assert (answer.processed, list(answer.derived_task_ids)) == (False, [])
         assert reason in answer.message
-    await house.stub().DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
-    answer = await house.stub().ProcessPlanningEvent(moved("story-4"))
+    await app.stub().DeleteCouncil(pb.DeleteCouncilRequest(role="dev"))
+    answer = await app.stub().ProcessPlanningEvent(moved("story-4"))
     assert not answer.processed
     assert "the dev council was deleted" in answer.message
 
 
-async def _a_seed_era_client_gets_an_answer(house: Served) -> None:
-    folder = house.command.data_dir / "seed"
+async def _a_seed_era_client_gets_an_answer(app: Served) -> None:
+    folder = app.command.data_dir / "seed"
     folder.mkdir()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(HERE / "seed" / "client.py"),
-        house.command.served_at,
+        app.command.served_at,
         ALICE,
         str(folder),
         stdout=asyncio.subprocess.PIPE,
@@ -126,8 +126,8 @@ async def _a_seed_era_client_gets_an_answer(house: Served) -> None:
     assert {result["rank"] for result in answer["results"]} == {1, 2}
 
 
-async def _a_council_gives_its_seats(house: Served) -> None:
-    alice, eve = house.stub(), house.stub(EVE)
+async def _a_council_gives_its_seats(app: Served) -> None:
+    alice, eve = app.stub(), app.stub(EVE)
     config = pb.CouncilConfig(custom_params={"protocol": "vote"})
     await alice.CreateCouncil(pb.CreateCouncilRequest(role="DEV", num_agents=1, config=config))
     await alice.RegisterAgent(
@@ -151,20 +151,20 @@ async def _a_council_gives_its_seats(house: Served) -> None:
     assert (await decided(eve, hers.task_id)).winner_id == "agent-dev-001"
 
 
-async def _orchestrate(house: Served) -> None:
+async def _orchestrate(app: Served) -> None:
     asked = pb.OrchestrateRequest(
         task_description="Write a HAIKU",
         role="dev",
         case_id="story-0",
         options=pb.OrchestratorOptions(enable_architect_selection=True),
     )
-    answer = await house.stub().Orchestrate(asked)
+    answer = await app.stub().Orchestrate(asked)
     assert answer.winner.proposal.content == "An old silent pond"
     assert [item.rank for item in answer.candidates] == [1, 2]
     assert answer.candidates[0] == answer.winner
 
 
-async def _a_story_is_planned(house: Served, story: str, word: str) -> tuple[str, str]:
+async def _a_story_is_planned(app: Served, story: str, word: str) -> tuple[str, str]:
     moved = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned",
         case_id=story,
@@ -173,14 +173,14 @@ async def _a_story_is_planned(house: Served, story: str, word: str) -> tuple[str
         to_state="PLANNING",
         metadata={"title": f"A {word}", "brief": f"Write a {word}", "roles": "architect,dev"},
     )
-    answer = await house.stub().ProcessPlanningEvent(moved)
+    answer = await app.stub().ProcessPlanningEvent(moved)
     assert answer.processed, answer.message
     design, code = answer.derived_task_ids
     return design, code
 
 
-async def _figures_are_true(house: Served, *, deliberations: int) -> None:
-    stub = house.stub()
+async def _figures_are_true(app: Served, *, deliberations: int) -> None:
+    stub = app.stub()
     async with asyncio.timeout(20):  # what is asked for shows once the collector has seen it
         while True:
             stats = (await stub.GetStatus(pb.GetStatusRequest(include_stats=True))).stats
@@ -199,15 +199,15 @@ async def _figures_are_true(house: Served, *, deliberations: int) -> None:
     )
     assert found.councils.health_per_council["council-dev"].success_rate == 1.0
     assert (
-        await house.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
+        await app.stub(EVE).GetStatus(pb.GetStatusRequest(include_stats=True))
     ).stats.total_deliberations == 1
 
 
-async def _finished(house: Served, story: str) -> dict[str, str]:
+async def _finished(app: Served, story: str) -> dict[str, str]:
     """Return how the tasks of a story's plan ended, from the log."""
     async with asyncio.timeout(60):
         while True:
-            done = await house.command("log", "tail", "--json")
+            done = await app.command("log", "tail", "--json")
             for line in done.out.splitlines():
                 event = json.loads(line)
                 if event["type"] == "moothall.plan.finished" and event["data"]["story_id"] == story:

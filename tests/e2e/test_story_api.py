@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from served import make_command, served
 
-from house import Command, scripted, turn
+from command import Command, scripted, turn
 from moothall.testing.model import scripted_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
@@ -94,8 +94,8 @@ async def test_a_story_goes_to_its_commit_over_the_json_api(own: Command, repo: 
     added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
     session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {PERSON}"})
-    async with served(own) as house, session, asyncio.timeout(240):
-        url = f"http://{house.web}"
+    async with served(own) as app, session, asyncio.timeout(240):
+        url = f"http://{app.web}"
 
         async def ask(method: str, path: str, body: Any = None, **headers: str) -> Any:
             async with session.request(

@@ -15,7 +15,7 @@ import pytest_asyncio
 from served import make_command, served
 from texts import METADATA, TOKENS, Person, by_words, make_repository
 
-from house import Command, git, scripted
+from command import Command, git, scripted
 from moothall.pb.context.v1 import context_pb2 as context
 from moothall.pb.context.v1.context_pb2_grpc import ContextServiceStub
 from moothall.testing.model import scripted_model
@@ -78,8 +78,8 @@ async def in_docs(person: Person, brief: str) -> None:
 
 
 async def test_a_story_is_merged_into_a_branch_that_moved(own: Command, repo: Path) -> None:
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await in_docs(person, BRIEF)
         commit(repo, "other.txt", "meanwhile\n")
         (repo / "other.txt").write_text("not committed\n", encoding="utf-8")
@@ -134,8 +134,8 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
         '[[principals]]\ntoken = "a-token-of-somebody-elsewhere"\nname = "eve"\ntenant = "team-e"\n'
     )
     (tmp_path / "tokens.toml").write_text(TOKENS + stranger, encoding="utf-8")
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await in_docs(person, BRIEF + " ALONE")
         await person.move("accept", comment="It reads well.")
         assert (await person.delivered())["status"] == "merged"
@@ -152,11 +152,11 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
             ("pat", "approved")
         }
         pack = context.GetContextRequest(story_id=person.story_id, role="dev", phase="build")
-        told = await ContextServiceStub(house.channel).GetContext(pack, metadata=METADATA)
+        told = await ContextServiceStub(app.channel).GetContext(pack, metadata=METADATA)
         assert "Texts in both cases" in told.context
         assert "It reads well." in told.context
         other = (("authorization", "Bearer a-token-of-somebody-elsewhere"),)
-        nothing = await ContextServiceStub(house.channel).GetContext(pack, metadata=other)
+        nothing = await ContextServiceStub(app.channel).GetContext(pack, metadata=other)
         assert "Texts" not in nothing.context
         assert "reads well" not in nothing.context
 
@@ -164,8 +164,8 @@ async def test_a_real_neo4j_leads_from_a_merged_line_to_its_approver_and_tells_a
 async def test_a_conflict_with_the_branch_goes_back_to_the_council(
     own: Command, repo: Path
 ) -> None:
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await in_docs(person, BRIEF + " ALONE MODE")
         text = (repo / "tools/texts.py").read_text(encoding="utf-8")
         commit(repo, "tools/texts.py", text.replace('"old"', '"moved"'))
@@ -185,8 +185,8 @@ async def test_a_conflict_with_the_branch_goes_back_to_the_council(
 
 
 async def test_what_its_owner_has_not_committed_stays(own: Command, repo: Path) -> None:
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await in_docs(person, BRIEF)
         head = git(repo, "rev-parse", "HEAD")
         (repo / "tools/one.py").write_text("mine\n", encoding="utf-8")

@@ -15,7 +15,7 @@ import pytest_asyncio
 from served import make_command, served
 from texts import AC, TOKENS, Person, by_words, make_repository
 
-from house import Command, git, scripted
+from command import Command, git, scripted
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -40,16 +40,16 @@ async def test_a_story_is_built_sent_back_and_done_through_a_restart(
 ) -> None:
     added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
         )
         await person.move("refine", "submit")
         await person.move_once_allowed("accept_design")
         await person.stands("test")
-    async with served(own) as house:  # the check of the whole goes on, or begins
-        person = Person(house, person.story_id)
+    async with served(own) as app:  # the check of the whole goes on, or begins
+        person = Person(app, person.story_id)
         await person.move_once_allowed("accept_test")
         branch = f"moothall/team-p_{person.story_id}"
         for part in (
@@ -76,8 +76,8 @@ async def test_the_work_of_two_tasks_is_brought_together(
 ) -> None:
     added = await own("repo", "add", str(repo), "--id", "project", "--tenant", "team-p")
     assert added.code == 0, added.err
-    async with served(own) as house:
-        person = Person(house)
+    async with served(own) as app:
+        person = Person(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
             + (" MODE" if conflict else "")

@@ -17,7 +17,7 @@ import pytest_asyncio
 from served import Served, make_command, served
 from texts import CHECK, PERSON, TOKENS, Person, by_words, make_repository
 
-from house import Command, git, scripted, task_of
+from command import Command, git, scripted, task_of
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as orchestrator
 from moothall.testing.model import scripted_model
 
@@ -62,12 +62,12 @@ async def own(tmp_path: Path, model: Model) -> AsyncIterator[Command]:
         yield command
 
 
-async def begun(house: Served, task_id: str) -> None:
+async def begun(app: Served, task_id: str) -> None:
     """Wait until a deliberation is under way: its check takes a second, and half of that is
     over.
     """
     request = orchestrator.GetDeliberationResultRequest(task_id=task_id)
-    stub, found = house.stub(PERSON), None
+    stub, found = app.stub(PERSON), None
     async with asyncio.timeout(60):
         while found is None:
             await asyncio.sleep(0.02)
@@ -87,15 +87,15 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
     story_id = ""
     seen: Any = None
 
-    async def stage(house: Served) -> Person:
+    async def stage(app: Served) -> Person:
         """Return the story's owner; the board is as it was when the house was killed."""
-        person = Person(house, story_id)
+        person = Person(app, story_id)
         if seen is not None:
             assert await person.board_now() == seen
         return person
 
-    async with served(own, signal.SIGKILL) as house:  # the design's council is asked
-        person = await stage(house)
+    async with served(own, signal.SIGKILL) as app:  # the design's council is asked
+        person = await stage(app)
         await person.create(
             "As a writer, I want texts in upper and lower case, so that I need not retype them."
         )
@@ -104,34 +104,34 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
         await person.move("refine", "submit")
         await model.asked()
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # its tasks are built
-        person = await stage(house)
+    async with served(own, signal.SIGKILL) as app:  # its tasks are built
+        person = await stage(app)
         model.hold("the first")
         await person.move_once_allowed("accept_design")
         await model.asked()
         seen = await person.board_now()
     async with served(
         own, signal.SIGKILL
-    ) as house:  # the last, whose base is two others' work, merged
-        person = await stage(house)
+    ) as app:  # the last, whose base is two others' work, merged
+        person = await stage(app)
         model.hold("the last")
         await model.asked()
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # the whole is checked
-        person = await stage(house)
+    async with served(own, signal.SIGKILL) as app:  # the whole is checked
+        person = await stage(app)
         await person.stands("test")
-        await begun(house, story_id)
+        await begun(app, story_id)
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # a move is acked
-        person = await stage(house)
+    async with served(own, signal.SIGKILL) as app:  # a move is acked
+        person = await stage(app)
         await person.move_once_allowed("accept_test")
         seen = await person.board_now()
-    async with served(own, signal.SIGKILL) as house:  # it is done, and about to be merged
-        person = await stage(house)
+    async with served(own, signal.SIGKILL) as app:  # it is done, and about to be merged
+        person = await stage(app)
         assert (await person.move("accept")).state == "done"
         seen = await person.board_now()
-    async with served(own) as house:
-        person = await stage(house)
+    async with served(own) as app:
+        person = await stage(app)
         check = (await person.stands("done")).check
         assert (await person.delivered())["status"] == "merged"
     assert check.passed

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from house import Command, git
+from command import Command, git
 from moothall.domain.event import EventType
 from moothall.domain.evidence import TEST_WRITER, TIE_BREAKER
 from moothall.testing.model import NativeReply, Reply, phase_of, scripted_model, seat_of, step_of

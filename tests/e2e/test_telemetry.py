@@ -18,7 +18,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from house import Command, by_task, scripted
+from command import Command, by_task, scripted
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import json_format
 from served import ALICE, EVE, Served, make_command, served
 
-from house import git
+from command import git
 from moothall.pb.kernel.v1 import kernel_pb2
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
@@ -36,15 +36,15 @@ async def test_what_one_tenant_calls_a_task_is_no_business_of_another(
         "MOOTHALL_WEB__PORT": "0",
         "MOOTHALL_WORKSPACE__ALLOWED_ROOTS": json.dumps([str(repo)]),
     }
-    async with served(command) as house:
-        alice = house.stub()
+    async with served(command) as app:
+        alice = app.stub()
         await alice.SubmitDeliberation(_asked(SAME, "WRONG: make hello_world", repo))
         await alice.SubmitDeliberation(_asked(LATER, "HANG"))
-        await _as_if_absent(house, EVE, SAME)
-        await asyncio.gather(_alices(house), _eves(house, repo))
-        await _workspaces_are_two(house, repo)
-        await _stories_are_two(house)
-        told = {token: await _told(house, token) for token in TEAMS}
+        await _as_if_absent(app, EVE, SAME)
+        await asyncio.gather(_alices(app), _eves(app, repo))
+        await _workspaces_are_two(app, repo)
+        await _stories_are_two(app)
+        told = {token: await _told(app, token) for token in TEAMS}
     async with served(command) as again:
         for token, team in TEAMS.items():
             assert await _told(again, token) == told[token]
@@ -71,21 +71,21 @@ def _asked(task_id: str, words: str, repo: Path | None = None) -> pb.DeliberateR
     return asked
 
 
-async def _alices(house: Served) -> None:
+async def _alices(app: Served) -> None:
     updates = [
         update
-        async for update in house.stub().WatchDeliberation(
+        async for update in app.stub().WatchDeliberation(
             pb.WatchDeliberationRequest(task_id=SAME), timeout=240
         )
     ]
     assert {update.task_id for update in updates} == {SAME}
     assert not (
-        await house.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
+        await app.stub().GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
     ).proven
 
 
-async def _eves(house: Served, repo: Path) -> None:
-    eve = house.stub(EVE)
+async def _eves(app: Served, repo: Path) -> None:
+    eve = app.stub(EVE)
     body = {
         "task_description": "HANG",
         "role": "dev",
@@ -94,7 +94,7 @@ async def _eves(house: Served, repo: Path) -> None:
         "protocol": "single",
     }
     status, said = await _http(
-        house, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
+        app, EVE, "/orchestrator.v1.OrchestratorService/SubmitDeliberation", body
     )
     assert (status, said["task_id"]) == (200, LATER)
     answer = await eve.Deliberate(_asked(SAME, "Make hello_world", repo), timeout=240)
@@ -106,16 +106,16 @@ async def _eves(house: Served, repo: Path) -> None:
     assert caught.value.details() == f"task_id {SAME!r} is taken by another deliberation"
 
 
-async def _as_if_absent(house: Served, token: str, task_id: str) -> None:
+async def _as_if_absent(app: Served, token: str, task_id: str) -> None:
     """Every door answers as it does for an id that nobody has."""
-    assert await _answers(house, token, task_id) == [
+    assert await _answers(app, token, task_id) == [
         [str(part).replace("nobodys", task_id) for part in answer]
-        for answer in await _answers(house, token, "nobodys")
+        for answer in await _answers(app, token, "nobodys")
     ]
 
 
-async def _answers(house: Served, token: str, task_id: str) -> list[list[str]]:
-    stub = house.stub(token)
+async def _answers(app: Served, token: str, task_id: str) -> list[list[str]]:
+    stub = app.stub(token)
     found: list[list[str]] = []
     for call in (
         stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=task_id)),
@@ -127,24 +127,22 @@ async def _answers(house: Served, token: str, task_id: str) -> list[list[str]]:
         found.append([str(caught.value.code()), str(caught.value.details())])
     context = await stub.GetTaskContext(pb.GetTaskContextRequest(task_id=task_id, role="dev"))
     found.append([context.context_text, str(context.token_count)])
-    status, document = await _http(house, token, f"/tasks/{task_id}")
+    status, document = await _http(app, token, f"/tasks/{task_id}")
     assert status == 404
     found.append([str(status), str(document["detail"]), str(document["code"])])
     return found
 
 
-async def _http(house: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
+async def _http(app: Served, token: str, path: str, body: Any = None) -> tuple[int, Any]:
     async with (
         aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session,
-        session.request(
-            "POST" if body else "GET", f"http://{house.web}{path}", json=body
-        ) as answer,
+        session.request("POST" if body else "GET", f"http://{app.web}{path}", json=body) as answer,
     ):
         return answer.status, await answer.json(content_type=None)
 
 
-async def _workspaces_are_two(house: Served, repo: Path) -> None:
-    kernel: Any = AgentKernelStub(house.channel)
+async def _workspaces_are_two(app: Served, repo: Path) -> None:
+    kernel: Any = AgentKernelStub(app.channel)
 
     def by(token: str) -> dict[str, Any]:
         return {"metadata": (("authorization", f"Bearer {token}"),), "timeout": 120}
@@ -171,7 +169,7 @@ async def _workspaces_are_two(house: Served, repo: Path) -> None:
         await kernel.CancelTask(kernel_pb2.CancelTaskRequest(task_id="hands"), **by(token))
 
 
-async def _stories_are_two(house: Served) -> None:
+async def _stories_are_two(app: Served) -> None:
     for token, team in TEAMS.items():
         moved = pb.ProcessPlanningEventRequest(
             event_type="story.changed",
@@ -179,17 +177,17 @@ async def _stories_are_two(house: Served) -> None:
             plan_id="plan-1",
             metadata={"title": f"Of {team}", "brief": "HAIKU"},
         )
-        await house.stub(token).ProcessPlanningEvent(moved)
+        await app.stub(token).ProcessPlanningEvent(moved)
     for token, team in TEAMS.items():
-        planned = await house.stub(token).DeriveSubtasks(
+        planned = await app.stub(token).DeriveSubtasks(
             pb.DeriveSubtasksRequest(case_id="story-1", plan_id="plan-1", roles=["dev"])
         )
         assert [task.description.count(f"Of {team}") for task in planned.tasks] == [1]
 
 
-async def _told(house: Served, token: str) -> Any:
+async def _told(app: Served, token: str) -> Any:
     """All that the doors tell a tenant of the task, once it has ended."""
-    stub = house.stub(token)
+    stub = app.stub(token)
     found: dict[str, Any] = {}
     answer = await stub.GetDeliberationResult(pb.GetDeliberationResultRequest(task_id=SAME))
     answer.metadata.ClearField("timestamp_ms")
@@ -197,9 +195,9 @@ async def _told(house: Served, token: str) -> Any:
     watched = stub.WatchDeliberation(pb.WatchDeliberationRequest(task_id=SAME))
     found["events"] = [json_format.MessageToDict(update) async for update in watched]
     assert {event["event"]["subject"] for event in found["events"]} == {SAME}
-    status, found["task"] = await _http(house, token, f"/tasks/{SAME}")
+    status, found["task"] = await _http(app, token, f"/tasks/{SAME}")
     assert (status, found["task"]["task_id"]) == (200, SAME)
-    _, listed = await _http(house, token, "/tasks?state=ended")
+    _, listed = await _http(app, token, "/tasks?state=ended")
     found["ended"] = sorted(task["task_id"] for task in listed["tasks"])
     assert found["ended"] == ["hands", SAME]
     async with asyncio.timeout(30):  # the graph hears of it a moment later

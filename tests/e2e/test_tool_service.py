@@ -32,35 +32,35 @@ FILES = {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
     async with tool_house(tmp_path, FILES, rego=PARKS_DELETES) as opened:
         yield opened
 
 
-async def test_open_call_close(house: ToolHouse) -> None:
-    opened = await house.open()
-    written = await house.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+async def test_open_call_close(app: ToolHouse) -> None:
+    opened = await app.open()
+    written = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert (written.status, written.request_id, written.audit_id) == ("success", "r-1", "serve:1")
-    read = await house.call(opened, "files.read", "r-2", path="src/b.py", lines=1)
+    read = await app.call(opened, "files.read", "r-2", path="src/b.py", lines=1)
     assert (read.status, read.output["content"]) == ("success", "B = 2\n")
-    tests = await house.call(opened, "tests.make", "r-3")
+    tests = await app.call(opened, "tests.make", "r-3")
     assert (tests.status, tests.output["verdict"]) == ("success", "passed"), tests
     assert tests.usage.max_rss_bytes > 0
-    refused = await house.call(opened, "git.push", "r-4", branch="main")
+    refused = await app.call(opened, "git.push", "r-4", branch="main")
     assert (refused.status, "not granted" in refused.error) == ("blocked", True)
-    again = await house.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
+    again = await app.call(opened, "files.write", "r-1", path="src/b.py", content="B = 2\n")
     assert again.audit_id == written.audit_id  # the same request runs once
-    await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+    await app.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
     with pytest.raises(grpc.aio.AioRpcError) as gone:
-        await house.call(opened, "files.read", "r-5", path="src/a.py")
+        await app.call(opened, "files.read", "r-5", path="src/a.py")
     assert gone.value.code() is grpc.StatusCode.NOT_FOUND
-    report = verify_all(house.data_dir)
+    report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_who_calls_comes_from_tokens_alone(house: ToolHouse) -> None:
-    opened = await house.open(persona="reader")
-    other = await house.open()
+async def test_who_calls_comes_from_tokens_alone(app: ToolHouse) -> None:
+    opened = await app.open(persona="reader")
+    other = await app.open()
     codes = []
     for token, capability in (
         ("nobody", opened.capability_token),
@@ -72,90 +72,88 @@ async def test_who_calls_comes_from_tokens_alone(house: ToolHouse) -> None:
             workspace_id=opened.workspace_id, capability_token=capability
         )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await house.call(stolen, "files.read", "r-1", token, path="src/a.py")
+            await app.call(stolen, "files.read", "r-1", token, path="src/a.py")
         codes.append(refused.value.code())
     assert codes == [grpc.StatusCode.UNAUTHENTICATED] + [grpc.StatusCode.PERMISSION_DENIED] * 3
     crossed = pb.OpenWorkspaceResponse(
         workspace_id=other.workspace_id, capability_token=opened.capability_token
     )
     with pytest.raises(grpc.aio.AioRpcError, match="Audience"):
-        await house.call(crossed, "files.read", "r-1", path="src/a.py")
+        await app.call(crossed, "files.read", "r-1", path="src/a.py")
     with pytest.raises(grpc.aio.AioRpcError, match="there is no open workspace"):
-        await house.rpc(
+        await app.rpc(
             "CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id), OTHER
         )
-    narrowed = await house.call(opened, "files.write", "r-2", path="a", content="")
+    narrowed = await app.call(opened, "files.write", "r-2", path="a", content="")
     assert (narrowed.status, "not granted" in narrowed.error) == ("blocked", True)
-    await Revocations(house.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
+    await Revocations(app.bus.bucket(REVOKED)).revoke(other.workspace_id, who="ann")
     async with asyncio.timeout(60):
         with pytest.raises(grpc.aio.AioRpcError, match="revoked"):  # noqa: PT012 - called until the word is around
             while True:
-                await house.call(
+                await app.call(
                     other, "files.info", f"r-{asyncio.get_running_loop().time()}", path="src/a.py"
                 )
                 await asyncio.sleep(0.05)
 
 
 async def test_a_hundred_requests_have_one_result_each_though_the_executor_is_killed(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
-    opened = await house.open()
+    opened = await app.open()
     kinds = {
         "files.append": {"path": "log.txt", "content": "line\n"},
         "files.read": {"path": "src/a.py"},
     }
     requests = [
-        house.request(opened, tool, f"r-{number}", **kinds[tool])
+        app.request(opened, tool, f"r-{number}", **kinds[tool])
         for number, tool in enumerate(["files.append", "files.read"] * 50)
     ]
-    killed = [house.pid(opened.workspace_id)]
+    killed = [app.pid(opened.workspace_id)]
     async with asyncio.TaskGroup() as group:
         for request in requests:
-            group.create_task(house.send(opened.workspace_id, request))
+            group.create_task(app.send(opened.workspace_id, request))
         async with asyncio.timeout(60):
             while not [
-                item async for item in house.bus.replay((Channel.TOOLS.of(opened.workspace_id),))
+                item async for item in app.bus.replay((Channel.TOOLS.of(opened.workspace_id),))
             ]:
                 await asyncio.sleep(0.01)
         os.kill(killed[0], signal.SIGKILL)
-    results = await house.results(opened.workspace_id, 100)
+    results = await app.results(opened.workspace_id, 100)
     assert sorted(result["request_id"] for result in results) == sorted(
         f"r-{number}" for number in range(100)
     )
     said = Counter(result["status"] for result in results)
     assert said["success"] >= 99, said
     assert said["success"] + said["outcome_unknown"] == 100, said
-    assert house.pid(opened.workspace_id) not in killed
+    assert app.pid(opened.workspace_id) not in killed
     appended = sum(
         result["status"] == "success" and result["tool"] == "files.append" for result in results
     )
-    read = await house.call(opened, "files.read", "last", path="log.txt")
+    read = await app.call(opened, "files.read", "last", path="log.txt")
     assert appended <= read.output["total_lines"] <= appended + said["outcome_unknown"]
     # The same again, as a bus delivers it: nothing runs, and no second result is told.
-    await house.send(opened.workspace_id, requests[0], ordinal="again")
-    assert len(await house.results(opened.workspace_id, 101)) == 101  # with the one of `last`
-    assert verify_all(house.data_dir).ok
+    await app.send(opened.workspace_id, requests[0], ordinal="again")
+    assert len(await app.results(opened.workspace_id, 101)) == 101  # with the one of `last`
+    assert verify_all(app.data_dir).ok
 
 
-async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: ToolHouse) -> None:
-    opened = await house.open()
-    good = house.request(opened, "files.read", "good", path="src/a.py")
+async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(app: ToolHouse) -> None:
+    opened = await app.open()
+    good = app.request(opened, "files.read", "good", path="src/a.py")
     unbound = {
-        **house.request(opened, "files.read", "unbound", path="src/a.py"),
+        **app.request(opened, "files.read", "unbound", path="src/a.py"),
         "capability_token": opened.capability_token,
     }
     changed = {
-        **house.request(opened, "files.read", "changed", path="src/a.py"),
+        **app.request(opened, "files.read", "changed", path="src/a.py"),
         "arguments": {"path": "Makefile"},
     }
     wrong = {**good, "request_id": "wrong", "arguments": ["src/a.py"]}
     lost = {**good, "request_id": "lost", "workspace": "ws-gone"}
     for data in (wrong, unbound, changed, good):
-        await house.send(opened.workspace_id, data)
-    await house.send("ws-gone", lost)
-    results = {
-        result["request_id"]: result for result in await house.results(opened.workspace_id, 4)
-    }
+        await app.send(opened.workspace_id, data)
+    await app.send("ws-gone", lost)
+    results = {result["request_id"]: result for result in await app.results(opened.workspace_id, 4)}
     assert {key: result["status"] for key, result in results.items()} == {
         "wrong": ToolStatus.INVALID,
         "unbound": ToolStatus.BLOCKED,
@@ -164,38 +162,36 @@ async def test_what_is_no_request_has_a_result_and_is_a_dead_letter(house: ToolH
     }
     assert "arguments" in results["wrong"]["error"]
     assert "bound to its request" in results["unbound"]["error"]
-    [gone] = await house.results("ws-gone", 1)
+    [gone] = await app.results("ws-gone", 1)
     assert (gone["request_id"], gone["status"]) == ("lost", ToolStatus.BLOCKED)
-    buried = [letter async for letter in letters(house.bus)]
+    buried = [letter async for letter in letters(app.bus)]
     assert [letter.code for letter in buried] == ["INVALID_REQUEST"]
 
 
 async def test_more_workspaces_than_allowed_and_a_time_that_is_too_long_are_refused(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="ttl_seconds is 999999"):
-        await house.open(ttl_seconds=999999)
+        await app.open(ttl_seconds=999999)
     with pytest.raises(grpc.aio.AioRpcError, match="unknown persona"):
-        await house.open(persona="king")
+        await app.open(persona="king")
     with pytest.raises(grpc.aio.AioRpcError, match="repository is missing"):
-        await house.rpc("OpenWorkspace", pb.OpenWorkspaceRequest(role="dev"))
-    short = await house.open(ttl_seconds=1)
+        await app.rpc("OpenWorkspace", pb.OpenWorkspaceRequest(role="dev"))
+    short = await app.open(ttl_seconds=1)
     async with asyncio.timeout(60):
-        while house.visits.is_open(short.workspace_id):
+        while app.visits.is_open(short.workspace_id):
             await asyncio.sleep(0.05)
     with pytest.raises(grpc.aio.AioRpcError, match=r"its time is over|expired"):
-        await house.call(short, "files.read", "r-1", path="src/a.py")
+        await app.call(short, "files.read", "r-1", path="src/a.py")
 
 
-async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> None:
-    opened = await house.open()
-    parked = await house.call(opened, "files.delete", "r-1", path="src/a.py")
+async def test_a_parked_request_that_is_allowed_runs_once(app: ToolHouse) -> None:
+    opened = await app.open()
+    parked = await app.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (parked.status, "ask first" in parked.error) == ("parked", True)
-    await house.send(
-        opened.workspace_id, house.request(opened, "files.delete", "r-2", path="Makefile")
-    )
-    await house.results(opened.workspace_id, 2)
-    listed = (await house.rpc("ListParked", pb.ListParkedRequest())).parked
+    await app.send(opened.workspace_id, app.request(opened, "files.delete", "r-2", path="Makefile"))
+    await app.results(opened.workspace_id, 2)
+    listed = (await app.rpc("ListParked", pb.ListParkedRequest())).parked
     assert [(item.request_id, item.tool, item.arguments["path"]) for item in listed] == [
         ("r-1", "files.delete", "src/a.py"),
         ("r-2", "files.delete", "Makefile"),
@@ -205,25 +201,23 @@ async def test_a_parked_request_that_is_allowed_runs_once(house: ToolHouse) -> N
         ("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True)),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="eve is no operator"):
-            await house.rpc(method, request, OTHER)
-    allowed = await house.rpc(
-        "ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True)
-    )
-    refused = await house.rpc(
+            await app.rpc(method, request, OTHER)
+    allowed = await app.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
+    refused = await app.rpc(
         "ResolveParked", pb.ResolveParkedRequest(request_id=listed[1].id, reason="needed")
     )
     assert (allowed.state, refused.state) == ("allowed", "refused")
-    results = await house.results(opened.workspace_id, 3)
+    results = await app.results(opened.workspace_id, 3)
     assert [(result["request_id"], result["status"]) for result in results] == [
         ("r-1", "parked"),
         ("r-2", "parked"),
         ("r-1", "success"),
     ]
-    again = await house.call(opened, "files.delete", "r-1", path="src/a.py")
+    again = await app.call(opened, "files.delete", "r-1", path="src/a.py")
     assert (again.status, again.output["deleted"]) == ("success", True)
     assert (
-        await house.call(opened, "files.delete", "r-3", path="Makefile")
+        await app.call(opened, "files.delete", "r-3", path="Makefile")
     ).error == "an operator refused it: needed"
     with pytest.raises(grpc.aio.AioRpcError, match="it was allowed already"):
-        await house.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
-    assert verify_all(house.data_dir).ok
+        await app.rpc("ResolveParked", pb.ResolveParkedRequest(request_id="r-1", allow=True))
+    assert verify_all(app.data_dir).ok

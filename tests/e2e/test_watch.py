@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from house import SOLVED, WRONG, Command, scripted, task_of, turn
+from command import SOLVED, WRONG, Command, scripted, task_of, turn
 from moothall.config import environment
 from moothall.testing.model import Fault, scripted_model
 from support.forge import REPOSITORY, Place, fake_forge, place_of

@@ -38,17 +38,17 @@ CHECKS = {
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, {"a.txt": "a\n", "b.txt": "b\n", "sub/c.txt": "c\n"}) as house:
-        yield house
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, {"a.txt": "a\n", "b.txt": "b\n", "sub/c.txt": "c\n"}) as app:
+        yield app
 
 
-async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house: Local) -> None:
-    base = house.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
-    left = house.settings.data_dir / "environments" / f".{environment_key(base)}-half"
+async def test_setup_once_and_its_results_are_read_only_in_every_workspace(app: Local) -> None:
+    base = app.base(setup=SETUP, checks=CHECKS, lock_digest="lock")
+    left = app.settings.data_dir / "environments" / f".{environment_key(base)}-half"
     left.mkdir(parents=True)
     told: list[str] = []
-    prepared = await house.preparer.prepare(base, told.append)
+    prepared = await app.preparer.prepare(base, told.append)
     assert not left.exists()
     assert prepared.files == ("a.txt", "b.txt", "sub/c.txt")
     assert prepared.runs["tests"].output == "tool\ndep\na\nb\nd\n", (
@@ -58,40 +58,40 @@ async def test_setup_once_and_its_results_are_read_only_in_every_workspace(house
     assert "Read-only file system" in prepared.runs["closed"].output
     assert len([line for line in told if line.startswith("setting up")]) == 1
     again: list[str] = []
-    assert await house.preparer.prepare(base, again.append) == prepared
+    assert await app.preparer.prepare(base, again.append) == prepared
     assert again == []
-    async with house.workspaces.open(prepared, "w") as workspace:
+    async with app.workspaces.open(prepared, "w") as workspace:
         assert not (await workspace.patch("nothing")).diff
 
 
-async def test_two_at_once_prepare_once(house: Local) -> None:
-    base = house.base(setup=SETUP, checks=CHECKS)
+async def test_two_at_once_prepare_once(app: Local) -> None:
+    base = app.base(setup=SETUP, checks=CHECKS)
     told: list[str] = []
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(house.preparer.prepare(base, told.append)) for _ in range(2)]
+        tasks = [group.create_task(app.preparer.prepare(base, told.append)) for _ in range(2)]
     assert tasks[0].result() == tasks[1].result()
     assert len([line for line in told if line.startswith("setting up")]) == 1
 
 
-async def test_a_setup_that_fails_says_how_and_is_tried_again(house: Local) -> None:
-    base = house.base(setup=(("sh", "-c", "echo it broke here; exit 3"),))
+async def test_a_setup_that_fails_says_how_and_is_tried_again(app: Local) -> None:
+    base = app.base(setup=(("sh", "-c", "echo it broke here; exit 3"),))
     for _ in range(2):
         with pytest.raises(RepositoryError, match=r"(?s)exit code 3.*it broke here"):
-            await house.preparer.prepare(base)
-    assert os.listdir(house.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
+            await app.preparer.prepare(base)
+    assert os.listdir(app.settings.data_dir / "environments") == []  # noqa: PTH208 - names are what is meant
 
 
 async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_up(
-    house: Local,
+    app: Local,
 ) -> None:
     kept = (
         'for at in "$XDG_CACHE_HOME" "$npm_config_cache" "$npm_config_store_dir"; do mkdir -p '
         '"$at"; echo > "$at/big"; echo "$at" >> /env/made; done'
     )
-    base = house.base(
+    base = app.base(
         setup=(("sh", "-c", kept),), checks={"tests": ("sh", "-c", "cat /env/made; ls -A /env")}
     )
-    *said, left = (await house.preparer.prepare(base)).runs["tests"].output.split()
+    *said, left = (await app.preparer.prepare(base)).runs["tests"].output.split()
     assert len(said) == 3
     assert all(path.startswith("/env/.downloads/") for path in said), (
         "what /tmp holds is memory, and too little for a large project"
@@ -99,7 +99,7 @@ async def test_what_is_downloaded_lies_on_the_disk_and_is_gone_when_all_is_set_u
     assert left == "made"
 
 
-async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
+async def test_what_fails_and_may_is_left_out_and_said(app: Local) -> None:
     bad = ("sh", "-c", "echo 'ValueError: no such thing' >&2; exit 1")
     steps = (
         SetupStep(
@@ -112,8 +112,8 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
         SetupStep(("sh", "-c", "pwd > /env/where"), folder="sub"),
     )
     told: list[str] = []
-    prepared = await house.preparer.prepare(
-        house.base(
+    prepared = await app.preparer.prepare(
+        app.base(
             setup=(bad,),
             steps=steps,
             notes=("a note",),
@@ -129,8 +129,8 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
         ("sh", "-c", "echo worse; exit 2"), instead=(SetupStep(("sh", "-c", "echo worst; exit 3")),)
     )
     with pytest.raises(RepositoryError) as error:
-        await house.preparer.prepare(
-            house.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),))
+        await app.preparer.prepare(
+            app.base(setup=(bad,), steps=(SetupStep(bad, instead=(worse,)),))
         )
     last, first = error.value.message.split("Before it ")
     assert "echo worst; exit 3" in last
@@ -140,14 +140,14 @@ async def test_what_fails_and_may_is_left_out_and_said(house: Local) -> None:
 
 
 async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_have_more(
-    house: Local,
+    app: Local,
 ) -> None:
     def preparer(**more: float) -> Preparer:
-        workspace = house.settings.workspace.model_copy(update={"base_seconds": 1.0, **more})
-        house.workspaces._settings = house.settings.model_copy(update={"workspace": workspace})
-        return Preparer(house.workspaces._settings, lambda _: house.clone, house.workspaces)
+        workspace = app.settings.workspace.model_copy(update={"base_seconds": 1.0, **more})
+        app.workspaces._settings = app.settings.model_copy(update={"workspace": workspace})
+        return Preparer(app.workspaces._settings, lambda _: app.clone, app.workspaces)
 
-    base = house.base(checks={"tests": ("sh", "-c", "sleep 600")})
+    base = app.base(checks={"tests": ("sh", "-c", "sleep 600")})
     first = await preparer().prepare(base)
     assert first.runs["tests"].output.startswith(
         "tests hit the limit of 1 s (workspace.base_seconds)"
@@ -164,25 +164,25 @@ async def test_a_check_that_hit_its_limit_is_not_waited_out_again_until_it_may_h
 
 
 async def test_a_base_that_nothing_could_judge_is_tried_again(
-    house: Local,
+    app: Local,
 ) -> None:
-    base = house.base(checks={"tests": ("no-such-program",)})
+    base = app.base(checks={"tests": ("no-such-program",)})
     for _ in range(2):
         told: list[str] = []
-        await house.preparer.prepare(base, told.append)
+        await app.preparer.prepare(base, told.append)
         assert "running tests on the untouched base" in told
 
 
 async def test_the_python_of_an_environment_finds_our_reporters_whatever_its_path_variable_says(
-    house: Local,
+    app: Local,
 ) -> None:
     script = "env PYTHONPATH=/nowhere /env/bin/python -c 'import moothall_lines'"
-    base = house.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
-    prepared = await house.preparer.prepare(base)
+    base = app.base(setup=(("/env/bin/python", "-V"),), checks={"tests": ("sh", "-c", script)})
+    prepared = await app.preparer.prepare(base)
     assert prepared.runs["tests"].verdict is Verdict.PASSED, prepared.runs["tests"].output
 
 
-async def test_setup_alone_sees_a_history(house: Local) -> None:
+async def test_setup_alone_sees_a_history(app: Local) -> None:
     describe = (
         "sh",
         "-c",
@@ -191,8 +191,8 @@ async def test_setup_alone_sees_a_history(house: Local) -> None:
             "touch .git/mine"
         ),
     )
-    prepared = await house.preparer.prepare(
-        house.base(
+    prepared = await app.preparer.prepare(
+        app.base(
             setup=(describe,),
             history=True,
             checks={"tests": ("sh", "-c", "cat /env/version; ls -A")},
@@ -201,87 +201,87 @@ async def test_setup_alone_sees_a_history(house: Local) -> None:
     assert prepared.runs["tests"].output.split() == ["v0.1.0", "a.txt", "b.txt", "sub"]
 
 
-async def test_a_check_runs_in_its_folder(house: Local) -> None:
-    prepared = await house.preparer.prepare(
-        house.base(checks={"tests": ("cat", "c.txt"), "root": ("pwd",)}, folders={"tests": "sub"})
+async def test_a_check_runs_in_its_folder(app: Local) -> None:
+    prepared = await app.preparer.prepare(
+        app.base(checks={"tests": ("cat", "c.txt"), "root": ("pwd",)}, folders={"tests": "sub"})
     )
     assert prepared.runs["tests"].output == "c\n"
     assert prepared.runs["root"].output == "/workspace\n"
 
 
-async def test_a_setup_that_hangs_is_stopped(house: Local) -> None:
-    settings = house.settings.model_copy(
-        update={"workspace": house.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
+async def test_a_setup_that_hangs_is_stopped(app: Local) -> None:
+    settings = app.settings.model_copy(
+        update={"workspace": app.settings.workspace.model_copy(update={"setup_seconds": 0.5})}
     )
-    base = house.base(setup=(("sleep", "600"),))
+    base = app.base(setup=(("sleep", "600"),))
     with pytest.raises(RepositoryError, match="stopped: timeout"):
-        await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+        await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)
 
 
 async def test_a_setup_that_hits_a_limit_of_ours_names_it_and_what_may_fail_may(
     tmp_path: Path,
 ) -> None:
     write = ("sh", "-c", "dd if=/dev/zero of=big bs=1M count=20 2>&1")
-    async with local(tmp_path, disk_bytes=5_000_000) as house:
+    async with local(tmp_path, disk_bytes=5_000_000) as app:
         with pytest.raises(
             RepositoryError,
             match=r"stopped: disk \(a file may have sandbox.disk_bytes = 5e\+06 bytes",
         ):
-            await house.preparer.prepare(house.base(setup=(write,)))
+            await app.preparer.prepare(app.base(setup=(write,)))
         told: list[str] = []
         steps = (SetupStep(write, optional=True), SetupStep(write, instead=(SetupStep(("true",)),)))
-        await house.preparer.prepare(house.base(setup=(write,), steps=steps), told.append)
+        await app.preparer.prepare(app.base(setup=(write,), steps=steps), told.append)
     assert any(line.startswith("left out: ") for line in told)
     assert any(line.startswith("that failed") for line in told)
 
 
-async def test_setup_has_the_network_that_the_operator_allows(house: Local) -> None:
-    workspace = house.settings.workspace.model_copy(update={"setup_network": "off"})
-    settings: Settings = house.settings.model_copy(update={"workspace": workspace})
-    base = house.base(setup=(("sh", "-c", "test $(wc -l < /proc/net/route) -gt 1"),))
+async def test_setup_has_the_network_that_the_operator_allows(app: Local) -> None:
+    workspace = app.settings.workspace.model_copy(update={"setup_network": "off"})
+    settings: Settings = app.settings.model_copy(update={"workspace": workspace})
+    base = app.base(setup=(("sh", "-c", "test $(wc -l < /proc/net/route) -gt 1"),))
     with pytest.raises(RepositoryError, match="setup_network is 'off'"):
-        await Preparer(settings, lambda _: house.clone, house.workspaces).prepare(base)
+        await Preparer(settings, lambda _: app.clone, app.workspaces).prepare(base)
 
 
 def test_keys_follow_what_they_stand_for(tmp_path: Path) -> None:
-    house = Local(Settings(data_dir=tmp_path), None, None, None, "0" * 40)  # type: ignore[arg-type]  # only base() is used
-    base = house.base(setup=SETUP, checks=CHECKS, lock_digest="one")
+    app = Local(Settings(data_dir=tmp_path), None, None, None, "0" * 40)  # type: ignore[arg-type]  # only base() is used
+    base = app.base(setup=SETUP, checks=CHECKS, lock_digest="one")
     other_commit = replace(base, sha="1" * 40)
     other_lock = replace(base, profile=replace(base.profile, lock_digest="two"))
     assert environment_key(base) == environment_key(other_commit)
     assert environment_key(base) != environment_key(other_lock)
     assert len({prepared_key(base), prepared_key(other_commit), prepared_key(other_lock)}) == 3
-    assert environment_key(house.base(checks={"tests": ("make",)})) == ""
-    assert environment_key(house.base(checks={"tests": ("python", "-m", "pytest")})) != ""
+    assert environment_key(app.base(checks={"tests": ("make",)})) == ""
+    assert environment_key(app.base(checks={"tests": ("python", "-m", "pytest")})) != ""
 
 
 async def test_a_spare_executor_is_kept_ready_and_used(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": "a\n"}, warm=1) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "first"):
-            spare = await _spare(house, prepared.key)
-        async with house.workspaces.open(prepared, "second") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n"}, warm=1) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "first"):
+            spare = await _spare(app, prepared.key)
+        async with app.workspaces.open(prepared, "second") as workspace:
             assert workspace.pid == spare.pid
-        spare = await _spare(house, prepared.key)
+        spare = await _spare(app, prepared.key)
         spare.kill()
-        async with house.workspaces.open(prepared, "third") as workspace:
+        async with app.workspaces.open(prepared, "third") as workspace:
             assert workspace.pid != spare.pid
-            assert (await house.call(workspace, "files.read", path="a.txt")).output[
+            assert (await app.call(workspace, "files.read", path="a.txt")).output[
                 "content"
             ] == "a\n"
-    assert list((house.settings.data_dir / "run").iterdir()) == []
+    assert list((app.settings.data_dir / "run").iterdir()) == []
 
 
-async def _spare(house: Local, key: str) -> ExecutorClient:
+async def _spare(app: Local, key: str) -> ExecutorClient:
     async with asyncio.timeout(10):
-        while not house.workspaces.pool._spares[key]:
+        while not app.workspaces.pool._spares[key]:
             await asyncio.sleep(0.02)
-    return house.workspaces.pool._spares[key][0]
+    return app.workspaces.pool._spares[key][0]
 
 
-async def test_a_closed_house_opens_nothing(house: Local, tmp_path: Path) -> None:
-    prepared = await house.prepared()
-    async with LocalWorkspaces(house.settings, lambda _: house.clone) as other:
+async def test_a_closed_house_opens_nothing(app: Local, tmp_path: Path) -> None:
+    prepared = await app.prepared()
+    async with LocalWorkspaces(app.settings, lambda _: app.clone) as other:
         pass
     opening = other.open(prepared, "late")
     with pytest.raises(WorkspaceFailed, match="being closed"):

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from served import Served
 
-from house import task_of, turn
+from command import task_of, turn
 from moothall.pb.planning.v1 import planning_pb2 as pb
 from moothall.pb.planning.v1.planning_pb2_grpc import PlanningServiceStub
 
@@ -96,11 +96,11 @@ def make_repository(path: Path, check: str = CHECK) -> Path:
 class Person:
     """Somebody at the board of a house."""
 
-    def __init__(self, house: Served, story_id: str = "") -> None:
-        self.board = PlanningServiceStub(house.channel)
-        self.stub = house.stub(PERSON)
+    def __init__(self, app: Served, story_id: str = "") -> None:
+        self.board = PlanningServiceStub(app.channel)
+        self.stub = app.stub(PERSON)
         self.story_id = story_id
-        self.house = house
+        self.app = app
 
     async def create(self, brief: str) -> None:
         request = pb.CreateStoryRequest(
@@ -125,7 +125,7 @@ class Person:
     async def delivered(self) -> dict[str, Any]:
         """Return what became of the story, told after its last move to done."""
         headers = {"Authorization": METADATA[0][1]}
-        url = f"http://{self.house.web}/api/v1/stories/{self.story_id}"
+        url = f"http://{self.app.web}/api/v1/stories/{self.story_id}"
         async with asyncio.timeout(_PATIENCE), aiohttp.ClientSession(headers=headers) as session:
             while True:
                 async with session.get(url) as response:

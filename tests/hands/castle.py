@@ -149,7 +149,7 @@ def canaries(folder: Path) -> Iterator[Canaries]:
 class Castle:
     """One workspace, and the gate before it."""
 
-    house: Local
+    app: Local
     gate: ToolGateway
     prepared: Prepared
     canaries: Canaries
@@ -245,10 +245,10 @@ class Castle:
 
     @property
     def _kept(self) -> tuple[Path, ...]:
-        clone = self.house.clone.path
+        clone = self.app.clone.path
         return (
             self.canaries.folder,
-            self.house.settings.data_dir.parent / "repo",
+            self.app.settings.data_dir.parent / "repo",
             *self.prepared_tree,
             clone / "hooks",
             clone / "info",
@@ -258,13 +258,13 @@ class Castle:
     def prepared_tree(self) -> tuple[Path, ...]:
         """The shared checkout below the workspace."""
         return tuple(
-            self.house.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree
+            self.app.workspaces.pool.layout.place(self.prepared.base, self.prepared.key).tree
         )
 
     def remember(self) -> None:
         """Take the picture that everything is compared with."""
         for folder in ("hooks", "info"):
-            (self.house.clone.path / folder).mkdir(exist_ok=True)
+            (self.app.clone.path / folder).mkdir(exist_ok=True)
         self.canaries.kept = picture(*self._kept)
 
     async def clean(self) -> None:
@@ -290,7 +290,7 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
     rules_catalogue = {name: replace(spec, own_rate=Rate(0, 0)) for name, spec in CATALOGUE.items()}
     folder.mkdir(exist_ok=True)
     async with (
-        local(folder, FILES, **{**LIMITS, **limits}) as house,
+        local(folder, FILES, **{**LIMITS, **limits}) as app,
         AuditLog(folder / "data", "host-1") as audit,
         site() as name,
     ):
@@ -299,13 +299,13 @@ async def castle(folder: Path, **limits: Any) -> AsyncIterator[Castle]:
             rules = Rules(catalogue=rules_catalogue, toolkits={"http": web.call, "web": web.call})
             facts = Facts()
             gate = ToolGateway(GuardSettings(breaker_failures=1000), audit, facts.publish, rules)
-            prepared = await house.prepared({"tests": PYTEST})
-            standing = PersistentWorkspace("ws-1", house.workspaces, prepared, rules_catalogue)
+            prepared = await app.prepared({"tests": PYTEST})
+            standing = PersistentWorkspace("ws-1", app.workspaces, prepared, rules_catalogue)
             closing = asyncio.Event()
             async with asyncio.TaskGroup() as group:
                 group.create_task(standing.keep(closing))
                 try:
-                    built = Castle(house, gate, prepared, out, facts, name, standing)
+                    built = Castle(app, gate, prepared, out, facts, name, standing)
                     await standing.ready()
                     built.remember()
                     yield built

@@ -95,13 +95,13 @@ async def hall(settings: Settings, folder: Path, **guard: Any) -> AsyncIterator[
         keep(settings, own, name, found.tools)
     catalogue = {spec.name: replace(spec, own_rate=Rate(0, 0)) for spec in FAMILY.specs(settings)}
     async with (
-        local(folder, toolchains=settings.sandbox.toolchains) as house,
+        local(folder, toolchains=settings.sandbox.toolchains) as app,
         AuditLog(folder / "data", "host-1") as audit,
         FAMILY.open(settings) as opened,
     ):
         facts = Facts()
         rules = Rules(catalogue=catalogue, toolkits={"mcp": opened.toolkit})
-        async with house.workspaces.open(await house.prepared(), "ws-1") as workspace:
+        async with app.workspaces.open(await app.prepared(), "ws-1") as workspace:
             gate = ToolGateway(
                 GuardSettings(**{"breaker_failures": 1000, **guard}), audit, facts.publish, rules
             )

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, make_command, served
 
-from house import Command, by_task, git, scripted, turn
+from command import Command, by_task, git, scripted, turn
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 

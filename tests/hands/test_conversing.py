@@ -39,8 +39,8 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
     opened: Any, tmp_path: Path
 ) -> None:
     async with (
-        opened(tmp_path) as house,
-        house.workspaces.open(await house.prepared(), "one") as workspace,
+        opened(tmp_path) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
         for keeps in (False, True):
             caller = Caller(3)
@@ -68,6 +68,4 @@ async def test_a_program_hears_and_says_lines_and_its_files_stay_where_that_is_w
             python("import time; time.sleep(99)"), Caller(1), seconds=1, most=1000, keeps=True
         )
         assert silent == "it was stopped: timeout"
-        assert (await house.call(workspace, "files.read", path="said.txt")).output[
-            "total_lines"
-        ] == 3
+        assert (await app.call(workspace, "files.read", path="said.txt")).output["total_lines"] == 3

@@ -97,61 +97,61 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def desk(host: str, root: Path) -> AsyncIterator[Desk]:
+async def deliberations(host: str, root: Path) -> AsyncIterator[Desk]:
     """A workspace with the image `app`; at its end nothing of it is left."""
-    desk = Desk(root, host)
-    built = await desk.ask("build", tag="app")
+    deliberations = Desk(root, host)
+    built = await deliberations.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert built.output["image"].startswith("sha256:")
-    yield desk
-    await desk.tools.close_workspace(desk.id)
+    yield deliberations
+    await deliberations.tools.close_workspace(deliberations.id)
     async with engine_at(host) as session:
         assert await session.ask("GET", "/containers/json", query={"all": "1"}) == []
         assert await session.ask("GET", "/images/json") == []
 
 
-async def test_a_container_runs_and_is_gone(desk: Desk) -> None:
-    result = await desk.ask("run", image="app")
+async def test_a_container_runs_and_is_gone(deliberations: Desk) -> None:
+    result = await deliberations.ask("run", image="app")
     assert (result.output["exit_code"], result.output["output"]) == (0, "from the image\n"), (
         result.error
     )
-    result = await desk.run(
+    result = await deliberations.run(
         "/bin/busybox", "sh", "-c", "echo $GREETING $X; echo err >&2; exit 7", env=["X=there"]
     )
     assert result.output["exit_code"] == 7, result.error
     assert sorted(result.output["output"].split()) == ["err", "hello", "there"]
-    assert (await desk.ask("ps")).output["containers"] == []
+    assert (await deliberations.ask("ps")).output["containers"] == []
 
 
-async def test_a_container_that_goes_on(desk: Desk) -> None:
-    started = await desk.run(
+async def test_a_container_that_goes_on(deliberations: Desk) -> None:
+    started = await deliberations.run(
         "/bin/busybox", "sh", "-c", "echo ready; exec /bin/busybox sleep 1000", detach=True
     )
     container = started.output["container"]
-    listed = (await desk.ask("ps")).output["containers"]
+    listed = (await deliberations.ask("ps")).output["containers"]
     assert [(one["container"], one["image"], one["state"]) for one in listed] == [
         (container, "app", "running")
     ]
-    done = await desk.ask(
+    done = await deliberations.ask(
         "exec", container=container, command=["/bin/busybox", "sh", "-c", "echo $GREETING; exit 3"]
     )
     assert (done.output["exit_code"], done.output["output"]) == (3, "hello\n"), done.error
     async with asyncio.timeout(30):
-        while not (said := await desk.ask("logs", container=container)).output["output"]:
+        while not (said := await deliberations.ask("logs", container=container)).output["output"]:
             await asyncio.sleep(0.1)
     assert said.output == {"output": "ready\n", "truncated": False}
-    assert (await desk.ask("stop", container=container)).status is ToolStatus.SUCCESS
-    assert (await desk.ask("ps")).output["containers"][0]["state"] == "exited"
-    assert (await desk.ask("rm", container=container)).status is ToolStatus.SUCCESS
-    assert (await desk.ask("ps")).output["containers"] == []
+    assert (await deliberations.ask("stop", container=container)).status is ToolStatus.SUCCESS
+    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "exited"
+    assert (await deliberations.ask("rm", container=container)).status is ToolStatus.SUCCESS
+    assert (await deliberations.ask("ps")).output["containers"] == []
 
 
 LOOK = """cat /proc/self/status; cat /proc/mounts; id; ls /sys/class/net /dev; touch /x /bin/x /etc/x; touch /tmp/mine && echo wrote
 mkdir /tmp/m; mount -t tmpfs none /tmp/m; cat /proc/net/route; ls /var/run /run /root /home /host; env"""
 
 
-async def test_every_container_is_bounded(desk: Desk) -> None:
-    result = await desk.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
+async def test_every_container_is_bounded(deliberations: Desk) -> None:
+    result = await deliberations.run("/bin/busybox", "sh", "-c", LOOK.replace("\n", ";"))
     said = result.output["output"]
     status = dict(
         line.split(":", 1)
@@ -166,8 +166,8 @@ async def test_every_container_is_bounded(desk: Desk) -> None:
     assert "wrote" in said
     assert "mount: permission denied" in said
     assert "docker.sock" not in said
-    async with engine_at(desk.settings.host or "") as session:
-        started = await desk.run("/bin/busybox", "sleep", "1000", detach=True)
+    async with engine_at(deliberations.settings.host or "") as session:
+        started = await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)
         told = await session.ask("GET", f"/containers/{started.output['container']}/json")
     host = told["HostConfig"]
     wanted = {
@@ -191,7 +191,7 @@ async def test_every_container_is_bounded(desk: Desk) -> None:
     assert not host["Binds"] and not host["Devices"] and not told["Mounts"]  # noqa: PT018 - three ways in
 
 
-async def test_limits_hold_and_say_so(host: str, root: Path, desk: Desk) -> None:
+async def test_limits_hold_and_say_so(host: str, root: Path, deliberations: Desk) -> None:
     small = Desk(
         root,
         host,
@@ -235,8 +235,10 @@ async def test_limits_hold_and_say_so(host: str, root: Path, desk: Desk) -> None
     await small.tools.close_workspace(small.id)
 
 
-async def test_a_workspace_sees_only_its_own(host: str, root: Path, desk: Desk) -> None:
-    mine = (await desk.run("/bin/busybox", "sleep", "1000", detach=True)).output["container"]
+async def test_a_workspace_sees_only_its_own(host: str, root: Path, deliberations: Desk) -> None:
+    mine = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+        "container"
+    ]
     for other, tenant in ((Desk(root, host, "ws-2"), "local"), (Desk(root, host, "ws-1"), "acme")):
         assert (await other.ask("ps", tenant)).output["containers"] == []
         tries: list[tuple[str, dict[str, Any]]] = [
@@ -251,22 +253,26 @@ async def test_a_workspace_sees_only_its_own(host: str, root: Path, desk: Desk) 
         image = await other.ask("run", tenant, image="app")
         assert (image.status, "docker.images" in image.error) == (ToolStatus.BLOCKED, True)
         await other.tools.close_workspace(other.id)
-    assert (await desk.ask("ps")).output["containers"][0]["state"] == "running"
+    assert (await deliberations.ask("ps")).output["containers"][0]["state"] == "running"
 
 
-async def test_what_expired_is_removed_whoever_made_it(host: str, root: Path, desk: Desk) -> None:
+async def test_what_expired_is_removed_whoever_made_it(
+    host: str, root: Path, deliberations: Desk
+) -> None:
     short = Desk(root, host, "ws-3", ttl_seconds=10)
     assert (await short.ask("build", tag="gone")).status is ToolStatus.SUCCESS
     assert (
         await short.ask("run", image="gone", command=["/bin/busybox", "sleep", "1000"], detach=True)
     ).status is ToolStatus.SUCCESS
-    kept = (await desk.run("/bin/busybox", "sleep", "1000", detach=True)).output["container"]
-    await desk.tools.sweep()
+    kept = (await deliberations.run("/bin/busybox", "sleep", "1000", detach=True)).output[
+        "container"
+    ]
+    await deliberations.tools.sweep()
     assert len((await short.ask("ps")).output["containers"]) == 1
     async with asyncio.timeout(60):
         while (await short.ask("ps")).output["containers"]:
             await asyncio.sleep(0.5)
-            await desk.tools.sweep()
+            await deliberations.tools.sweep()
     async with engine_at(host) as session:
         assert [
             tag
@@ -274,7 +280,9 @@ async def test_what_expired_is_removed_whoever_made_it(host: str, root: Path, de
             for tag in image["RepoTags"]
             if tag.endswith(":gone")
         ] == []
-    assert [one["container"] for one in (await desk.ask("ps")).output["containers"]] == [kept]
+    assert [one["container"] for one in (await deliberations.ask("ps")).output["containers"]] == [
+        kept
+    ]
 
 
 class _Count(BaseHTTPRequestHandler):
@@ -322,8 +330,8 @@ async def test_a_build_fetches_nothing_and_runs_nothing(host: str, root: Path, t
         (root / "Dockerfile").write_text(
             text.replace("{port}", str(server.server_port)), encoding="utf-8"
         )
-        desk = Desk(root, host, "ws-4")
-        result = await desk.ask("build", tag="app")
+        deliberations = Desk(root, host, "ws-4")
+        result = await deliberations.ask("build", tag="app")
         assert result.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}, result
         assert _Count.count == 0
         async with engine_at(host) as session:
@@ -341,18 +349,18 @@ async def test_builds_are_bounded_and_run_where_the_operator_says_so(host: str, 
         "FROM scratch\nCOPY --from=one /made /made\nCOPY --from=0 /bin/busybox /bin/busybox\n",
         encoding="ascii",
     )
-    desk = Desk(root, host, "ws-5", build_runs=True)
-    built = await desk.ask("build", tag="app")
+    deliberations = Desk(root, host, "ws-5", build_runs=True)
+    built = await deliberations.ask("build", tag="app")
     assert built.status is ToolStatus.SUCCESS, built.error
     assert "eth" not in built.output["output"]
-    read = await desk.run("/bin/busybox", "cat", "/made")
+    read = await deliberations.run("/bin/busybox", "cat", "/made")
     assert read.output["output"] == "x\n"
     (root / "Dockerfile").write_text(
         'FROM scratch\nCOPY bin /bin/\nRUN ["/bin/busybox", "false"]\n', encoding="ascii"
     )
-    failed = await desk.ask("build", tag="app-2")
+    failed = await deliberations.ask("build", tag="app-2")
     assert (failed.status, "the build failed" in failed.error) == (ToolStatus.INVALID, True)
-    await desk.tools.close_workspace(desk.id)
+    await deliberations.tools.close_workspace(deliberations.id)
     few = Desk(root, host, "ws-6", context_files=2)
     assert "docker.context_files" in (await few.ask("build", tag="app")).error
     small = Desk(root, host, "ws-6", context_bytes=10_000)

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, EVE, Served, make_command, served
 
-from house import by_task, git, scripted
+from command import by_task, git, scripted
 from moothall.pb.kernel.v1 import kernel_pb2 as kernel
 from moothall.pb.kernel.v1.kernel_pb2_grpc import AgentKernelStub
 from moothall.pb.moothall.v1 import common_pb2
@@ -44,7 +44,7 @@ async def model() -> AsyncIterator[ScriptedModel]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(
+async def app(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("doors")
@@ -86,19 +86,19 @@ class Web:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def web(house: Served) -> AsyncIterator[Web]:
+async def web(app: Served) -> AsyncIterator[Web]:
     async with aiohttp.ClientSession(
-        f"http://{house.web}", timeout=aiohttp.ClientTimeout(total=120)
+        f"http://{app.web}", timeout=aiohttp.ClientTimeout(total=120)
     ) as session:
         yield Web(session)
 
 
-def repo_of(house: Served) -> Path:
-    return house.command.data_dir.parent / "repo"
+def repo_of(app: Served) -> Path:
+    return app.command.data_dir.parent / "repo"
 
 
-async def test_open_call_close_and_a_parked_request_that_runs_once(house: Served, web: Web) -> None:
-    where = {"repository": {"url": str(repo_of(house))}, "role": "DEV"}
+async def test_open_call_close_and_a_parked_request_that_runs_once(app: Served, web: Web) -> None:
+    where = {"repository": {"url": str(repo_of(app))}, "role": "DEV"}
     assert (await web("POST", "/v1/workspaces", where, token=""))[0] == 401
     assert (await web("POST", "/v1/workspaces", where, token="x" * 20))[0] == 401
     status, room = await web("POST", "/v1/workspaces", where)
@@ -135,12 +135,12 @@ async def test_open_call_close_and_a_parked_request_that_runs_once(house: Served
     }  # spent
     assert (await web("DELETE", f"/v1/workspaces/{room['workspace_id']}"))[0] == 204
     assert (await call("files.read", "r-5", path="src/utils.py"))[0] == 404
-    assert (repo_of(house) / "README.md").exists()
+    assert (repo_of(app) / "README.md").exists()
 
 
-async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> None:
-    stub = house.stub()
-    repository = common_pb2.Repository(url=str(repo_of(house)))
+async def test_tasks_show_a_live_and_a_failed_one(app: Served, web: Web) -> None:
+    stub = app.stub()
+    repository = common_pb2.Repository(url=str(repo_of(app)))
     failed = await stub.Deliberate(
         pb.DeliberateRequest(
             task_description=f"WRONG {TASK}",
@@ -171,13 +171,13 @@ async def test_tasks_show_a_live_and_a_failed_one(house: Served, web: Web) -> No
     async with asyncio.timeout(60):
         while (await web("GET", f"/tasks/{live.task_id}"))[1]["status"] != "CANCELLED":
             await asyncio.sleep(0.1)
-    assert git(repo_of(house), "branch", "--list", "moothall/*") == ""
+    assert git(repo_of(app), "branch", "--list", "moothall/*") == ""
 
 
-async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) -> None:
-    stub: Any = AgentKernelStub(house.channel)
+async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> None:
+    stub: Any = AgentKernelStub(app.channel)
     asked = kernel.CreateTaskRequest(
-        prompt=TASK, workspace=str(repo_of(house)), agent="DEV", task_id="kernel-1"
+        prompt=TASK, workspace=str(repo_of(app)), agent="DEV", task_id="kernel-1"
     )
     task = await stub.CreateTask(asked, **as_(ALICE))
     assert (await stub.CreateTask(asked, **as_(ALICE))).task_id == task.task_id == "kernel-1"
@@ -196,7 +196,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) ->
         request.arguments.update(arguments)
         return stub.ExecuteTool(request, **as_(ALICE))
 
-    runner: Any = SecureRunnerStub(house.channel)
+    runner: Any = SecureRunnerStub(app.channel)
     code = "len(files.read(path='src/utils.py')['content'])"
     order = runner_pb.ExecuteRequest(
         task_id=task.task_id,
@@ -238,14 +238,14 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(house: Served) ->
     assert (
         branch == "moothall/team-a_kernel-1"
     )  # a tenant's ids have a key of their own in the house
-    assert "hello_world" in git(repo_of(house), "show", f"{branch}:src/utils.py")
-    git(repo_of(house), "branch", "-D", branch)
+    assert "hello_world" in git(repo_of(app), "show", f"{branch}:src/utils.py")
+    git(repo_of(app), "branch", "-D", branch)
 
 
-async def test_a_task_of_the_kernel_that_is_cancelled(house: Served, model: ScriptedModel) -> None:
-    stub: Any = AgentKernelStub(house.channel)
+async def test_a_task_of_the_kernel_that_is_cancelled(app: Served, model: ScriptedModel) -> None:
+    stub: Any = AgentKernelStub(app.channel)
     task = await stub.CreateTask(
-        kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(house))), **as_(ALICE)
+        kernel.CreateTaskRequest(prompt=f"HANG {TASK}", workspace=str(repo_of(app))), **as_(ALICE)
     )
     async with asyncio.timeout(60):
         while not model.in_flight:
@@ -283,7 +283,7 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
         command = make_command(tmp_path, model.base_url, hosts="ray")
         port = model.base_url.rpartition(":")[2].partition("/")[0]
     command.extra |= {"MOOTHALL_WEB__PORT": "0"}
-    async with served(command) as house, aiohttp.ClientSession(f"http://{house.web}") as session:
+    async with served(command) as app, aiohttp.ClientSession(f"http://{app.web}") as session:
         web = Web(session)
 
         async def health(token: str = ALICE) -> tuple[int, str, dict[str, Any]]:
@@ -300,7 +300,7 @@ async def test_health_tells_a_killed_host_and_a_stopped_model_server(tmp_path: P
                 while (found := await health())[
                     0
                 ] != 503:  # Ray is quick to start it again: until somebody looks meanwhile
-                    for child in descendants(house.pid):
+                    for child in descendants(app.pid):
                         if command_line(child).startswith("ray::HostActor"):
                             with suppress(psutil.NoSuchProcess):
                                 child.kill()

@@ -27,10 +27,10 @@ TIERS = Counter[str]()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runner(walled: Castle) -> AsyncIterator[LocalRunner]:
-    settings = walled.house.settings.model_copy(
+    settings = walled.app.settings.model_copy(
         update={"runner": RunnerSettings(seconds=2.0, memory_bytes=100_000_000, workers=1)}
     )
-    yield LocalRunner(settings, walled.house.workspaces.pool)
+    yield LocalRunner(settings, walled.app.workspaces.pool)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda attempt: attempt.name)

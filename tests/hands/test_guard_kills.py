@@ -15,7 +15,7 @@ import pytest
 from counting_site import counting_site
 from test_workflow_kills import kill, serve, until
 
-from house import Command
+from command import Command
 from moothall.authorization.tokens import narrow, request_digest
 from moothall.config import BusSettings
 from moothall.domain.event import EventType, new_event

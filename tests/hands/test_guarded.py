@@ -36,7 +36,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
+async def app(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
     async with tool_house(
         tmp_path,
         {"a.txt": "A\n"},
@@ -48,21 +48,21 @@ async def house(tmp_path: Path, site: Site) -> AsyncIterator[ToolHouse]:
         yield opened
 
 
-async def opened_by(house: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
+async def opened_by(app: ToolHouse, token: str) -> pb.OpenWorkspaceResponse:
     request = pb.OpenWorkspaceRequest(
-        repository=common_pb2.Repository(url=str(house.repo)), role="dev"
+        repository=common_pb2.Repository(url=str(app.repo)), role="dev"
     )
-    opened: pb.OpenWorkspaceResponse = await house.rpc("OpenWorkspace", request, token)
+    opened: pb.OpenWorkspaceResponse = await app.rpc("OpenWorkspace", request, token)
     return opened
 
 
-async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) -> None:
-    ours, theirs = await opened_by(house, TOKEN), await opened_by(house, OTHER)
-    await house.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
-    page = await house.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
+async def test_a_tenant_has_nothing_of_anothers(app: ToolHouse, site: Site) -> None:
+    ours, theirs = await opened_by(app, TOKEN), await opened_by(app, OTHER)
+    await app.call(ours, "files.write", "r-1", path="ours.txt", content="our secret\n")
+    page = await app.call(ours, "web.fetch", "r-2", url=f"{site.url}/page")
     assert (page.status, site.seen["GET /page"]) == ("success", 1)
     # Files: another checkout; and ours is closed to them, with our token and with theirs.
-    missing = await house.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
+    missing = await app.call(theirs, "files.read", "r-1", OTHER, path="ours.txt")
     assert missing.status == "error"
     for token, capability in (
         (OTHER, ours.capability_token),
@@ -73,23 +73,23 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
             workspace_id=ours.workspace_id, capability_token=capability
         )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await house.call(crossed, "files.read", "r-9", token, path="ours.txt")
+            await app.call(crossed, "files.read", "r-9", token, path="ours.txt")
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     # Results: a request id is one's own.
     assert "our secret" not in str(missing)
-    assert (await house.call(theirs, "files.list", "r-2", OTHER)).status == "success"
+    assert (await app.call(theirs, "files.list", "r-2", OTHER)).status == "success"
     # The cache: ours does not answer them.
-    again = await house.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
-    fresh = await house.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
+    again = await app.call(ours, "web.fetch", "r-3", url=f"{site.url}/page")
+    fresh = await app.call(theirs, "web.fetch", "r-3", OTHER, url=f"{site.url}/page")
     assert (again.output["text"], site.seen["GET /page"]) == (page.output["text"], 2)
     assert fresh.output["text"] != page.output["text"]
     # Tools that were taken from them are not there for them, and are for us.
-    await Switches(house.bus.bucket(SWITCHES)).switch(
+    await Switches(app.bus.bucket(SWITCHES)).switch(
         "elsewhere", "files.read", enabled=False, who="ann"
     )
     async with asyncio.timeout(60):
         while (
-            gone := await house.call(
+            gone := await app.call(
                 theirs, "files.read", f"t-{asyncio.get_running_loop().time()}", OTHER, path="a.txt"
             )
         ).status != "invalid":
@@ -97,19 +97,19 @@ async def test_a_tenant_has_nothing_of_anothers(house: ToolHouse, site: Site) ->
     assert "there is no tool 'files.read'" in gone.error
     steps = [{"id": "s", "tool": "files.read", "arguments": {"path": "a.txt"}}]
     with pytest.raises(grpc.aio.AioRpcError, match="step s: there is no tool"):
-        _ = [event async for event in house.flowing(theirs, {"steps": steps}, token=OTHER)]
-    assert (await house.call(ours, "files.read", "r-4", path="a.txt")).status == "success"
-    assert verify_all(house.data_dir).ok
+        _ = [event async for event in app.flowing(theirs, {"steps": steps}, token=OTHER)]
+    assert (await app.call(ours, "files.read", "r-4", path="a.txt")).status == "success"
+    assert verify_all(app.data_dir).ok
 
 
 async def test_five_failures_open_the_circuit_and_one_success_closes_it(
-    house: ToolHouse, site: Site
+    app: ToolHouse, site: Site
 ) -> None:
-    opened = await house.open()
+    opened = await app.open()
     said: list[str] = []
 
     async def get() -> str:
-        result = await house.call(opened, "http.get", f"g-{len(said)}", url=f"{site.url}/x")
+        result = await app.call(opened, "http.get", f"g-{len(said)}", url=f"{site.url}/x")
         said.append(result.status)
         return str(result.status)
 
@@ -128,8 +128,8 @@ async def test_five_failures_open_the_circuit_and_one_success_closes_it(
     assert await get() == "success"
 
 
-async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Site) -> None:
-    opened = await house.open()
+async def test_a_workflow_waits_for_an_operators_word(app: ToolHouse, site: Site) -> None:
+    opened = await app.open()
     delete = {"id": "delete", "tool": "http.delete", "arguments": {"url": f"{site.url}/thing"}}
     note = {
         "id": "note",
@@ -140,13 +140,13 @@ async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Si
     async def run(name: str, *, allow: bool) -> list[pb.WorkflowEvent]:
         events: list[pb.WorkflowEvent] = []
         steps = [{**delete, "arguments": {"url": f"{site.url}/{name}"}}, note]
-        async for event in house.flowing(opened, {"id": name, "steps": steps}):
+        async for event in app.flowing(opened, {"id": name, "steps": steps}):
             events.append(event)
             if event.state == "parked":
                 request = pb.ResolveParkedRequest(
                     request_id=f"{name}/delete/1", allow=allow, reason="no"
                 )
-                await house.rpc("ResolveParked", request)
+                await app.rpc("ResolveParked", request)
         return events
 
     yes = await run("yes", allow=True)
@@ -162,6 +162,6 @@ async def test_a_workflow_waits_for_an_operators_word(house: ToolHouse, site: Si
     no = await run("no", allow=False)
     assert (no[-1].state, site.seen["DELETE /no"], site.seen["DELETE /yes"]) == ("failed", 0, 1)
     assert "an operator refused it: no" in str([event.error for event in no])
-    assert house.file(opened.workspace_id, "n") == "it said 200"
-    [approved] = verify_all(house.data_dir).approved
+    assert app.file(opened.workspace_id, "n") == "it said 200"
+    [approved] = verify_all(app.data_dir).approved
     assert (approved.request_id, approved.tool) == ("yes/delete/1", "http.delete")

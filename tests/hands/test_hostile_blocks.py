@@ -39,14 +39,14 @@ FULL = "import sqlite3\n"
 class Bench:
     """A seat's hands: a workspace and what runs its blocks."""
 
-    house: Local
+    app: Local
     workspace: LocalWorkspace
     runner: LocalRunner
     asked: list[tuple[str, Mapping[str, Any]]]
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         self.asked.append((name, arguments))
-        return await self.house.call(self.workspace, name, **arguments)
+        return await self.app.call(self.workspace, name, **arguments)
 
     async def run(self, code: str, **more: Any) -> BlockRun:
         block = CodeBlock(code, TOOLS, in_seconds(60), "local", **more)
@@ -58,12 +58,12 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with local(tmp_path) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "one") as workspace:
-            settings = house.settings.model_copy(update={"runner": LIMITS})
-            yield Bench(house, workspace, LocalRunner(settings, house.workspaces.pool), [])
+async def evaluator(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with local(tmp_path) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "one") as workspace:
+            settings = app.settings.model_copy(update={"runner": LIMITS})
+            yield Bench(app, workspace, LocalRunner(settings, app.workspaces.pool), [])
 
 
 HOSTILE = {
@@ -126,13 +126,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_each_ends_with_its_status_and_the_next_works(bench: Bench, name: str) -> None:
+async def test_each_ends_with_its_status_and_the_next_works(evaluator: Bench, name: str) -> None:
     code, statuses, told = HOSTILE[name]
-    ran = await bench.run(code)
+    ran = await evaluator.run(code)
     assert str(ran.status) in statuses.split("|"), ran
     assert told in ran.error
     assert ran.tier == "monty"
-    after = await bench.run("ws.read('src/utils.py').count('def greet')")
+    after = await evaluator.run("ws.read('src/utils.py').count('def greet')")
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
 
 
@@ -152,18 +152,18 @@ FULL_HOSTILE = {
 
 
 @pytest.mark.parametrize("name", FULL_HOSTILE)
-async def test_cpython_is_held_by_the_kernel(bench: Bench, name: str) -> None:
+async def test_cpython_is_held_by_the_kernel(evaluator: Bench, name: str) -> None:
     code, statuses = FULL_HOSTILE[name]
-    ran = await bench.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
+    ran = await evaluator.run(FULL + code, seconds=5.0, memory_bytes=100_000_000)
     assert str(ran.status) in statuses.split("|"), ran
     assert (ran.tier, ran.why) == ("python", "ModuleNotFoundError: No module named 'sqlite3'")
-    after = await bench.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
+    after = await evaluator.run(f"{FULL}ws.read('src/utils.py').count('def greet')")
     assert (after.status, after.value) == (ToolStatus.SUCCESS, 1), after
 
 
-async def test_paths_that_lead_out_are_refused_symlinks_too(bench: Bench) -> None:
-    made = await bench.house.call(
-        bench.workspace,
+async def test_paths_that_lead_out_are_refused_symlinks_too(evaluator: Bench) -> None:
+    made = await evaluator.app.call(
+        evaluator.workspace,
         "code.shell",
         command="ln -s /etc evil; ln -s ../../../etc/passwd worse; ls",
     )
@@ -181,13 +181,13 @@ for path in ('../x', '/tmp/x', 'evil/x', 'worse', '.git/hooks/pre-commit'):
         told.append('refused')
 told"""  # noqa: E501 - a line of embedded text
     for first in ("", FULL):
-        ran = await bench.run(first + code)
+        ran = await evaluator.run(first + code)
         assert ran.value == ["refused"] * 11, ran
 
 
-async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Bench) -> None:
-    assert (await bench.run("1")).value == 1
-    (pid,) = bench.boxes()
+async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(evaluator: Bench) -> None:
+    assert (await evaluator.run("1")).value == 1
+    (pid,) = evaluator.boxes()
     killed: list[int] = []
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
@@ -200,16 +200,16 @@ async def test_a_runner_that_is_killed_is_an_error_and_the_next_works(bench: Ben
         return ToolResult("", "files.read", ToolStatus.SUCCESS, {"content": "", "total_lines": 0})
 
     block = CodeBlock("ws.read('a')\n'not reached'", TOOLS, in_seconds(30), "local")
-    ran = await bench.runner.run(block, bench.workspace, ask)
+    ran = await evaluator.runner.run(block, evaluator.workspace, ask)
     assert (killed, ran.status) == ([pid], ToolStatus.ERROR)
     assert "was lost" in ran.error
-    assert (await bench.run("2")).value == 2
-    assert bench.boxes() != [pid]
+    assert (await evaluator.run("2")).value == 2
+    assert evaluator.boxes() != [pid]
 
 
 @pytest.mark.parametrize("first", ["", FULL])
 async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
-    bench: Bench, first: str
+    evaluator: Bench, first: str
 ) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         raise WorkspaceFailed("the executor is gone")
@@ -221,12 +221,12 @@ async def test_a_workspace_that_is_lost_under_a_block_is_the_seats_matter(
         "local",
     )
     with pytest.raises(WorkspaceFailed, match="the executor is gone"):
-        await bench.runner.run(block, bench.workspace, ask)
-    assert (await bench.run(f"{first}2")).value == 2
+        await evaluator.runner.run(block, evaluator.workspace, ask)
+    assert (await evaluator.run(f"{first}2")).value == 2
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_the_time_of_tools_is_not_the_blocks(bench: Bench, first: str) -> None:
+async def test_the_time_of_tools_is_not_the_blocks(evaluator: Bench, first: str) -> None:
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
         await asyncio.sleep(3)
         return ToolResult(
@@ -234,12 +234,14 @@ async def test_the_time_of_tools_is_not_the_blocks(bench: Bench, first: str) -> 
         )
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local", seconds=1.5)
-    ran = await bench.runner.run(block, bench.workspace, ask)
+    ran = await evaluator.runner.run(block, evaluator.workspace, ask)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "slow"), ran
 
 
 @pytest.mark.parametrize("first", ["", FULL])
-async def test_a_block_stops_with_its_caller_and_at_its_deadline(bench: Bench, first: str) -> None:
+async def test_a_block_stops_with_its_caller_and_at_its_deadline(
+    evaluator: Bench, first: str
+) -> None:
     asked = asyncio.Event()
 
     async def ask(_name: str, _arguments: Mapping[str, Any]) -> ToolResult:
@@ -248,35 +250,39 @@ async def test_a_block_stops_with_its_caller_and_at_its_deadline(bench: Bench, f
         raise AssertionError("unreachable")
 
     block = CodeBlock(f"{first}ws.read('a')", TOOLS, in_seconds(60), "local")
-    running = asyncio.ensure_future(bench.runner.run(block, bench.workspace, ask))
+    running = asyncio.ensure_future(evaluator.runner.run(block, evaluator.workspace, ask))
     await asked.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    late = await bench.runner.run(replace(block, deadline=in_seconds(3)), bench.workspace, ask)
+    late = await evaluator.runner.run(
+        replace(block, deadline=in_seconds(3)), evaluator.workspace, ask
+    )
     assert late.status is ToolStatus.TIMEOUT
-    assert (await bench.run(f"{first}2")).value == 2
+    assert (await evaluator.run(f"{first}2")).value == 2
 
 
-async def test_tenants_have_boxes_of_their_own(bench: Bench) -> None:
-    await bench.run("1")
-    (first,) = bench.boxes()
+async def test_tenants_have_boxes_of_their_own(evaluator: Bench) -> None:
+    await evaluator.run("1")
+    (first,) = evaluator.boxes()
     block = CodeBlock("2", TOOLS, in_seconds(30), "other")
-    assert (await bench.runner.run(block, bench.workspace, bench.ask)).value == 2
-    assert first not in bench.boxes()
+    assert (await evaluator.runner.run(block, evaluator.workspace, evaluator.ask)).value == 2
+    assert first not in evaluator.boxes()
 
 
 async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_tools_alone(
-    bench: Bench,
+    evaluator: Bench,
 ) -> None:
-    await bench.house.call(bench.workspace, "files.write", path="new.py", content="ANSWER = 42\n")
+    await evaluator.app.call(
+        evaluator.workspace, "files.write", path="new.py", content="ANSWER = 42\n"
+    )
     code = (
         f"{FULL}import new\nopen('own.txt', 'w').write('x')\nws.write('told.txt', "
         "str(new.ANSWER))\nopen('own.txt').read()"
     )
-    ran = await bench.run(code)
+    ran = await evaluator.run(code)
     assert (ran.status, ran.value) == (ToolStatus.SUCCESS, "x"), ran
-    found = await bench.run("ws.glob('*.txt')")
+    found = await evaluator.run("ws.glob('*.txt')")
     assert found.value == ["told.txt"]
 
 
@@ -291,15 +297,15 @@ async def test_the_files_of_the_workspace_can_be_read_by_cpython_and_changed_by_
     ],
 )
 async def test_what_monty_cannot_is_found_before_anything_is_done(
-    bench: Bench, code: str, why: str
+    evaluator: Bench, code: str, why: str
 ) -> None:
-    ran = await bench.run(f"ws.write('count.txt', 'x')\n{code}")
+    ran = await evaluator.run(f"ws.write('count.txt', 'x')\n{code}")
     assert ran.tier == "python"
     assert why in ran.why
-    assert [name for name, _ in bench.asked] in (["files.write"], [])
+    assert [name for name, _ in evaluator.asked] in (["files.write"], [])
 
 
-async def test_without_the_right_to_read_files_there_is_no_cpython(bench: Bench) -> None:
-    ran = await bench.run(f"{FULL}1", full=False)
+async def test_without_the_right_to_read_files_there_is_no_cpython(evaluator: Bench) -> None:
+    ran = await evaluator.run(f"{FULL}1", full=False)
     assert (ran.status, ran.tier) == (ToolStatus.INVALID, "monty")
     assert "this Python cannot run it: ModuleNotFoundError: No module named 'sqlite3'" in ran.error

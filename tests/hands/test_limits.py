@@ -79,13 +79,13 @@ HOGS = {
 
 
 async def neighbour_works(
-    house: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
+    app: Local, workspace: LocalWorkspace, until: asyncio.Task[ToolResult]
 ) -> int:
     """Write and read, until the hog has ended."""
     done = 0
     while not until.done() or not done:
-        wrote = await house.call(workspace, "files.write", path="n.txt", content=str(done))
-        ran = await house.call(workspace, "code.python", code="print(open('n.txt').read())")
+        wrote = await app.call(workspace, "files.write", path="n.txt", content=str(done))
+        ran = await app.call(workspace, "code.python", code="print(open('n.txt').read())")
         assert (wrote.status, ran.status, ran.output["output"]) == (
             ToolStatus.SUCCESS,
             ToolStatus.SUCCESS,
@@ -110,24 +110,24 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
 ) -> None:
     status, code = HOGS[hog]
     limits = {**LIMITS, **({"cpu_seconds": 60} if status in {"processes", "disk"} else {})}
-    async with local(tmp_path, {"a.txt": "a\n"}, **limits) as house:
-        prepared = await house.prepared()
+    async with local(tmp_path, {"a.txt": "a\n"}, **limits) as app:
+        prepared = await app.prepared()
         async with (
-            house.workspaces.open(prepared, "hog") as bad,
-            house.workspaces.open(prepared, "fine") as good,
+            app.workspaces.open(prepared, "hog") as bad,
+            app.workspaces.open(prepared, "fine") as good,
         ):
             seconds = 2.0 if status == "timeout" else 30.0
-            running = asyncio.ensure_future(house.call(bad, "code.python", seconds, code=code))
-            done = await neighbour_works(house, good, running)
+            running = asyncio.ensure_future(app.call(bad, "code.python", seconds, code=code))
+            done = await neighbour_works(app, good, running)
             stopped = await running
             if (
                 status == "disk"
                 # it is still full, and whatever runs longer than a look takes would be stopped
                 # again
             ):
-                for name in (await house.call(bad, "files.list")).output["entries"]:
-                    await house.call(bad, "files.delete", path=name)
-            after = await house.call(bad, "code.python", code="print('still here')")
+                for name in (await app.call(bad, "files.list")).output["entries"]:
+                    await app.call(bad, "files.delete", path=name)
+            after = await app.call(bad, "code.python", code="print('still here')")
     assert (stopped.status, done > 0) == (status, True), stopped
     assert min(stopped.usage.cpu_ms, stopped.usage.max_rss_bytes) > 0
     assert stopped.usage.max_rss_bytes < 2 * LIMITS["memory_bytes"]
@@ -143,17 +143,17 @@ async def test_a_limit_stops_with_its_own_status_beside_a_working_neighbour(
 
 
 async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": "a\n"}, **{**LIMITS, "disk_bytes": 1_000_000}) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "files") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n"}, **{**LIMITS, "disk_bytes": 1_000_000}) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "files") as workspace:
             text = "x" * 400_000
             wrote = [
-                await house.call(workspace, "files.write", path=f"f{number}.txt", content=text)
+                await app.call(workspace, "files.write", path=f"f{number}.txt", content=text)
                 for number in range(3)
             ]
-            read = await house.call(workspace, "files.read", path="a.txt")
-            gone = await house.call(workspace, "files.delete", path="f0.txt")
-            again = await house.call(workspace, "files.append", path="a.txt", content="b\n")
+            read = await app.call(workspace, "files.read", path="a.txt")
+            gone = await app.call(workspace, "files.delete", path="f0.txt")
+            again = await app.call(workspace, "files.append", path="a.txt", content="b\n")
     assert [result.status for result in wrote] == [
         ToolStatus.SUCCESS,
         ToolStatus.SUCCESS,
@@ -168,12 +168,12 @@ async def test_files_that_are_written_by_tools_fill_the_disk_too(tmp_path: Path)
 
 
 async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": "a\n"}, **LIMITS) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "files") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n"}, **LIMITS) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "files") as workspace:
             code = "held = []\nwhile True: held.append(open('/dev/null'))"
-            result = await house.call(workspace, "code.python", code=code)
-            after = await house.call(workspace, "files.read", path="a.txt")
+            result = await app.call(workspace, "code.python", code=code)
+            after = await app.call(workspace, "files.read", path="a.txt")
     assert (result.output["exit_code"], "Too many open files" in result.output["output"]) == (
         1,
         True,
@@ -182,15 +182,15 @@ async def test_open_files_are_bounded_and_said_so(tmp_path: Path) -> None:
 
 
 async def test_every_result_is_measured(tmp_path: Path) -> None:
-    async with local(tmp_path, {"a.txt": "a\n", "Makefile": "test:\n\ttrue\n"}, **LIMITS) as house:
-        prepared = await house.prepared()
-        async with house.workspaces.open(prepared, "measured") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n", "Makefile": "test:\n\ttrue\n"}, **LIMITS) as app:
+        prepared = await app.prepared()
+        async with app.workspaces.open(prepared, "measured") as workspace:
             results = [
-                await house.call(workspace, "files.read", path="a.txt"),
-                await house.call(workspace, "files.search", pattern="a", path=".", glob="**"),
-                await house.call(workspace, "files.read", path="none"),
-                await house.call(workspace, "tests.make", target="test"),
-                await house.call(workspace, "system.processes"),
+                await app.call(workspace, "files.read", path="a.txt"),
+                await app.call(workspace, "files.search", pattern="a", path=".", glob="**"),
+                await app.call(workspace, "files.read", path="none"),
+                await app.call(workspace, "tests.make", target="test"),
+                await app.call(workspace, "system.processes"),
             ]
     assert [
         (result.tool, min(result.usage.cpu_ms, result.usage.max_rss_bytes) > 0)

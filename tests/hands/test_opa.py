@@ -17,7 +17,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.policy.opa import Opa, opa
 from support import gobuilt
 from support import opa as real
-from support.gate import open_house, tool_call
+from support.gate import open_app, tool_call
 from support.policy import CONTRACT, POLICY, READ, Opened
 
 pytestmark = pytest.mark.e2e
@@ -62,26 +62,26 @@ async def test_a_server_that_hangs_and_one_that_dies_block(tmp_path: Path) -> No
     with real.server(tmp_path) as (url, pid):
         async with (
             opa(url, seconds=2) as engine,
-            open_house(
+            open_app(
                 tmp_path / "house", policy=Policy("enforce", engine.decide, keep_seconds=0)
-            ) as house,
+            ) as app,
         ):
             assert (
-                await house.gate.call(house.seat(), tool_call(path="a"))
+                await app.gate.call(app.seat(), tool_call(path="a"))
             ).status is ToolStatus.SUCCESS
             assert (
-                await house.gate.call(house.seat(), tool_call(path="secret", number=2))
+                await app.gate.call(app.seat(), tool_call(path="secret", number=2))
             ).status is ToolStatus.BLOCKED
             os.kill(pid, signal.SIGSTOP)
             os.waitid(os.P_PID, pid, os.WSTOPPED)  # it stops some time after it was told to
-            hung = await house.gate.call(house.seat(), tool_call(path="a", number=3))
+            hung = await app.gate.call(app.seat(), tool_call(path="a", number=3))
             os.kill(pid, signal.SIGCONT)
             await asyncio.sleep(0.2)
             assert (
-                await house.gate.call(house.seat(), tool_call(path="a", number=4))
+                await app.gate.call(app.seat(), tool_call(path="a", number=4))
             ).status is ToolStatus.SUCCESS
             os.kill(pid, signal.SIGKILL)
-            dead = await house.gate.call(house.seat(), tool_call(path="a", number=5))
+            dead = await app.gate.call(app.seat(), tool_call(path="a", number=5))
     assert (hung.status, dead.status) == (ToolStatus.BLOCKED, ToolStatus.BLOCKED)
     assert "within 2 seconds" in hung.error
-    assert len(house.room.calls) == 2
+    assert len(app.room.calls) == 2

@@ -361,18 +361,18 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()
-        house = House(tmp_path, audit, settings.guard)
-        house.gate = ToolGateway(settings.guard, audit, facts.publish, rules)
-        seat = house.seat(role="data", grant=rules.grants.of("data"))
-        assert [spec.name for spec in house.gate.list_tools("local", seat.grant)] == ["db.postgres"]
-        result = await house.gate.call(
+        app = House(tmp_path, audit, settings.guard)
+        app.gate = ToolGateway(settings.guard, audit, facts.publish, rules)
+        seat = app.seat(role="data", grant=rules.grants.of("data"))
+        assert [spec.name for spec in app.gate.list_tools("local", seat.grant)] == ["db.postgres"]
+        result = await app.gate.call(
             seat,
             tool_call("db.postgres", query="select name from items where id = $1", params=["1"]),
         )
         assert (result.status, result.output["rows"]) == (ToolStatus.SUCCESS, [["bolt"]]), (
             result.error
         )
-        changed = await house.gate.call(
+        changed = await app.gate.call(
             seat, tool_call("db.postgres", number=2, query="delete from items")
         )
         assert changed.status in {ToolStatus.BLOCKED, ToolStatus.INVALID}
@@ -380,4 +380,4 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
             "moothall.tool.started",
             "moothall.tool.finished",
         ] * 2
-        assert PASSWORD not in str(facts.events) + house.chain.read_text()
+        assert PASSWORD not in str(facts.events) + app.chain.read_text()

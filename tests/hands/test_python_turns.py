@@ -44,10 +44,8 @@ def script(*turns: Any) -> Any:
 
 
 async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> None:
-    async with council(
-        script(code(f"{APPEND}\nprint('written')\nlen(ws.glob('**/*.py'))"))
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(code(f"{APPEND}\nprint('written')\nlen(ws.glob('**/*.py'))"))) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world() -> str:" in proposed["proposal"]["diff"]
@@ -71,8 +69,8 @@ async def test_a_block_changes_the_workspace_through_the_gate(council: Open) -> 
 
 async def test_the_same_in_blocks(council: Open) -> None:
     said = f"append it\n<python>\n{APPEND}\n</python>"
-    async with council(script(said), schemas=False) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(said), schemas=False) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -85,8 +83,8 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
     blocks = "\n".join(
         f"<tool>{json.dumps({'name': name, 'args': args})}</tool>" for name, args in calls
     )
-    async with council(script(act(*calls) if schemas else blocks), schemas=schemas) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(act(*calls) if schemas else blocks), schemas=schemas) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert [data["tool"] for data in of(events, EventType.TOOL_FINISHED)] == [
         "files.read",
         "files.append",
@@ -110,9 +108,9 @@ async def test_one_tool_and_several_tools_are_plans(council: Open, schemas: bool
 async def test_neither_and_both_are_answered_with_what_is_right(
     council: Open, said: str, told: str
 ) -> None:
-    async with council(script(said, f"<python>{APPEND}</python>"), schemas=False) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert told in house.server.requests[1].prompt
+    async with council(script(said, f"<python>{APPEND}</python>"), schemas=False) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert told in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -121,9 +119,9 @@ async def test_neither_and_both_in_json(council: Open) -> None:
         json.dumps({"thought": "hm"}),
         json.dumps({"thought": "hm", "python": "1", "finish": "done"}),
     )
-    async with council(script(neither, both, code(APPEND))) as house:
-        await house.run(house.deliberation("single", 1))
-    second, third = (call.prompt for call in house.server.requests[1:3])
+    async with council(script(neither, both, code(APPEND))) as app:
+        await app.run(app.deliberation("single", 1))
+    second, third = (call.prompt for call in app.server.requests[1:3])
     assert "it holds none of" in second
     assert "it holds python and finish" in third
 
@@ -135,9 +133,9 @@ async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fa
         "print('looked')\ntry:\n    ws.read('no.py')\nexcept ToolError as error:\n    "
         "print(error)\n{'files': 2}"
     )
-    async with council(script(code(looking), code("ws.read('no.py')"), code(APPEND))) as house:
-        await house.run(house.deliberation("single", 1))
-    second, third = (call.prompt for call in house.server.requests[1:3])
+    async with council(script(code(looking), code("ws.read('no.py')"), code(APPEND))) as app:
+        await app.run(app.deliberation("single", 1))
+    second, third = (call.prompt for call in app.server.requests[1:3])
     assert "python: success\n--- printed [" in second
     assert "looked\nfiles.read: error: 'no.py' does not exist" in second
     assert '{"files": 2}' in second
@@ -146,10 +144,10 @@ async def test_what_it_printed_and_its_value_come_back_fenced_and_a_tool_that_fa
 
 
 async def test_a_turn_of_python_that_was_recorded_is_done_again_alike(council: Open) -> None:
-    async with council(script(code(APPEND))) as house:
-        first = await house.run(house.deliberation("single", 1))
-        again = await house.run(house.deliberation("single", 1), Recording.of(first))
-    assert len(house.server.requests) == 1
+    async with council(script(code(APPEND))) as app:
+        first = await app.run(app.deliberation("single", 1))
+        again = await app.run(app.deliberation("single", 1), Recording.of(first))
+    assert len(app.server.requests) == 1
     assert [data["request_id"] for data in of(again, EventType.TOOL_FINISHED)] == [
         data["request_id"] for data in of(first, EventType.TOOL_FINISHED)
     ]
@@ -161,9 +159,9 @@ async def test_python_is_offered_to_large_windows_alone_and_run_for_all(
     window: int,
     offered: bool,  # noqa: FBT001 - as above
 ) -> None:
-    async with council(script(code(APPEND)), context_tokens=window) as house:
-        events = await house.run(house.deliberation("single", 1))
-    (call,) = house.server.requests
+    async with council(script(code(APPEND)), context_tokens=window) as app:
+        events = await app.run(app.deliberation("single", 1))
+    (call,) = app.server.requests
     schema = json.dumps(call.body["response_format"]["json_schema"]["schema"])
     assert ('"python"' in schema, "ws.glob" in call.prompt) == (offered, offered)
     assert outcomes(events) == {ONE: "proposed"}
@@ -173,13 +171,13 @@ async def test_a_block_may_not_call_more_tools_than_it_is_allowed(council: Open)
     looping = "n = 0\nwhile True:\n    ws.read('src/utils.py')\n    n += 1"
     async with council(
         script(code(looping), code(APPEND)), python=RunnerSettings(tool_calls=3)
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert (
         len([data for data in of(events, EventType.TOOL_FINISHED) if "/0.1." in data["request_id"]])
         == 3
     )
-    assert "python: budget_exceeded" in house.server.requests[1].prompt
+    assert "python: budget_exceeded" in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -192,9 +190,9 @@ async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> No
             "ws.write('.git/hooks/pre-commit', 'x')",
         )
     )
-    async with council(script(code(trying), code(APPEND))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    told = house.server.requests[1].prompt
+    async with council(script(code(trying), code(APPEND))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    told = app.server.requests[1].prompt
     assert "root:" not in told
     refused = [
         data["status"]
@@ -207,6 +205,6 @@ async def test_what_the_gate_refuses_it_refuses_a_block_too(council: Open) -> No
 
 async def test_without_a_runner_python_is_no_reply(tmp_path: Path) -> None:
     append = act(("files.append", {"path": "src/utils.py", "content": SOLUTION}))
-    async with open_council(tmp_path, script(code(APPEND), append)) as house:
-        await house.run(house.deliberation("single", 1))
-    assert "Python is not available here" in house.server.requests[1].prompt
+    async with open_council(tmp_path, script(code(APPEND), append)) as app:
+        await app.run(app.deliberation("single", 1))
+    assert "Python is not available here" in app.server.requests[1].prompt

@@ -42,19 +42,19 @@ def data(done: pb.ExecuteResponse) -> Any:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
     async with tool_house(tmp_path, FILES) as opened:
         yield opened
 
 
 async def test_code_without_network_or_files_reads_a_file_through_the_gate(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
-    opened = await house.open()
-    done = await house.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
+    opened = await app.open()
+    done = await app.execute(opened, "e-1", WITHOUT_REACH, tools=["files.read"])
     assert (done.status, done.usage.tier, done.tool_call_count) == ("success", "monty", 1), done
     assert data(done) == ["A = 1\n"]
-    socket = await house.execute(
+    socket = await app.execute(
         opened,
         "e-2",
         "import socket\nsocket.create_connection(('127.0.0.1', 1), 1)",
@@ -63,57 +63,57 @@ async def test_code_without_network_or_files_reads_a_file_through_the_gate(
     assert (socket.status, socket.usage.tier) == ("error", "python")
     assert "No module named 'socket'" in socket.usage.reason
     assert "Network is unreachable" in socket.error or "refused" in socket.error
-    report = verify_all(house.data_dir)
+    report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_inputs_value_output_and_figures(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_inputs_value_output_and_figures(app: ToolHouse) -> None:
+    opened = await app.open()
     code = "print('sum of', numbers)\n{'sum': sum(numbers), 'half': sum(numbers) / 2}"
-    done = await house.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
+    done = await app.execute(opened, "e-1", code, inputs={"numbers": [1, 2]})
     assert (done.status, done.stdout) == ("success", "sum of [1, 2]\n"), done
     assert data(done) == {"sum": 3.0, "half": 1.5}
-    none = await house.execute(opened, "e-2", "x = 1")
+    none = await app.execute(opened, "e-2", "x = 1")
     assert none.result.WhichOneof("kind") == "null_value"
 
 
-async def test_the_same_execution_runs_once(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_the_same_execution_runs_once(app: ToolHouse) -> None:
+    opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
-    first = await house.execute(opened, "e-1", code, tools=tools)
-    again = await house.execute(opened, "e-1", code, tools=tools)
+    first = await app.execute(opened, "e-1", code, tools=tools)
+    again = await app.execute(opened, "e-1", code, tools=tools)
     assert (first.status, data(first)) == ("success", "once\n")
     assert again == first
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await house.execute(opened, "e-1", code + "\n1", tools=tools)
+        await app.execute(opened, "e-1", code + "\n1", tools=tools)
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
 
-async def test_tools_are_those_of_the_request_and_of_the_token(house: ToolHouse) -> None:
-    opened = await house.open()
-    unlisted = await house.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
+async def test_tools_are_those_of_the_request_and_of_the_token(app: ToolHouse) -> None:
+    opened = await app.open()
+    unlisted = await app.execute(opened, "e-1", "ws.write('a', 'b')", tools=["files.read"])
     assert (unlisted.status, "there is no ws.write here" in unlisted.error) == ("error", True)
-    nothing = await house.execute(opened, "e-2", "ws.read('src/a.py')")
+    nothing = await app.execute(opened, "e-2", "ws.read('src/a.py')")
     assert (nothing.status, "NameError" in nothing.error) == ("error", True)
     less = tool_pb2.OpenWorkspaceResponse(
         workspace_id=opened.workspace_id,
         capability_token=narrow(opened.capability_token, seconds=60, tools=["files.list"]),
     )
-    narrowed = await house.execute(
+    narrowed = await app.execute(
         less, "e-3", "ws.read('src/a.py')", tools=["files.read", "files.list"]
     )
     assert (narrowed.status, narrowed.tool_call_count) == ("error", 0)
     assert "there is no ws.read here" in narrowed.error
-    denied = await house.execute(
+    denied = await app.execute(
         less, "e-4", "import sqlite3\nopen('/workspace/src/a.py').read()", tools=["files.list"]
     )
     assert (denied.status, "No module named 'sqlite3'" in denied.error) == ("invalid", True), denied
 
 
-async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(house: ToolHouse) -> None:
-    opened = await house.open()
-    await house.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
+async def test_paths_out_of_the_workspace_are_refused_in_both_tiers(app: ToolHouse) -> None:
+    opened = await app.open()
+    await app.call(opened, "files.write", "r-1", path="keep.txt", content="kept\n")
     for number, first in enumerate(("", "import sqlite3\n")):
         code = f"""{first}told = []
 for path in ('../../etc/passwd', '/etc/passwd', 'src/../../etc/passwd'):
@@ -122,23 +122,23 @@ for path in ('../../etc/passwd', '/etc/passwd', 'src/../../etc/passwd'):
     except RuntimeError as error:
         told.append(str(error).split(': ')[1])
 told"""
-        done = await house.execute(opened, f"e-{number}", code, tools=["files.read"])
+        done = await app.execute(opened, f"e-{number}", code, tools=["files.read"])
         assert done.status == "success", done
         assert set(data(done)) <= {"invalid", "blocked"}
 
 
-async def test_limits_of_the_request_hold(house: ToolHouse) -> None:
-    opened = await house.open()
-    spin = await house.execute(
+async def test_limits_of_the_request_hold(app: ToolHouse) -> None:
+    opened = await app.open()
+    spin = await app.execute(
         opened, "e-1", "while True:\n    pass", limits=pb.Limits(timeout_ms=500)
     )
     assert spin.status == "timeout"
-    large = await house.execute(
+    large = await app.execute(
         opened, "e-2", "len('a' * 40_000_000)", limits=pb.Limits(memory_mb=20)
     )
     assert large.status == "memory"
     calling = "for _ in range(9):\n    ws.read('src/a.py')"
-    often = await house.execute(
+    often = await app.execute(
         opened, "e-3", calling, tools=["files.read"], limits=pb.Limits(max_tool_calls=2)
     )
     assert (often.status, often.tool_call_count) == ("budget_exceeded", 2)
@@ -155,59 +155,55 @@ async def test_limits_of_the_request_hold(house: ToolHouse) -> None:
         ({"limits": pb.Limits(timeout_ms=-1)}, "limits.timeout_ms"),
     ],
 )
-async def test_what_is_wrong_is_named(
-    house: ToolHouse, fields: dict[str, object], told: str
-) -> None:
-    opened = await house.open()
+async def test_what_is_wrong_is_named(app: ToolHouse, fields: dict[str, object], told: str) -> None:
+    opened = await app.open()
     wanted = {"execution_id": "e-1", "code": "1", **fields}
     with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
-        await house.execute(opened, **wanted)  # type: ignore[arg-type]  # that is what is tested
+        await app.execute(opened, **wanted)  # type: ignore[arg-type]  # that is what is tested
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_another_caller_and_another_token_are_refused(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_another_caller_and_another_token_are_refused(app: ToolHouse) -> None:
+    opened = await app.open()
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
-        await house.execute(opened, "e-1", "1", OTHER)
+        await app.execute(opened, "e-1", "1", OTHER)
     bare = tool_pb2.OpenWorkspaceResponse(workspace_id=opened.workspace_id)
     with pytest.raises(grpc.aio.AioRpcError) as tokenless:
-        await house.execute(bare, "e-1", "1")
+        await app.execute(bare, "e-1", "1")
     assert {stolen.value.code(), tokenless.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
 
 
 async def test_the_workspace_of_a_kernels_task_is_opened_by_the_first_code_in_it(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         del who
         return (
-            PendingWorkspace(RepositoryRef(url=str(house.repo)), "dev")
+            PendingWorkspace(RepositoryRef(url=str(app.repo)), "dev")
             if workspace == "task-1"
             else None
         )
 
-    house.visits.await_calls(find)
-    token = house.visits.token(LOCAL, "task-1", "dev", 60)
+    app.visits.await_calls(find)
+    token = app.visits.token(LOCAL, "task-1", "dev", 60)
     task = tool_pb2.OpenWorkspaceResponse(workspace_id="task-1", capability_token=token)
-    done = await house.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
+    done = await app.execute(task, "e-1", "ws.read('src/a.py')", tools=["files.read"])
     assert (done.status, data(done)) == ("success", "A = 1\n"), done
 
 
 async def test_two_that_ask_at_once_have_one_run_and_one_that_goes_leaves_it_to_the_other(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
-    opened = await house.open()
+    opened = await app.open()
     code = "files.append('log.txt', 'once\\n')\nws.read('log.txt')"
     tools = ["files.append", "files.read"]
-    both = await asyncio.gather(
-        *(house.execute(opened, "e-1", code, tools=tools) for _ in range(2))
-    )
+    both = await asyncio.gather(*(app.execute(opened, "e-1", code, tools=tools) for _ in range(2)))
     assert [data(done) for done in both] == ["once\n"] * 2
     spin = "while True:\n    pass"
     gone = asyncio.ensure_future(
-        house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+        app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     )
     await asyncio.sleep(0.5)
     gone.cancel()
-    again = await house.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
+    again = await app.execute(opened, "e-2", spin, limits=pb.Limits(timeout_ms=3000))
     assert again.status == "timeout"

@@ -76,10 +76,10 @@ def block(code: str, seconds: float = 20, depth: int = 0) -> CodeBlock:
 async def den(
     folder: Path, python: RunnerSettings | None = None, **limits: Any
 ) -> AsyncIterator[Den]:
-    async with local(folder, **limits) as house:
-        settings = house.settings.model_copy(update={"runner": python or RunnerSettings()})
-        runner = LocalRunner(settings, house.workspaces.pool)
-        async with house.workspaces.open(await house.prepared(), "one") as workspace:
+    async with local(folder, **limits) as app:
+        settings = app.settings.model_copy(update={"runner": python or RunnerSettings()})
+        runner = LocalRunner(settings, app.workspaces.pool)
+        async with app.workspaces.open(await app.prepared(), "one") as workspace:
             yield Den(runner, workspace)
 
 
@@ -97,25 +97,25 @@ async def den(
 async def test_what_a_block_says_of_its_end_is_its_own_word(
     tmp_path: Path, end: bytes, status: str
 ) -> None:
-    async with den(tmp_path) as house:
-        ran = await house.run(f"say({end!r})\nos._exit(0)")
+    async with den(tmp_path) as app:
+        ran = await app.run(f"say({end!r})\nos._exit(0)")
     assert (ran.status, ran.tier) == (status, "python"), ran
     json.dumps(ran.value, allow_nan=False, ensure_ascii=False).encode()
 
 
 async def test_one_that_asks_without_end_is_ended(tmp_path: Path) -> None:
-    async with den(tmp_path) as house:
-        ran = await house.run(
+    async with den(tmp_path) as app:
+        ran = await app.run(
             "while True:\n    say({'op': 'call', 'name': 'no.tool', 'args': {}}); os.read(fd, "
             "100000)"
         )
-        assert (ran.status, len(house.asked)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
-        assert (await house.run("1 + 1")).value == 2
+        assert (ran.status, len(app.asked)) == (ToolStatus.BUDGET_EXCEEDED, 300), ran
+        assert (await app.run("1 + 1")).value == 2
 
 
 async def test_one_that_dies_while_it_waits_is_told_as_ended(tmp_path: Path) -> None:
-    async with den(tmp_path) as house:
-        ran = await house.run(
+    async with den(tmp_path) as app:
+        ran = await app.run(
             "threading.Timer(0.3, lambda: os._exit(3)).start()\nfiles.read(path='slow')"
         )
     assert (ran.status, "exit code 3" in ran.error) == (ToolStatus.ERROR, True), ran
@@ -141,19 +141,19 @@ threading.Thread(target=fill, daemon=True).start()
     ],
 )
 async def test_the_disk_is_looked_at_while_a_block_asks(tmp_path: Path, asking: str) -> None:
-    async with den(tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000) as house:
-        ran = await house.run(WRITER + asking)
+    async with den(tmp_path, RunnerSettings(tool_calls=5000), disk_bytes=20_000_000) as app:
+        ran = await app.run(WRITER + asking)
     assert ran.status == "disk", ran
 
 
 async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_callers(
     tmp_path: Path,
 ) -> None:
-    async with den(tmp_path, RunnerSettings(workers=1, full_workers=1)) as house:
+    async with den(tmp_path, RunnerSettings(workers=1, full_workers=1)) as app:
 
         async def agents(name: str, _arguments: Mapping[str, Any]) -> ToolResult:
             inner = [
-                await house.runner.run(block(f"{first}6 * 7", depth=1), house.workspace, house.ask)
+                await app.runner.run(block(f"{first}6 * 7", depth=1), app.workspace, app.ask)
                 for first in FIRST
             ]
             return ToolResult(
@@ -162,9 +162,7 @@ async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_caller
 
         async with asyncio.timeout(90):
             for first in FIRST:
-                ran = await house.runner.run(
-                    block(f"{first}agents.run('a')"), house.workspace, agents
-                )
+                ran = await app.runner.run(block(f"{first}agents.run('a')"), app.workspace, agents)
                 assert ran.value == [42, 42], ran
 
 
@@ -172,7 +170,7 @@ async def test_agents_whose_blocks_wait_for_a_place_do_not_wait_for_their_caller
 async def test_agents_are_given_fewer_tools_where_the_code_says_so(
     tmp_path: Path, first: str
 ) -> None:
-    async with den(tmp_path) as house:
+    async with den(tmp_path) as app:
         seen = []
 
         async def agents(name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -180,6 +178,6 @@ async def test_agents_are_given_fewer_tools_where_the_code_says_so(
             return ToolResult("", name, ToolStatus.SUCCESS, {"answers": ["yes"]})
 
         code = f"{first}agents.run('look', tools=['files.read'])"
-        ran = await house.runner.run(block(code), house.workspace, agents)
+        ran = await app.runner.run(block(code), app.workspace, agents)
     assert ran.value == "yes", ran
     assert seen == [("agents.run", {"prompts": ["look"], "tools": ["files.read"]})]

@@ -27,6 +27,6 @@ async def test_half_a_character_in_a_block_is_no_end_of_a_seat(tmp_path: Path, h
     def answer(_body: Any, headers: Any) -> Any:
         return turns[min(int(step_of(headers).split(".")[1]), len(turns)) - 1]
 
-    async with open_coding_council(tmp_path, answer) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with open_coding_council(tmp_path, answer) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}, events[-1]

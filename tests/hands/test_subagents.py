@@ -50,10 +50,10 @@ def prompt_of(body: dict[str, Any]) -> str:
     return str(body["messages"][1]["content"])
 
 
-def calls_of(house: CouncilHouse, step: str = "0.1.") -> list[str]:
+def calls_of(app: CouncilHouse, step: str = "0.1.") -> list[str]:
     return [
         call.call_id.rpartition("/")[2]
-        for call in house.server.requests
+        for call in app.server.requests
         if call.call_id.rpartition("/")[2].startswith(step)
     ]
 
@@ -69,13 +69,13 @@ async def test_three_are_in_flight_at_once_and_answer_in_order(council: Open) ->
         )
 
     block = "print(agents.run(['say one', 'say two', 'say three']))"
-    async with council(script(code(block), agent)) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert house.server.peak == 3
+    async with council(script(code(block), agent)) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert app.server.peak == 3
     assert "['one', 'two', 'three']" in next(
-        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+        call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )
-    assert sorted(calls_of(house)) == ["0.1.1", "0.1.13", "0.1.7"]  # six turns each
+    assert sorted(calls_of(app)) == ["0.1.1", "0.1.13", "0.1.7"]  # six turns each
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -83,15 +83,15 @@ async def test_agents_work_with_the_seats_tools_under_the_seats_name(council: Op
     def agent(_body: dict[str, Any], number: int) -> str:
         return act(("files.read", {"path": "src/utils.py"})) if number == 1 else finish("it greets")
 
-    async with council(script(code("agents.run('what is in src/utils.py?')"), agent)) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(code("agents.run('what is in src/utils.py?')"), agent)) as app:
+        events = await app.run(app.deliberation("single", 1))
     (read,) = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
     assert (read["request_id"], read["seat"], read["status"]) == (
         f"task-1/{ONE}/propose/0.1.1.1",
         ONE,
         "success",
     )
-    second = next(call for call in house.server.requests if call.call_id.endswith("0.1.2"))
+    second = next(call for call in app.server.requests if call.call_id.endswith("0.1.2"))
     assert "def greet" in second.prompt
     operations = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["operations"]
     assert [item["tool"] for item in operations] == ["python", "files.read", "files.append"]
@@ -108,8 +108,8 @@ async def test_narrowed_agents_have_less(council: Open) -> None:
     async with council(
         script(code("agents.run('write a.txt', tools=['files.read', 'git.push'])"), agent),
         schemas=True,
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     statuses = {data["tool"]: data["status"] for data in of(events, EventType.TOOL_FINISHED)}
     assert statuses["files.write"] in {"blocked", "invalid"}
 
@@ -137,10 +137,10 @@ async def test_how_many_is_bounded(
     async with council(
         script(code(block), lambda _body, _number: finish("done")),
         python=RunnerSettings(**settings),
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert told in next(
-        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+        call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -162,22 +162,22 @@ async def test_agents_of_agents_end_at_the_depth_and_have_numbers_of_their_own(
     async with council(
         script(deeper, agent),
         python=RunnerSettings(agents_depth=2, agents_turns=3, agents_fan_out=4),
-    ) as house:
-        await house.run(house.deliberation("single", 1))
-    below = calls_of(house)
+    ) as app:
+        await app.run(app.deliberation("single", 1))
+    below = calls_of(app)
     assert len(below) == len(set(below))
     # two agents, and two of each of theirs, but a block and all below it have four: the last two
     # were refused
     assert len({int(item.split(".")[2]) for item in below}) >= 6
-    second = next(call.prompt for call in house.server.requests if call.call_id.endswith("/0.2"))
+    second = next(call.prompt for call in app.server.requests if call.call_id.endswith("/0.2"))
     assert "middle" in second
 
 
 async def test_agents_have_what_is_left_of_the_budget(council: Open) -> None:
     block = "try:\n    agents.run(['a', 'b', 'c'])\nexcept ToolError as error:\n    print(error)"
-    async with council(script(code(block), lambda _body, _number: finish("done"))) as house:
-        events = await house.run(house.deliberation("single", 1, budget=Budget(calls=2)))
-    assert len(house.server.requests) == 2  # the seat's own, and one agent's
+    async with council(script(code(block), lambda _body, _number: finish("done"))) as app:
+        events = await app.run(app.deliberation("single", 1, budget=Budget(calls=2)))
+    assert len(app.server.requests) == 2  # the seat's own, and one agent's
     assert "BUDGET_EXCEEDED" in json.dumps(of(events, EventType.SEAT_FAILED))
 
 
@@ -189,8 +189,8 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
 
     async with council(
         script(code("print(agents.run('look often'))"), agent), python=RunnerSettings(tool_calls=5)
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     reads = [data for data in of(events, EventType.TOOL_FINISHED) if data["tool"] == "files.read"]
     assert len(reads) == 5
 
@@ -198,11 +198,11 @@ async def test_agents_share_the_tool_calls_of_their_block(council: Open) -> None
 async def test_recorded_agents_are_not_asked_again(council: Open) -> None:
     async with council(
         script(code("print(agents.run(['a', 'b']))"), lambda _body, _number: finish("done"))
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
-        asked = len(house.server.requests)
-        await house.run(house.deliberation("single", 1), Recording.of(events))
-        assert len(house.server.requests) == asked
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
+        asked = len(app.server.requests)
+        await app.run(app.deliberation("single", 1), Recording.of(events))
+        assert len(app.server.requests) == asked
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ async def test_an_agent_that_goes_in_circles_ends_as_a_seat_does(
 ) -> None:
     async with council(
         script(code("print(agents.run('go on'))"), lambda _body, _number: said)
-    ) as house:
-        await house.run(house.deliberation("single", 1))
-    assert len(calls_of(house)) == turns
+    ) as app:
+        await app.run(app.deliberation("single", 1))
+    assert len(calls_of(app)) == turns
     assert f"(no answer: {why})" in next(
-        call.prompt for call in house.server.requests if call.call_id.endswith("/0.2")
+        call.prompt for call in app.server.requests if call.call_id.endswith("/0.2")
     )

@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from served import ALICE, make_command, served
 
-from house import SOLVED, Command, git, scripted, task_of, turn
+from command import SOLVED, Command, git, scripted, task_of, turn
 from moothall.repositories.sample import make_sample_repository
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 

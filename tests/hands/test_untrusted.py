@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from house import Command, git, turn
+from command import Command, git, turn
 from moothall.testing.model import phase_of, scripted_model, seat_of
 from support.repos import SAMPLE, make_repo
 

@@ -138,7 +138,7 @@ class _House:
 
 
 @asynccontextmanager
-async def _house(folder: Path, **limits: Any) -> AsyncIterator[_House]:
+async def _app(folder: Path, **limits: Any) -> AsyncIterator[_House]:
     if not (folder / "tools").exists():
         _put(folder / "tools")
         make_repo(
@@ -159,7 +159,7 @@ async def _house(folder: Path, **limits: Any) -> AsyncIterator[_House]:
 
 
 async def test_it_gets_its_arguments_and_what_it_names_and_nothing_else(tmp_path: Path) -> None:
-    async with _house(tmp_path) as run:
+    async with _app(tmp_path) as run:
         echoed = await run("echo", word="hi", times=2)
         assert echoed.status is ToolStatus.SUCCESS, echoed
         assert echoed.output["result"] == {"word": "hi", "times": 2}
@@ -192,7 +192,7 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
         "table": (ToolStatus.MEMORY, "table"),
         "chatty": (ToolStatus.OUTPUT, "output"),
     }
-    async with _house(tmp_path, memory_bytes=10_000_000, fuel=300_000_000) as run:
+    async with _app(tmp_path, memory_bytes=10_000_000, fuel=300_000_000) as run:
         for name, (status, limit) in wanted.items():
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)
@@ -206,14 +206,14 @@ async def test_every_limit_ends_it_in_its_own_way_and_is_counted(tmp_path: Path)
     manifest.write_text(
         json.dumps({"summary": "the module spin", "seconds": 0.3}), encoding="utf-8"
     )
-    async with _house(tmp_path, fuel=10**15) as run:
+    async with _app(tmp_path, fuel=10**15) as run:
         before = metrics.WASM_LIMITS.values.get(("wasm.spin", "epoch"), 0)
         assert (await run("spin")).status is ToolStatus.TIMEOUT
         assert metrics.WASM_LIMITS.values["wasm.spin", "epoch"] == before + 1
 
 
 async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path: Path) -> None:
-    async with _house(tmp_path, instances=1) as run:
+    async with _app(tmp_path, instances=1) as run:
         for name, limit in (("tables", "table"), ("memories", "memory")):
             before = metrics.WASM_LIMITS.values.get((f"wasm.{name}", limit), 0)
             ended = await run(name)
@@ -236,17 +236,17 @@ async def test_no_more_tables_memories_and_instances_than_there_may_be(tmp_path:
 
 
 async def test_it_is_compiled_once_and_what_is_no_module_stops_the_start(tmp_path: Path) -> None:
-    async with _house(tmp_path) as run:
+    async with _app(tmp_path) as run:
         assert (await run("echo", word="a", times=1)).status is ToolStatus.SUCCESS
-    shelf = tmp_path / "data" / "wasm"
-    kept = {file.name: file.stat().st_mtime_ns for file in shelf.iterdir()}
+    module_folder = tmp_path / "data" / "wasm"
+    kept = {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()}
     assert len(kept) == len(_MODULES)
-    async with _house(tmp_path):
-        assert {file.name: file.stat().st_mtime_ns for file in shelf.iterdir()} == kept
+    async with _app(tmp_path):
+        assert {file.name: file.stat().st_mtime_ns for file in module_folder.iterdir()} == kept
     (tmp_path / "tools" / "echo.wasm").write_bytes(b"\0asm nonsense")
     with pytest.raises(ConfigurationError, match=r"echo\.wasm is no WebAssembly module"):
-        async with _house(tmp_path):
+        async with _app(tmp_path):
             pass
     with pytest.raises(ConfigurationError, match=r"wasm\.module_bytes"):
-        async with _house(tmp_path, module_bytes=8):
+        async with _app(tmp_path, module_bytes=8):
             pass

@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from house import Command
+from command import Command
 from moothall.authorization.audit import verify_all
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb

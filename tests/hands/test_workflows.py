@@ -20,7 +20,7 @@ import pytest
 from moothall.authorization.audit import verify_all
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from support.callers import OTHER, TOKEN, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import serving_http
 from support.visitors import ToolHouse, tool_house
 
@@ -36,7 +36,7 @@ FILES = {"src/a.txt": "A = 1\n", "ok.sh": "test -e done || { touch done; exit 3;
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[ToolHouse]:
+async def app(tmp_path: Path) -> AsyncIterator[ToolHouse]:
     async with tool_house(tmp_path, FILES, roles=ROLES) as opened:
         yield opened
 
@@ -63,17 +63,17 @@ def said(events: list[pb.WorkflowEvent]) -> list[str]:
     ]
 
 
-async def read(house: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
-    found = await house.call(
+async def read(app: ToolHouse, opened: pb.OpenWorkspaceResponse, path: str) -> str:
+    found = await app.call(
         opened, "files.read", f"read-{path}-{asyncio.get_running_loop().time()}", path=path
     )
     return str(found.output["content"]) if found.status == "success" else found.status
 
 
 async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
-    house: ToolHouse,
+    app: ToolHouse,
 ) -> None:
-    opened = await house.open()
+    opened = await app.open()
     flow = {
         "id": "three",
         "steps": [
@@ -94,7 +94,7 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
             ),
         ],
     }
-    events = await house.flow(opened, flow)
+    events = await app.flow(opened, flow)
     assert said(events)[0] == "workflow started"
     assert said(events)[-1] == "workflow succeeded"
     assert [told for told in said(events) if told.startswith("run")] == [
@@ -105,19 +105,19 @@ async def test_three_steps_pass_outputs_on_retry_and_tell_how_far_they_are(
     ]
     assert (events[-1].done, events[-1].steps) == (3, 3)
     assert [event.seq for event in events] == sorted({event.seq for event in events})
-    assert await read(house, opened, "b.py") == "# copied\nA = 1\n"
+    assert await read(app, opened, "b.py") == "# copied\nA = 1\n"
     # Sent again it is told again, and after a seq only the rest; nothing runs.
-    assert said(await house.flow(opened, flow)) == said(events)
-    assert said(await house.flow(opened, flow, after_seq=events[-2].seq)) == ["workflow succeeded"]
+    assert said(await app.flow(opened, flow)) == said(events)
+    assert said(await app.flow(opened, flow, after_seq=events[-2].seq)) == ["workflow succeeded"]
     with pytest.raises(grpc.aio.AioRpcError) as other:
-        await house.flow(opened, {**flow, "steps": flow["steps"][:1]})
+        await app.flow(opened, {**flow, "steps": flow["steps"][:1]})
     assert other.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    report = verify_all(house.data_dir)
+    report = verify_all(app.data_dir)
     assert (report.ok, report.unfinished) == (True, 0)
 
 
-async def test_what_cannot_run_is_refused_before_anything_runs(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_what_cannot_run_is_refused_before_anything_runs(app: ToolHouse) -> None:
+    opened = await app.open()
     for steps, words in (
         ([count("a"), step("b", "files.raed", path="x")], "step b: there is no tool 'files.raed'"),
         (
@@ -128,16 +128,16 @@ async def test_what_cannot_run_is_refused_before_anything_runs(house: ToolHouse)
         ([count("a", needs=["b"]), count("b", needs=["a"])], "circle"),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
-            await house.flow(opened, {"steps": steps})
+            await app.flow(opened, {"steps": steps})
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as stolen:
-        _ = [event async for event in house.flowing(opened, {"steps": [count("a")]}, token=OTHER)]
+        _ = [event async for event in app.flowing(opened, {"steps": [count("a")]}, token=OTHER)]
     assert stolen.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert await read(house, opened, "count.txt") == "error"
+    assert await read(app, opened, "count.txt") == "error"
 
 
-async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_what_was_done_is_undone_in_reverse(app: ToolHouse) -> None:
+    opened = await app.open()
 
     def undo(name: str) -> dict[str, Any]:
         return {
@@ -145,7 +145,7 @@ async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
             "arguments": {"path": "${steps." + name + ".output.path}", "content": f"-{name}\n"},
         }
 
-    events = await house.flow(
+    events = await app.flow(
         opened,
         {
             "steps": [
@@ -165,12 +165,12 @@ async def test_what_was_done_is_undone_in_reverse(house: ToolHouse) -> None:
         "workflow compensated",
     ]
     assert "exited with 4" in next(event.error for event in events if event.state == "failed")
-    assert await read(house, opened, "count.txt") == "a\nb\n-b\n-a\n"
+    assert await read(app, opened, "count.txt") == "a\nb\n-b\n-a\n"
 
 
-async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) -> None:
-    opened = await house.open()
-    call = house.flowing(
+async def test_a_workspace_is_its_workflows_until_that_ends(app: ToolHouse) -> None:
+    opened = await app.open()
+    call = app.flowing(
         opened,
         {
             "id": "long",
@@ -180,15 +180,15 @@ async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) ->
     stream = aiter(call)
     while (await anext(stream)).step != "b":
         pass
-    assert await read(house, opened, "src/a.txt") == "A = 1\n"
+    assert await read(app, opened, "src/a.txt") == "A = 1\n"
     for attempt in (
-        house.call(opened, "files.write", "mine", path="x", content=""),
-        house.flow(opened, {"id": "second", "steps": [count("z")]}),
+        app.call(opened, "files.write", "mine", path="x", content=""),
+        app.flow(opened, {"id": "second", "steps": [count("z")]}),
     ):
         with pytest.raises(grpc.aio.AioRpcError, match="workflow long has this workspace"):
             await attempt
     call.cancel()  # it goes on without its caller
-    events = await house.flow(
+    events = await app.flow(
         opened,
         {
             "id": "long",
@@ -196,54 +196,50 @@ async def test_a_workspace_is_its_workflows_until_that_ends(house: ToolHouse) ->
         },
     )
     assert said(events)[-1] == "workflow succeeded"
-    assert await read(house, opened, "count.txt") == "a\nx\n"
-    assert (
-        await house.call(opened, "files.write", "mine", path="x", content="")
-    ).status == "success"
+    assert await read(app, opened, "count.txt") == "a\nx\n"
+    assert (await app.call(opened, "files.write", "mine", path="x", content="")).status == "success"
 
 
-async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(house: ToolHouse) -> None:
-    opened = await house.open()
+async def test_the_executor_killed_in_the_middle_of_a_step_costs_nothing(app: ToolHouse) -> None:
+    opened = await app.open()
     slow = "printf half >> count.txt; sleep 2; printf 'b\\n' >> count.txt"
-    call = house.flowing(
+    call = app.flowing(
         opened, {"steps": [count("a"), step("b", "code.shell", command=slow), count("c")]}
     )
     stream = aiter(call)
     events = [await anext(stream)]
     while (events[-1].step, events[-1].state) != ("b", "started"):
         events.append(await anext(stream))
-    while "half" not in house.file(opened.workspace_id, "count.txt"):
+    while "half" not in app.file(opened.workspace_id, "count.txt"):
         await asyncio.sleep(0.05)
-    os.kill(house.pid(opened.workspace_id), signal.SIGKILL)
+    os.kill(app.pid(opened.workspace_id), signal.SIGKILL)
     events += [event async for event in stream]
     assert said(events)[-1] == "workflow succeeded", events
     assert [
         event.attempt for event in events if event.step == "b" and event.state == "started"
     ] == [1, 2]
-    assert await read(house, opened, "count.txt") == "a\nhalfb\nc\n"
-    assert verify_all(house.data_dir).ok
+    assert await read(app, opened, "count.txt") == "a\nhalfb\nc\n"
+    assert verify_all(app.data_dir).ok
 
 
-async def test_a_closed_workspace_ends_its_workflow(house: ToolHouse) -> None:
-    opened = await house.open()
-    call = house.flowing(
-        opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]}
-    )
+async def test_a_closed_workspace_ends_its_workflow(app: ToolHouse) -> None:
+    opened = await app.open()
+    call = app.flowing(opened, {"steps": [step("a", "code.shell", command="sleep 60"), count("b")]})
     stream = aiter(call)
     while (event := await anext(stream)).step != "a":
         pass
-    await house.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
+    await app.rpc("CloseWorkspace", pb.CloseWorkspaceRequest(workspace_id=opened.workspace_id))
     events = [event async for event in stream]
     assert events[-1].state == "cancelled"
     assert event.state == "started"
 
 
-async def test_the_same_over_http_a_line_of_json_an_event(house: ToolHouse) -> None:
-    opened = await house.open()
-    doors = replace(doors_of(MemoryDesk()), visits=house.visits, workflows=house.workflows)
+async def test_the_same_over_http_a_line_of_json_an_event(app: ToolHouse) -> None:
+    opened = await app.open()
+    dependencies = replace(doors_of(MemoryDesk()), visits=app.visits, workflows=app.workflows)
     flow = {"id": "lines", "steps": [count("one"), step("two", "files.read", path="count.txt")]}
     named = {"workspace_id": opened.workspace_id, "capability_token": opened.capability_token}
-    async with serving_http(doors) as web:
+    async with serving_http(dependencies) as web:
         url, carried = (
             f"http://127.0.0.1:{web.port}/v1/workflows",
             {"Authorization": f"Bearer {TOKEN}"},

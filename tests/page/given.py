@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from house import Command, scripted
+from command import Command, scripted
 from moothall.testing.model import scripted_model
 from world import browser, by_words, make_command, make_repository
 

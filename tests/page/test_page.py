@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 from served import Served, served
 from steps import AC, BRIEF, look, stands, write
 
-from house import Command, git
+from command import Command, git
 from moothall.api.web.user_accounts import UserAccounts
 from world import BIDI, HOSTILE, Reader, commits, reader
 
@@ -24,12 +24,12 @@ async def test_a_story_from_sign_in_to_the_commit(
     chromium: Browser, command: Command, repo: Path
 ) -> None:
     async with (
-        served(command) as house,
+        served(command) as app,
         reader(chromium) as who,
         reader(chromium, "narrow") as other,
     ):
-        await who.sign_in(house.link)
-        await other.sign_in(house.link)
+        await who.sign_in(app.link)
+        await other.sign_in(app.link)
         assert "used before" in await other.text()
         points = await write(who, "Greet the world")
         assert points[0] < points[1] <= points[2], points
@@ -87,8 +87,8 @@ async def test_a_story_from_sign_in_to_the_commit(
 async def test_text_full_of_html_scripts_and_bidi_characters_does_nothing(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who:
+        await who.sign_in(app.link)
         await write(
             who,
             f"Greet {HOSTILE}"[:200],
@@ -117,8 +117,8 @@ async def test_two_browsers_see_each_others_changes_by_themselves_and_what_one_w
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as who, reader(chromium, "narrow") as other:
-        async with served(command, signal.SIGKILL) as house:
-            await who.sign_in(house.link)
+        async with served(command, signal.SIGKILL) as app:
+            await who.sign_in(app.link)
             await write(who, "Greet the world")
             story = who.page.url
             await other.take_session(who)
@@ -151,11 +151,11 @@ async def test_a_council_is_watched_told_something_and_cancelled(
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as house,
+        served(command) as app,
         reader(chromium) as who,
         reader(chromium, "narrow", "dark") as other,
     ):
-        await who.sign_in(house.link)
+        await who.sign_in(app.link)
         await other.take_session(who)
         await write(who, "Greet the world", criteria=(f"{AC[0]} SLOW", AC[1]))
         await who.press("Refine")
@@ -210,8 +210,8 @@ async def test_a_name_and_a_password_sign_in_and_a_restart_signs_nobody_out(
 ) -> None:
     UserAccounts(command.data_dir).add("alice", "correct horse battery", roles=["po"])
     async with reader(chromium) as who:
-        async with served(command) as house:
-            who.web = house.link.partition("/sign-in")[0]
+        async with served(command) as app:
+            who.web = app.link.partition("/sign-in")[0]
             await who.open("/sign-in")
             await look(who, "sign-in-account")
             await who.page.get_by_label("Name").fill("alice")
@@ -244,8 +244,8 @@ async def ask(who: Reader, question: str) -> None:
 async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who:
+        await who.sign_in(app.link)
         await ask(who, f"Add hello_world {HOSTILE}")
         first = who.page.url
         assert "+def hello_world" in await who.text()
@@ -263,9 +263,9 @@ async def test_one_agent_is_asked_and_goes_on_with_the_keyboard(
         assert who.wrong == []
 
 
-async def _views(house: Served, who: Reader) -> dict[str, str]:
+async def _views(app: Served, who: Reader) -> dict[str, str]:
     """Make a story that stands in its check, one in backlog, and return the views by name."""
-    await who.sign_in(house.link)
+    await who.sign_in(app.link)
     await write(who, "Greet the moon")
     waiting = who.page.url
     await write(who, "Greet the world")
@@ -311,17 +311,17 @@ async def _views(house: Served, who: Reader) -> dict[str, str]:
 async def test_axe_finds_nothing_on_any_view_wide_and_narrow_light_and_dark(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who:
-        await who.page.goto(f"http://{house.web}/sign-in")
+    async with served(command) as app, reader(chromium) as who:
+        await who.page.goto(f"http://{app.web}/sign-in")
         await look(who, "sign-in")
-        for name, path in (await _views(house, who)).items():
+        for name, path in (await _views(app, who)).items():
             await who.open(path)
             await look(who, name)
 
 
 async def test_the_keyboard_alone_is_enough(chromium: Browser, command: Command) -> None:
-    async with served(command) as house, reader(chromium) as who:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who:
+        await who.sign_in(app.link)
         keyboard = who.page.keyboard
 
         async def focus(name: str) -> None:

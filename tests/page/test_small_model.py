@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 from served import served
 from steps import AC, BRIEF, stands, until, write
 
-from house import git
+from command import git
 from moothall.llm.weights import fetch_weights
 from moothall.repositories.sample import make_sample_repository
 from moothall.settings import load_settings
@@ -36,8 +36,8 @@ async def test_a_story_is_built_by_the_small_model_and_approved_to_its_commit(
     command.extra["MOOTHALL_LLM__MODEL_PATH"] = os.fspath(weights)
     added = await command("repo", "add", str(tmp_path / "project"), "--id", "project")
     assert added.code == 0, added.err
-    async with served(command) as house, reader(chromium) as who:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who:
+        await who.sign_in(app.link)
         for number in range(ROUNDS):
             await write(who, f"Add hello_world() to src/utils.py, try {number + 1}", BRIEF, AC[:1])
             await who.press("Refine")

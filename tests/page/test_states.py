@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Locator, expect
 from served import served
 from steps import BRIEF, look, write
 
-from house import Command
+from command import Command
 from moothall.stories.coach import CRITERIA, TITLE_CHARS
 from support.provider import CLIENT, SECRET, provider
 from world import HOSTILE, Reader, reader
@@ -29,11 +29,11 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
     chromium: Browser, command: Command
 ) -> None:
     async with (
-        served(command) as house,
+        served(command) as app,
         reader(chromium) as who,
         reader(chromium, "narrow") as other,
     ):
-        await who.sign_in(house.link)
+        await who.sign_in(app.link)
         await expect(
             who.page.get_by_role("heading", name="Nothing is on the board yet")
         ).to_be_visible()
@@ -76,8 +76,8 @@ async def test_cards_are_moved_by_hand_and_by_keyboard_and_stay_where_they_may_n
 
 
 async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, command: Command) -> None:
-    async with served(command) as house, reader(chromium) as who:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who:
+        await who.sign_in(app.link)
         await who.open("/stories/new")
         await who.page.get_by_label("Title").fill("W" * (TITLE_CHARS - len(HOSTILE)) + HOSTILE)
         await who.page.get_by_label("Criteria").fill(
@@ -94,8 +94,8 @@ async def test_the_longest_story_fits_and_does_nothing(chromium: Browser, comman
 async def test_a_move_that_came_too_late_is_said_on_the_board(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who, reader(chromium) as other:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who, reader(chromium) as other:
+        await who.sign_in(app.link)
         await write(who, "Greet the world", "Greet.", ())
         await other.take_session(who)
         await other.open("/")
@@ -116,8 +116,8 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
     chromium: Browser, command: Command
 ) -> None:
     async with reader(chromium) as who:
-        async with served(command, signal.SIGKILL) as house:
-            await who.sign_in(house.link)
+        async with served(command, signal.SIGKILL) as app:
+            await who.sign_in(app.link)
             await who.open("/stories/new")
             await look(who, "new-story")
             await who.page.get_by_label("Title").fill("Greet the world")
@@ -140,8 +140,8 @@ async def test_the_coach_reads_along_and_nothing_is_lost_to_a_server_that_is_awa
 async def test_what_is_nowhere_is_said_on_a_page_and_programs_get_a_document(
     chromium: Browser, command: Command
 ) -> None:
-    async with served(command) as house, reader(chromium) as who, reader(chromium) as stranger:
-        await who.sign_in(house.link)
+    async with served(command) as app, reader(chromium) as who, reader(chromium) as stranger:
+        await who.sign_in(app.link)
         for page in (who, stranger):
             page.web = who.web
             await page.open("/nowhere/at/all")
@@ -170,8 +170,8 @@ async def test_a_provider_on_another_site_signs_a_browser_in(
             "MOOTHALL_OIDC__CLIENT_SECRET": SECRET,
             "MOOTHALL_OIDC__ROLES": '{"product": ["po"]}',
         }
-        async with served(command) as house, reader(chromium) as who:
-            who.web = f"http://{house.web}"
+        async with served(command) as app, reader(chromium) as who:
+            who.web = f"http://{app.web}"
             await who.open("/sign-in")
             await look(who, "sign-in-provider")
             await who.page.get_by_role("link", name="Sign in at localhost").click()

@@ -19,7 +19,7 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright
 
-from house import Command, git, task_of, turn
+from command import Command, git, task_of, turn
 from moothall.testing.model import Fault
 
 BIDI = "\u202etxt.exe"

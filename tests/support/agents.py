@@ -33,7 +33,7 @@ from moothall.tools.catalogue import CATALOGUE
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, ToolSpec
 from support.callers import TOKEN, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.visits import Visiting, visiting
 
 PONDER = ToolSpec(
@@ -83,7 +83,7 @@ class Agent:
 
     stub: Any
     behind: Visiting
-    desk: MemoryDesk
+    deliberations: MemoryDesk
     bus: MemoryBus
     slow: Slow
     tasks: AgentTasks
@@ -104,7 +104,7 @@ async def _blank(tenant: str) -> RepositoryRef:
 @asynccontextmanager
 async def serving_agents(
     tmp_path: Path,
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
     settings: AgentSettings,
     probes: Mapping[str, Probe] | None = None,
 ) -> AsyncIterator[Agent]:
@@ -123,7 +123,9 @@ async def serving_agents(
         toolkits={"slow": slow.call},
     ) as behind:
         sessions = AgentSessions(bus.bucket(BUCKET), behind.visits, _blank, settings)
-        tasks = AgentTasks(desk, behind.visits, sessions, settings, parallelism=4, memory_mb=512)
+        tasks = AgentTasks(
+            deliberations, behind.visits, sessions, settings, parallelism=4, memory_mb=512
+        )
 
         async def away() -> tuple[Condition, str]:
             raise Temporary("the model server is away")
@@ -132,16 +134,19 @@ async def serving_agents(
             probes or {"model": Probe(away, needed=False)}, keep_seconds=0, patience_seconds=0.2
         )
         async with serving(
-            desk, replace(doors_of(desk, bus, checkup=checkup), visits=behind.visits, agents=tasks)
-        ) as house:
+            deliberations,
+            replace(
+                doors_of(deliberations, bus, checkup=checkup), visits=behind.visits, agents=tasks
+            ),
+        ) as app:
             yield Agent(
-                pb_grpc.AgentServiceStub(house.channel),
+                pb_grpc.AgentServiceStub(app.channel),
                 behind,
-                desk,
+                deliberations,
                 bus,
                 slow,
                 tasks,
-                house.server.target,
+                app.server.target,
             )
 
 
@@ -169,7 +174,7 @@ async def read(stream: Any) -> list[pb.TaskUpdate]:
 async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:
     """Play the council: it ends with this text."""
     async with asyncio.timeout(10):
-        while task_id not in agent.desk.known():
+        while task_id not in agent.deliberations.known():
             await asyncio.sleep(0)
     best = Result(1, "agent-dev-001", "dev", 1.0, (), passed_gates=True, proven=False, content=text)
     outcome = Outcome(
@@ -181,4 +186,4 @@ async def answer(agent: Agent, task_id: str, text: str, **more: Any) -> None:
         usage=Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5),
         final_state="answered",
     )
-    await agent.desk.decide(replace(outcome, **more))
+    await agent.deliberations.decide(replace(outcome, **more))

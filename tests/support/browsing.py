@@ -40,7 +40,7 @@ class Browser:
 
     http: aiohttp.ClientSession
     url: str
-    doors: ApiDependencies
+    dependencies: ApiDependencies
 
     async def get(self, path: str) -> Got:
         """Ask for a path."""

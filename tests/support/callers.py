@@ -30,7 +30,7 @@ from moothall.stories.board import Board
 from moothall.stories.notes import Notes
 from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.graph import MemoryGraph
 
 TOKEN = "a-token-of-the-tests"
@@ -86,7 +86,7 @@ def certificate(folder: Path) -> dict[str, Any]:
 
 
 def doors_of(
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
     bus: MemoryBus | None = None,
     graph: MemoryGraph | None = None,
     checkup: HealthCheck | None = None,
@@ -100,15 +100,15 @@ def doors_of(
         config.LlmSettings(model="scripted"),
         {"large": config.LlmSettings(model="deep", tier="large")},
     )
-    roster = CouncilRegistry(bus, limits, models)
+    council_registry = CouncilRegistry(bus, limits, models)
     return ApiDependencies(
-        desk=desk,
-        councils=roster,
-        plans=Planner(bus, limits, desk.check),
+        deliberations=deliberations,
+        councils=council_registry,
+        plans=Planner(bus, limits, deliberations.check),
         board=Board(bus),
         accounts=StoryBudgets(bus.bucket(BUCKET), limits),
-        author=StoryWriter(desk, 1, model=False),
-        tallies=Statistics(bus, roster, desk.under_way),
+        author=StoryWriter(deliberations, 1, model=False),
+        tallies=Statistics(bus, council_registry, deliberations.under_way),
         decisions=Decisions(bus),
         tasks=Overview(bus, tuple),
         briefings=Briefings(graph.ask, limits),
@@ -129,13 +129,15 @@ def doors_of(
 
 @asynccontextmanager
 async def serving(
-    desk: MemoryDesk, doors: ApiDependencies | None = None, **settings: Any
+    deliberations: MemoryDesk, dependencies: ApiDependencies | None = None, **settings: Any
 ) -> AsyncIterator[Serving]:
     """Serve `desk`, and the other rooms where given, until the context ends."""
     asked = config.GrpcSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
         AsyncExitStack() as callers,
-        grpc_server(asked, config.LimitSettings(), doors or doors_of(desk), TOKENS) as server,
+        grpc_server(
+            asked, config.LimitSettings(), dependencies or doors_of(deliberations), TOKENS
+        ) as server,
     ):
         # The caller outlives the server, to see how it ends: what the server sent last may still be
         # on its way.

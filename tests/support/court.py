@@ -37,7 +37,7 @@ TASK = "Make discount() take the percents off, so that the failing tests pass"
 class Court:
     """A prepared base that patches are judged against."""
 
-    house: Local
+    app: Local
     prepared: Prepared
     repo: Path
     task: str = TASK
@@ -61,7 +61,7 @@ class Court:
         tests = tuple(path for path in files if patch_rules.is_test(path))
         return Proposal(f"agent-dev-{seat:03d}", "dev", "", self.diff(files), own_tests=tests)
 
-    def bench(self) -> Evaluator:
+    def evaluator(self) -> Evaluator:
         """Return what judges the candidates of one deliberation on this base."""
         d = Deliberation(
             task_id="task-1",
@@ -76,19 +76,19 @@ class Court:
             base_sha=self.prepared.base.sha,
         )
         runs = CleanCheckoutRunner(
-            d, self.prepared, self.house.workspaces, self._read, asyncio.Semaphore(3)
+            d, self.prepared, self.app.workspaces, self._read, asyncio.Semaphore(3)
         )
         return Evaluator(runs, EventWriter(MemoryBus(), d))
 
     async def rank(self, *patches: Mapping[str, str]) -> tuple[RankedCandidate, ...]:
         """Rank the patches of so many seats, as a council without reviews does."""
-        bench = self.bench()
+        evaluator = self.evaluator()
         proposals = [self.proposal(files, seat) for seat, files in enumerate(patches, 1)]
-        judged = await asyncio.gather(*map(bench.judge, proposals))
-        return rank([item.candidate for item in await bench.cross(judged)])
+        judged = await asyncio.gather(*map(evaluator.judge, proposals))
+        return rank([item.candidate for item in await evaluator.cross(judged)])
 
     async def _read(self, base: Base, path: str, limit: int) -> str:
-        return (await self.house.clone.read(base.sha, path, limit)).decode()
+        return (await self.app.clone.read(base.sha, path, limit)).decode()
 
 
 @asynccontextmanager
@@ -111,14 +111,14 @@ async def court(
             "memory_bytes": 2_000_000_000,
             **limits,
         }
-    async with local(folder, files, **limits) as house:
+    async with local(folder, files, **limits) as app:
         if argv:
-            bare = await house.prepared({"tests": tuple(argv)}, protected=PROTECTED)
-            base = Base("sample", house.sha, bare.base.profile)
-            prepared = await house.preparer._run_checks(
+            bare = await app.prepared({"tests": tuple(argv)}, protected=PROTECTED)
+            base = Base("sample", app.sha, bare.base.profile)
+            prepared = await app.preparer._run_checks(
                 Prepared(base, bare.key, bare.files), lambda _: None
             )
         else:
-            base = Base("sample", house.sha, await read_profile(house.clone, house.sha))
-            prepared = await house.preparer.prepare(base)
-        yield Court(house, replace(prepared, hidden=hidden), folder / "repo", task)
+            base = Base("sample", app.sha, await read_profile(app.clone, app.sha))
+            prepared = await app.preparer.prepare(base)
+        yield Court(app, replace(prepared, hidden=hidden), folder / "repo", task)

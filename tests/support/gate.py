@@ -166,7 +166,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(data_dir: Path, **given: Any) -> AsyncIterator[House]:
+async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[House]:
     """Build a house with these limits, and rules by their names."""
     rules = {field.name for field in fields(Rules)}
     limits = {name: given.pop(name) for name in tuple(given) if name not in rules}

@@ -86,8 +86,8 @@ async def local(
     """Make a repository of `files` below `folder` and yield workspaces for it; `limits` are the
     sandbox's.
     """
-    async with _local(folder, files, WorkspaceSettings(warm=warm), limits, in_pods=False) as house:
-        yield house
+    async with _local(folder, files, WorkspaceSettings(warm=warm), limits, in_pods=False) as app:
+        yield app
 
 
 @asynccontextmanager
@@ -108,8 +108,8 @@ async def in_pods(
         limits,
         in_pods=True,
         images=images,
-    ) as house:
-        yield house
+    ) as app:
+        yield app
 
 
 @asynccontextmanager

@@ -22,9 +22,9 @@ async def open_coding_council(
     `python`.
     """
     limits = python or RunnerSettings()
-    async with local(folder / "hands") as house:
+    async with local(folder / "hands") as app:
         runner = LocalRunner(
-            house.settings.model_copy(update={"runner": limits}), house.workspaces.pool
+            app.settings.model_copy(update={"runner": limits}), app.workspaces.pool
         )
         async with open_council(
             folder, answer, run_code=runner.run, python=limits, **settings

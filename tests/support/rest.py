@@ -56,11 +56,11 @@ class Web:
 
 
 @asynccontextmanager
-async def serving_http(doors: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
+async def serving_http(dependencies: ApiDependencies, **settings: Any) -> AsyncIterator[Web]:
     """Serve until the context ends."""
     asked = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | settings))
     async with (
-        http_server(asked, doors, TOKENS, configured=True) as served,
+        http_server(asked, dependencies, TOKENS, configured=True) as served,
         aiohttp.ClientSession() as session,
     ):
         yield Web(session, served.port)

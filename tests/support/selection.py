@@ -336,12 +336,12 @@ class Pools:
             entry = await repositories.register(str(clone))
             ref = RepositoryRef(id=entry.id, ref=sources.parent())
             prepared = await repositories.prepare(await repositories.resolve(ref), self._tell)
-            bench = self._bench(recipe, ref, prepared)
+            evaluator = self._evaluator(recipe, ref, prepared)
             for mode in modes:
                 if pool := pool_of(recipe, sources, mode):
-                    yield await self._judge_mode(recipe, prepared, bench, mode, pool)
+                    yield await self._judge_mode(recipe, prepared, evaluator, mode, pool)
 
-    def _bench(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Evaluator:
+    def _evaluator(self, recipe: Recipe, ref: RepositoryRef, prepared: Prepared) -> Evaluator:
         d = Deliberation(
             task_id=f"corpus-{recipe.name}",
             description=recipe.task,
@@ -366,7 +366,7 @@ class Pools:
         self,
         recipe: Recipe,
         prepared: Prepared,
-        bench: Evaluator,
+        evaluator: Evaluator,
         mode: str,
         pool: Mapping[str, str],
     ) -> Outcome:
@@ -379,12 +379,12 @@ class Pools:
             seat = f"agent-dev-{number:03d}"
             names[seat] = name
             judged.append(
-                await bench.judge(
+                await evaluator.judge(
                     Proposal(seat, "dev", "", made.diff, made.commit_sha, own_tests=made.tests)
                 )
             )
             self._tell(f"{recipe.name}, {mode}: judged {name}")
-        ranked = rank([item.candidate for item in await bench.cross(judged)])
+        ranked = rank([item.candidate for item in await evaluator.cross(judged)])
         right = {UPSTREAM, *(item.name for item in recipe.variants if item.right)}
         found = outcome(
             recipe.name,

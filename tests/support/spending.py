@@ -22,11 +22,13 @@ STORY, TENANT = "story-1", "local"
 _CALLS = 4
 
 
-async def spend(purse: BudgetReservation, ledger: Ledger, call: str, dice: random.Random) -> bool:
+async def spend(
+    reservation: BudgetReservation, ledger: Ledger, call: str, dice: random.Random
+) -> bool:
     """Make a call, if the budget has room for it."""
     ledger.reserve(call, Usage(prompt_tokens=100, calls=1))
     try:
-        await purse.cover(ledger, Usage(prompt_tokens=100, calls=1))
+        await reservation.cover(ledger, Usage(prompt_tokens=100, calls=1))
     except BudgetExceeded:
         ledger.release(call)
         return False
@@ -38,11 +40,11 @@ async def spend(purse: BudgetReservation, ledger: Ledger, call: str, dice: rando
 async def deliberate(accounts: StoryBudgets, name: str, tokens: int) -> tuple[int, int]:
     """Make some calls side by side; return what they used, and how many were refused."""
     ledger, dice = Ledger(Budget()), random.Random(name)  # noqa: S311 - how much is used is no secret
-    purse = accounts.purse(STORY, TENANT, name, Budget(tokens=tokens))
+    reservation = accounts.reservation(STORY, TENANT, name, Budget(tokens=tokens))
     made = await asyncio.gather(
-        *(spend(purse, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
+        *(spend(reservation, ledger, f"{name}/{number}", dice) for number in range(_CALLS))
     )
-    await purse.close(ledger.spent)
+    await reservation.close(ledger.spent)
     return ledger.spent.tokens, made.count(False)
 
 

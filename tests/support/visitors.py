@@ -30,7 +30,7 @@ from moothall.settings import load_settings
 from moothall.tool_sessions.manager import ToolSessions
 from moothall.workflows.runner import Workflows
 from support.callers import TOKEN, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.gate import in_seconds
 from support.repos import make_repo
 
@@ -219,10 +219,12 @@ async def tool_house(
         rules = await stack.enter_async_context(open_rules(loaded, bus))
         visits = await stack.enter_async_context(tool_service(loaded, bus, rules))
         workflows = await stack.enter_async_context(workflow_service(loaded.guard, bus, visits))
-        desk = MemoryDesk()
-        doors = replace(doors_of(desk), visits=visits, parking=rules.parking, workflows=workflows)
-        doors = replace(doors, executions=execution_service(loaded.runner, visits))
-        served = await stack.enter_async_context(serving(desk, doors))
+        deliberations = MemoryDesk()
+        dependencies = replace(
+            doors_of(deliberations), visits=visits, parking=rules.parking, workflows=workflows
+        )
+        dependencies = replace(dependencies, executions=execution_service(loaded.runner, visits))
+        served = await stack.enter_async_context(serving(deliberations, dependencies))
         stub: Any = pb_grpc.ToolServiceStub(served.channel)
         runner: Any = runner_pb2_grpc.SecureRunnerStub(served.channel)
         yield ToolHouse(bus, visits, workflows, stub, folder / "repo", loaded.data_dir, runner)

@@ -19,7 +19,7 @@ from moothall.errors import NotFound
 from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
 from moothall.tool_sessions.manager import ToolSessions
-from support.gate import House, Room, open_house
+from support.gate import House, Room, open_app
 
 SHA = "a" * 40
 
@@ -103,7 +103,7 @@ class Visiting:
     visits: ToolSessions
     rooms: Rooms
     repository: OneRepository
-    house: House
+    app: House
     parking: ApprovalQueue | None
 
 
@@ -129,8 +129,8 @@ async def visiting(
         )
     made = Rules(**rules)
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(
-            open_house(
+        app = await stack.enter_async_context(
+            open_app(
                 data_dir,
                 **(limits or {}),
                 **{name: getattr(made, name) for name in ("tokens", *rules)},
@@ -138,8 +138,8 @@ async def visiting(
         )
         rooms, repository = Rooms(), OneRepository()
         visits = await stack.enter_async_context(
-            ToolSessions(house.gate, made.tokens, rooms, repository, guard)
+            ToolSessions(app.gate, made.tokens, rooms, repository, guard)
         )
         if made.parking is not None:
             made.parking.on_resolved(visits.heed_resolution)
-        yield Visiting(visits, rooms, repository, house, made.parking)
+        yield Visiting(visits, rooms, repository, app, made.parking)

@@ -18,7 +18,7 @@ from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
 from moothall.stories.story_state import StoryState
 from moothall.testing.bus import MemoryBus
-from support.desk import Lands, MemoryDesk
+from support.deliberation_service import Lands, MemoryDesk
 
 DRAFT = StoryDraft(
     "Export invoices as CSV",
@@ -54,7 +54,7 @@ def disagreed(task_id: str) -> Outcome:
     return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
 
 
-async def open_house() -> House:
+async def open_app() -> House:
     """Return a board with a story in its backlog."""
     bus = MemoryBus()
     made = House(bus, MemoryDesk(), Board(bus))
@@ -67,7 +67,7 @@ class House:
     """A board, and what works on its stories; `work` of a process that may be started again."""
 
     bus: MemoryBus
-    desk: MemoryDesk
+    deliberations: MemoryDesk
     board: Board
     story_id: str = ""
     architects: int = 0
@@ -88,7 +88,7 @@ class House:
             task = group.create_task(
                 StoryExecutor(
                     self.bus,
-                    self.desk,
+                    self.deliberations,
                     LimitSettings(),
                     planner,
                     self.lands,
@@ -124,10 +124,10 @@ class House:
         """Return the `number`-th request, from 1."""
 
         async def there() -> bool:
-            return len(self.desk.known()) >= number
+            return len(self.deliberations.known()) >= number
 
         await self.until(there)
-        return self.desk.request(self.desk.known()[number - 1])
+        return self.deliberations.request(self.deliberations.known()[number - 1])
 
     async def to_test(self) -> str:
         """Bring the story from backlog to test, and return the id of its task."""
@@ -135,7 +135,7 @@ class House:
         await self.stands("design", "planned")
         await self.move("accept_design")
         task = await self.asked(1)
-        await self.desk.decide(won(task.task_id, A))
+        await self.deliberations.decide(won(task.task_id, A))
         await self.stands("test")
         return task.task_id
 

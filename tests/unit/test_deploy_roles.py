@@ -27,7 +27,7 @@ from moothall.pb.tool.v1 import tool_pb2
 from moothall.pb.workspace.v1 import workspace_pb2
 from moothall.settings import load_settings
 from support.callers import EVERYWHERE, TOKENS, certificate, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.kube.manifests import Objects, kustomized, objects
 
 pytestmark = pytest.mark.e2e
@@ -259,13 +259,13 @@ async def test_the_probe_is_answered_as_the_kubelet_asks_it(
         str(container(spec)["readinessProbe"]): container(spec)["readinessProbe"]["httpGet"]
         for spec in deployments(made).values()
     }.values()
-    doors = doors_of(MemoryDesk())
-    doors.taking.set()
+    dependencies = doors_of(MemoryDesk())
+    dependencies.taking.set()
     tls = certificate(tmp_path)
     web = settings.web.model_copy(update={"port": 0, **tls})
     assert (web.host, probe["scheme"], probe["port"]) == (EVERYWHERE, "HTTPS", "web")
     async with (
-        http_server(web, doors, TOKENS, configured=True) as served,
+        http_server(web, dependencies, TOKENS, configured=True) as served,
         aiohttp.ClientSession() as kubelet,
     ):
         url = f"https://127.0.0.1:{served.port}{probe['path']}"

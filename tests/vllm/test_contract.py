@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from house import Command
+from command import Command
 from moothall.llm.client import OpenAIModel
 from moothall.testing.chat_contract import ChatModelContract
 from moothall.testing.server_contract import Expected, ServerContract

@@ -74,11 +74,11 @@ async def test_a_council_of_five_computes_its_context_once(
     files = {**SAMPLE, "src/rates.py": module(CONTEXT)}
     async with open_council(
         tmp_path, lambda _b, _h: "", files=files, context_tokens=16_384, max_tokens=300
-    ) as house:
-        house.parts = replace(house.parts, model=watched)
+    ) as app:
+        app.parts = replace(app.parts, model=watched)
         await model.reply_mode()  # found out once, by a call of its own
         before = await model.figures()
-        events = await deliberate(house, wanted)
+        events = await deliberate(app, wanted)
         after = await model.figures()
     assert before is not None
     assert after is not None
@@ -108,12 +108,12 @@ def delta(before: float | None, after: float | None) -> int:
     return int(after - before)
 
 
-async def deliberate(house: CouncilHouse, wanted: dict[str, Any]) -> Any:
+async def deliberate(app: CouncilHouse, wanted: dict[str, Any]) -> Any:
     # A tenant of its own begins with a cache of its own, whatever ran before.
-    d = house.deliberation(
+    d = app.deliberation(
         seats=SEATS, seconds=600, tenant=f"tenant-{secrets.token_hex(8)}", **wanted
     )
-    return await house.run(d)
+    return await app.run(d)
 
 
 async def all_tokens(watched: WatchedModel, url: str) -> tuple[list[list[int]], int]:

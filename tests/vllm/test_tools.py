@@ -26,10 +26,10 @@ async def test_a_seat_calls_tools_and_reads_what_they_answer(
     coder: OpenAIModel, tmp_path: Path
 ) -> None:
     watched = WatchedModel(coder)
-    async with open_council(tmp_path, lambda _b, _h: "", temperature=0.0) as house:
-        house.parts = replace(house.parts, model=watched)
-        events = await house.run(
-            house.deliberation("single", 1, description=TASK, seconds=600, max_turns=2)
+    async with open_council(tmp_path, lambda _b, _h: "", temperature=0.0) as app:
+        app.parts = replace(app.parts, model=watched)
+        events = await app.run(
+            app.deliberation("single", 1, description=TASK, seconds=600, max_turns=2)
         )
     (started,) = of(events, EventType.DELIBERATION_STARTED)
     assert (started["reply_mode"], started["models"][0]["window"]) == ("tools", 16_384)

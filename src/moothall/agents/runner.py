@@ -75,7 +75,7 @@ class AgentRun:
     side by side at most.
     """
 
-    desk: Deliberations
+    deliberations: Deliberations
     who: Principal
     repository: RepositoryRef
     name: str
@@ -142,11 +142,11 @@ class AgentRun:
     async def _ask(self, request: DeliberationRequest) -> Outcome:
         """Return how it ended. Interrupted, it is cancelled."""
         try:
-            return await ask(self.desk, request, self.who)
+            return await ask(self.deliberations, request, self.who)
         except asyncio.CancelledError:
             with suppress(MoothallError, TimeoutError):
                 async with asyncio.timeout(_CANCEL_SECONDS):
-                    await self.desk.cancel(request.task_id, "interrupted", self.who)
+                    await self.deliberations.cancel(request.task_id, "interrupted", self.who)
             raise
 
     async def _base(self, spec: Spec) -> tuple[RepositoryRef | None, str]:
@@ -168,7 +168,9 @@ class AgentRun:
             f"What {', '.join(end.name for end in before)} did.",
             Constraints(),
         )
-        whole = await together(self.desk, self._task_id(spec.name, "base"), commits, aim, self.who)
+        whole = await together(
+            self.deliberations, self._task_id(spec.name, "base"), commits, aim, self.who
+        )
         if not whole.commit_sha:
             return None, f"what it needs could not be brought together: {why_not(whole)}"
         return replace(self.repository, ref=whole.commit_sha), ""

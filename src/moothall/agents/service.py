@@ -122,7 +122,7 @@ class AgentTasks:
 
     def __init__(
         self,
-        desk: Deliberations,
+        deliberations: Deliberations,
         visits: ToolSessions,
         sessions: AgentSessions,
         settings: AgentSettings,
@@ -131,7 +131,7 @@ class AgentTasks:
         memory_mb: int = 0,
         deliberation_seconds: float = math.inf,
     ) -> None:
-        self._desk = desk
+        self._deliberations = deliberations
         self._visits = visits
         self._sessions = sessions
         self._settings = settings
@@ -240,11 +240,15 @@ class AgentTasks:
         answer, progress, served = _Answer(), 0.0, ""
         ran: list[ToolRun] = []
         try:
-            asked = await self._desk.submit(request, who)
+            asked = await self._deliberations.submit(request, who)
             submitted = True
-            facts: AsyncGenerator[Recorded | Writing, None] = self._desk.watch(task_id, 0, who)
+            facts: AsyncGenerator[Recorded | Writing, None] = self._deliberations.watch(
+                task_id, 0, who
+            )
             # Where several seats write, none of them writes the answer.
-            texts = [self._desk.watch_text(task_id, who)] if request.num_agents == 1 else []
+            texts = (
+                [self._deliberations.watch_text(task_id, who)] if request.num_agents == 1 else []
+            )
             async with aclosing(merge(facts, *texts, most=self._settings.stream_buffer)) as told:
                 async for one in told:
                     served = served or _model_of(one)
@@ -262,7 +266,7 @@ class AgentTasks:
                     if step is not None:
                         progress = max(progress, step.progress)
                         yield step
-            outcome = await self._desk.wait(task_id, who)
+            outcome = await self._deliberations.wait(task_id, who)
             ended = True
         finally:
             if submitted and not ended:
@@ -322,7 +326,9 @@ class AgentTasks:
     async def _abandon(self, task_id: str, who: Principal) -> None:
         with suppress(MoothallError, TimeoutError):
             async with asyncio.timeout(_CANCEL_SECONDS):
-                await self._desk.cancel(task_id, "its caller went away, or its time was over", who)
+                await self._deliberations.cancel(
+                    task_id, "its caller went away, or its time was over", who
+                )
 
     async def _keep(self, query: Query, who: Principal, report: Report) -> None:
         calls = [one.wanted for one in report.ran if one.ok]

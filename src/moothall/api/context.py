@@ -23,11 +23,11 @@ _COUNTED = 1000
 class Context(pb_grpc.ContextServiceServicer):
     """The gRPC door of briefings, of notes, and of the graph."""
 
-    def __init__(self, doors: ApiDependencies) -> None:
-        self._briefings = doors.briefings
-        self._ask = doors.ask
-        self._notes = doors.notes
-        self._bundles = doors.bundles
+    def __init__(self, dependencies: ApiDependencies) -> None:
+        self._briefings = dependencies.briefings
+        self._ask = dependencies.ask
+        self._notes = dependencies.notes
+        self._bundles = dependencies.bundles
 
     async def GetContext(
         self, request: pb.GetContextRequest, context: Any

@@ -21,7 +21,7 @@ _AT_ITS_ENDPOINT = (
 class CouncilCalls:
     """Who sits for a role."""
 
-    _doors: ApiDependencies
+    _dependencies: ApiDependencies
 
     async def CreateCouncil(
         self, request: pb.CreateCouncilRequest, context: Any
@@ -35,7 +35,7 @@ class CouncilCalls:
             peer_review=asked.enable_peer_review,
             params=dict(asked.custom_params),
         )
-        council = await self._doors.councils.create(
+        council = await self._dependencies.councils.create(
             request.role, request.num_agents, config, caller()
         )
         ids = [agent.id for agent in council.agents]
@@ -48,8 +48,8 @@ class CouncilCalls:
     ) -> pb.ListCouncilsResponse:
         """List the councils that were made."""
         who = caller()
-        councils = await self._doors.councils.list(who, request.role_filter)
-        busy = self._doors.tallies.busy(who)
+        councils = await self._dependencies.councils.list(who, request.role_filter)
+        busy = self._dependencies.tallies.busy(who)
         return pb.ListCouncilsResponse(
             councils=[
                 _council_info(
@@ -66,7 +66,7 @@ class CouncilCalls:
         """Return what the server of a council's model calls it, where the settings say; of one that
         is gone from them what it was called.
         """
-        wanted, models = council.config.model_profile, self._doors.models
+        wanted, models = council.config.model_profile, self._dependencies.models
         try:
             return models.get(
                 models.choose(wanted) if wanted else models.of_role(council.role)
@@ -78,7 +78,7 @@ class CouncilCalls:
         self, request: pb.DeleteCouncilRequest, context: Any
     ) -> pb.DeleteCouncilResponse:
         """Close a role until its council is made again."""
-        council = await self._doors.councils.delete(request.role, caller())
+        council = await self._dependencies.councils.delete(request.role, caller())
         return pb.DeleteCouncilResponse(
             success=True,
             message=f"deleted; requests to {council.role} are refused until CreateCouncil makes "
@@ -94,7 +94,7 @@ class CouncilCalls:
         agent = protobuf.from_message(
             Agent, request, id=request.agent_id, capabilities=capabilities
         )
-        council = await self._doors.councils.register(request.role, agent, caller())
+        council = await self._dependencies.councils.register(request.role, agent, caller())
         message = (
             _AT_ITS_ENDPOINT
             if agent.endpoint
@@ -106,7 +106,9 @@ class CouncilCalls:
         self, request: pb.UnregisterAgentRequest, context: Any
     ) -> pb.UnregisterAgentResponse:
         """Take an agent out of the council of a role."""
-        council = await self._doors.councils.unregister(request.role, request.agent_id, caller())
+        council = await self._dependencies.councils.unregister(
+            request.role, request.agent_id, caller()
+        )
         left = f"{len(council.agents)} left in {council.id}"
         return pb.UnregisterAgentResponse(success=True, message=f"unregistered; {left}")
 

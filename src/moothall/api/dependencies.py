@@ -37,7 +37,7 @@ class ApiDependencies:
     ends early ends by its will then, not by its caller's.
     """
 
-    desk: Deliberations
+    deliberations: Deliberations
     councils: CouncilRegistry
     plans: Planner
     author: StoryWriter

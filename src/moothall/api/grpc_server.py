@@ -45,7 +45,7 @@ class Server:
 async def grpc_server(
     settings: config.GrpcSettings,
     limits: config.LimitSettings,
-    doors: ApiDependencies,
+    dependencies: ApiDependencies,
     tokens: Mapping[str, Principal],
     leave_seconds: float = 0.0,
 ) -> AsyncIterator[Server]:
@@ -68,7 +68,7 @@ async def grpc_server(
         options=_options(settings, limits),
         maximum_concurrent_rpcs=settings.calls,
     )
-    services = services_of(doors)
+    services = services_of(dependencies)
     for service in services:
         service.add(service.answers, server)
     names = [service.descriptor.full_name for service in services]
@@ -84,13 +84,13 @@ async def grpc_server(
     try:
         for name in names:
             await checkup.set(name, health_pb2.HealthCheckResponse.SERVING)
-        doors.taking.set()
+        dependencies.taking.set()
         yield Server(settings.host, port)
     finally:
-        doors.taking.clear()
+        dependencies.taking.clear()
         await checkup.enter_graceful_shutdown()
         await asyncio.sleep(leave_seconds)
-        doors.stopping.set()
+        dependencies.stopping.set()
         await asyncio.sleep(_ARRIVED_SECONDS)
         stopped = asyncio.ensure_future(server.stop(settings.grace_seconds + FAREWELL_SECONDS))
         await calls.end(settings.grace_seconds, stopped)

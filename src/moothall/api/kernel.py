@@ -31,8 +31,8 @@ _EXECUTION_ID = 200
 class AgentKernel(pb_grpc.AgentKernelServicer):
     """The gRPC door of the kernel."""
 
-    def __init__(self, desk: Deliberations, visits: ToolSessions) -> None:
-        self._desk = desk
+    def __init__(self, deliberations: Deliberations, visits: ToolSessions) -> None:
+        self._deliberations = deliberations
         self._visits = visits
 
     async def CreateTask(
@@ -50,7 +50,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             budget=protobuf.from_message(Budget, request.budget),
             follows=request.follows,
         )
-        d = await self._desk.submit(asked, who)
+        d = await self._deliberations.submit(asked, who)
         token = ""
         if d.base_sha is not None:
             seconds = (d.deadline - datetime.now(UTC)).total_seconds()
@@ -65,7 +65,7 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
             raise InvalidRequest(
                 f"after_seq is {request.after_seq}; give the last seq that you saw, or 0 for all"
             )
-        async for recorded in self._desk.watch(
+        async for recorded in self._deliberations.watch(
             check_id(request.task_id, "task_id"), request.after_seq, caller()
         ):
             yield _event(recorded)
@@ -93,7 +93,9 @@ class AgentKernel(pb_grpc.AgentKernelServicer):
         """Stop it, and close its workspace."""
         who = caller()
         task_id = check_id(request.task_id, "task_id")
-        status = await self._desk.cancel(task_id, request.reason or "cancelled by its caller", who)
+        status = await self._deliberations.cancel(
+            task_id, request.reason or "cancelled by its caller", who
+        )
         with suppress(NotFound):  # it was never called
             await self._visits.close(who, task_id)
         return pb.CancelTaskResponse(status=status.value)

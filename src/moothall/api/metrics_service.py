@@ -17,15 +17,15 @@ METRICS = ("performance", "agents", "councils")
 class MetricsService:
     """Figures of the caller's tenant."""
 
-    _doors: ApiDependencies
+    _dependencies: ApiDependencies
     _since: float
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         """Say how it is and why, since when it serves, and how much was asked."""
-        health = await self._doors.checkup.look()
+        health = await self._dependencies.checkup.look()
         down = health.status is Condition.DOWN
         totals = (
-            await self._doors.tallies.totals(caller())
+            await self._dependencies.tallies.totals(caller())
             if request.include_stats and not down
             else None
         )
@@ -62,7 +62,7 @@ class MetricsService:
             raise InvalidRequest(
                 f"time_range_ms is {request.time_range_ms}; milliseconds back from now, 0 for all"
             )
-        found = await self._doors.tallies.metrics(caller(), request.time_range_ms)
+        found = await self._dependencies.tallies.metrics(caller(), request.time_range_ms)
         answer = pb.GetMetricsResponse()
         if kind in {"all", "performance"}:
             took = found.latencies

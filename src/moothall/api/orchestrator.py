@@ -38,9 +38,9 @@ class OrchestratorService(
 ):
     """All of orchestrator.v1: deliberations here, the rest in the classes above."""
 
-    def __init__(self, doors: ApiDependencies) -> None:
-        self._doors = doors
-        self._desk = doors.desk
+    def __init__(self, dependencies: ApiDependencies) -> None:
+        self._dependencies = dependencies
+        self._deliberations = dependencies.deliberations
         self._since = time.monotonic()
 
     async def Deliberate(
@@ -55,11 +55,11 @@ class OrchestratorService(
         """Submit and wait. When the call ends early, the deliberation does too."""
         submitted = False
         try:
-            await self._desk.submit(asked, who)
+            await self._deliberations.submit(asked, who)
             submitted = True
-            return await self._desk.wait(asked.task_id, who)
+            return await self._deliberations.wait(asked.task_id, who)
         except asyncio.CancelledError:
-            if not self._doors.stopping.is_set():
+            if not self._dependencies.stopping.is_set():
                 await self._abandon(asked, who, submitted=submitted)
             raise
 
@@ -67,7 +67,7 @@ class OrchestratorService(
         self, request: pb.DeliberateRequest, context: Any
     ) -> pb.SubmitDeliberationResponse:
         """Submit and return at once."""
-        deliberation = await self._desk.submit(protobuf.request_of(request), caller())
+        deliberation = await self._deliberations.submit(protobuf.request_of(request), caller())
         return pb.SubmitDeliberationResponse(
             task_id=deliberation.task_id,
             status=protobuf.status_message(DeliberationStatus.PENDING),
@@ -80,9 +80,9 @@ class OrchestratorService(
         """Return the result so far. A planned task that waits for earlier tasks is PENDING."""
         task_id, who = check_id(request.task_id, "task_id"), caller()
         try:
-            outcome = await self._desk.result(task_id, who)
+            outcome = await self._deliberations.result(task_id, who)
         except NotFound:
-            if not await self._doors.plans.is_waiting(task_id, who):
+            if not await self._dependencies.plans.is_waiting(task_id, who):
                 raise
             outcome = Outcome(task_id, DeliberationStatus.PENDING, tenant=who.tenant)
         return protobuf.result_response(outcome)
@@ -92,7 +92,7 @@ class OrchestratorService(
     ) -> AsyncIterator[pb.DeliberationUpdate]:
         """Submit and follow; a caller that goes away only detaches."""
         who = caller()
-        deliberation = await self._desk.submit(protobuf.request_of(request), who)
+        deliberation = await self._deliberations.submit(protobuf.request_of(request), who)
         async for update in self._updates(deliberation.task_id, 0, who):
             yield update
 
@@ -114,7 +114,9 @@ class OrchestratorService(
     ) -> pb.CancelDeliberationResponse:
         """Stop it."""
         reason = request.reason or "cancelled by its caller"
-        status = await self._desk.cancel(check_id(request.task_id, "task_id"), reason, caller())
+        status = await self._deliberations.cancel(
+            check_id(request.task_id, "task_id"), reason, caller()
+        )
         return pb.CancelDeliberationResponse(status=protobuf.status_message(status))
 
     async def SteerDeliberation(
@@ -126,14 +128,18 @@ class OrchestratorService(
 
     async def steer(self, request: pb.SteerDeliberationRequest, key: str) -> None:
         """Tell its seats something; `key` names the request among the caller's."""
-        await comments.steer(self._desk, request.task_id, request.message, caller(), key=key)
+        await comments.steer(
+            self._deliberations, request.task_id, request.message, caller(), key=key
+        )
 
     async def PauseDeliberation(
         self, request: pb.PauseDeliberationRequest, context: Any
     ) -> pb.PauseDeliberationResponse:
         """Let it wait."""
         return pb.PauseDeliberationResponse(
-            changed=await comments.pause(self._desk, request.task_id, caller(), paused=True)
+            changed=await comments.pause(
+                self._deliberations, request.task_id, caller(), paused=True
+            )
         )
 
     async def ResumeDeliberation(
@@ -141,7 +147,9 @@ class OrchestratorService(
     ) -> pb.ResumeDeliberationResponse:
         """Let it go on."""
         return pb.ResumeDeliberationResponse(
-            changed=await comments.pause(self._desk, request.task_id, caller(), paused=False)
+            changed=await comments.pause(
+                self._deliberations, request.task_id, caller(), paused=False
+            )
         )
 
     async def _updates(
@@ -150,7 +158,7 @@ class OrchestratorService(
         progress = Progress()
         # Read from the beginning: how far it is follows from all events, also from those that the
         # caller has seen.
-        async for recorded in self._desk.watch(task_id, 0, who):
+        async for recorded in self._deliberations.watch(task_id, 0, who):
             progress, step = describe(progress, recorded)
             if recorded.comes_after(after_seq):
                 yield _update(task_id, recorded, step)
@@ -165,8 +173,8 @@ class OrchestratorService(
                     # The submission was cut and may or may not have been recorded. Repeating it is
                     # harmless,
                     # and says `AlreadyExists` where the id belongs to somebody else's deliberation.
-                    await self._desk.submit(asked, who)
-                await self._desk.cancel(asked.task_id, "the caller went away", who)
+                    await self._deliberations.submit(asked, who)
+                await self._deliberations.cancel(asked.task_id, "the caller went away", who)
         except AlreadyExists:
             return
         except (MoothallError, TimeoutError) as error:

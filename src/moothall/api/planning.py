@@ -22,7 +22,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 class StoryCalls:
     """What is done for a story. Needs `_decided` of the part about deliberations."""
 
-    _doors: ApiDependencies
+    _dependencies: ApiDependencies
 
     async def _submit_and_wait(self, asked: DeliberationRequest, who: Principal) -> Outcome:
         raise NotImplementedError
@@ -34,7 +34,7 @@ class StoryCalls:
         who = caller()
         asked = orchestration(request)
         if request.HasField("context_options"):
-            briefing = await self._doors.briefings.brief(
+            briefing = await self._dependencies.briefings.brief(
                 _briefing(request.context_options, asked.task_id, asked.story_id, request.role, ""),
                 who,
             )
@@ -46,7 +46,7 @@ class StoryCalls:
         self, request: pb.ProcessPlanningEventRequest, context: Any
     ) -> pb.ProcessPlanningEventResponse:
         """Record what happened to a story, and plan it where it moved to planning."""
-        done = await self._doors.plans.process(
+        done = await self._dependencies.plans.process(
             protobuf.from_message(PlanningEvent, request), caller()
         )
         return pb.ProcessPlanningEventResponse(
@@ -61,7 +61,7 @@ class StoryCalls:
         strategy = Strategy(
             asked.parallel_execution, tuple(asked.dependency_order), asked.max_tasks_per_role
         )
-        made = await self._doors.plans.derive(
+        made = await self._dependencies.plans.derive(
             request.case_id,
             request.plan_id,
             request.roles,
@@ -80,7 +80,7 @@ class StoryCalls:
     ) -> pb.GetTaskContextResponse:
         """Tell what is known of a task and its story."""
         story_id = _story_of(request.story_id, request.case_id)
-        made = await self._doors.briefings.brief(
+        made = await self._dependencies.briefings.brief(
             _briefing(request.options, request.task_id, story_id, request.role, request.phase),
             caller(),
         )

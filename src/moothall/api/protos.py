@@ -40,40 +40,50 @@ class Service:
     add: Callable[[Any, Any], None]
 
 
-def services_of(doors: ApiDependencies) -> list[Service]:
+def services_of(dependencies: ApiDependencies) -> list[Service]:
     """Return what can be called."""
     found = (
         []
-        if "api" not in doors.served
+        if "api" not in dependencies.served
         else [
             _service(
                 "OrchestratorService",
                 orchestrator_pb2,
                 orchestrator_pb2_grpc,
-                OrchestratorService(doors),
+                OrchestratorService(dependencies),
             ),
-            _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(doors)),
+            _service("PlanningService", planning_pb2, planning_pb2_grpc, Planning(dependencies)),
             _service(
-                "StoryCoachService", storycoach_pb2, storycoach_pb2_grpc, StoryCoach(doors.author)
+                "StoryCoachService",
+                storycoach_pb2,
+                storycoach_pb2_grpc,
+                StoryCoach(dependencies.author),
             ),
             _service("WorkspaceService", workspace_pb2, workspace_pb2_grpc, Scoring()),
-            _service("ContextService", context_pb2, context_pb2_grpc, Context(doors)),
+            _service("ContextService", context_pb2, context_pb2_grpc, Context(dependencies)),
         ]
     )
-    if doors.visits is not None:
-        tools = ToolService(Tools(doors.visits, doors.parking, doors.workflows))
+    if dependencies.visits is not None:
+        tools = ToolService(
+            Tools(dependencies.visits, dependencies.parking, dependencies.workflows)
+        )
         found += [
             _service("ToolService", tool_pb2, tool_pb2_grpc, tools),
             _service(
-                "AgentKernel", kernel_pb2, kernel_pb2_grpc, AgentKernel(doors.desk, doors.visits)
+                "AgentKernel",
+                kernel_pb2,
+                kernel_pb2_grpc,
+                AgentKernel(dependencies.deliberations, dependencies.visits),
             ),
         ]
-    if doors.agents is not None:
-        agents = AgentService(doors.agents, doors.checkup, doors.models)
+    if dependencies.agents is not None:
+        agents = AgentService(dependencies.agents, dependencies.checkup, dependencies.models)
         found.append(_service("AgentService", agent_pb2, agent_pb2_grpc, agents))
-    if doors.executions is not None:
+    if dependencies.executions is not None:
         found.append(
-            _service("SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(doors.executions))
+            _service(
+                "SecureRunner", runner_pb2, runner_pb2_grpc, SecureRunner(dependencies.executions)
+            )
         )
     return found
 

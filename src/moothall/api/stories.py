@@ -26,11 +26,11 @@ from moothall.stories.story_state import PASSED, StoryState
 class Planning(pb_grpc.PlanningServiceServicer):
     """The gRPC door of the board."""
 
-    def __init__(self, doors: ApiDependencies) -> None:
-        self._board = doors.board
-        self._accounts = doors.accounts
-        self._desk = doors.desk
-        self._plans = doors.plans
+    def __init__(self, dependencies: ApiDependencies) -> None:
+        self._board = dependencies.board
+        self._accounts = dependencies.accounts
+        self._deliberations = dependencies.deliberations
+        self._plans = dependencies.plans
 
     async def CreateStory(
         self, request: pb.CreateStoryRequest, context: Any
@@ -115,7 +115,13 @@ class Planning(pb_grpc.PlanningServiceServicer):
         on = request.on
         place = Spot(on.path, on.line, on.removed, on.task_id, on.rank)
         await remark(
-            self._board, self._desk, request.story_id, request.comment, who, place=place, key=key
+            self._board,
+            self._deliberations,
+            request.story_id,
+            request.comment,
+            who,
+            place=place,
+            key=key,
         )
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Any) -> pb.GetPlanResponse:

@@ -126,8 +126,8 @@ class ApiInputs:
     """What the doors lead to."""
 
     bus: Bus
-    desk: DeliberationService
-    roster: CouncilRegistry
+    deliberations: DeliberationService
+    council_registry: CouncilRegistry
     collector: Collector | Observer
     graph: Answers
     alive: Alive
@@ -154,7 +154,7 @@ async def open_doors(
     settings: Settings, behind: ApiInputs, tell: Tell
 ) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
-    bus, desk = behind.bus, behind.desk
+    bus, deliberations = behind.bus, behind.deliberations
 
     async def see() -> None:
         await asyncio.gather(
@@ -165,7 +165,7 @@ async def open_doors(
         metrics = await enter_beside(
             stack, figures(settings.metrics, bus, lambda: behind.collector.under_way, see)
         )
-        planner = Planner(bus, settings.limits, desk.check)
+        planner = Planner(bus, settings.limits, deliberations.check)
         architects = (
             settings.limits.architects if settings.llm.base_url is not None else 0
         )  # the small model divides nothing well
@@ -181,7 +181,13 @@ async def open_doors(
                 functools.partial(alone, settings, bus),
             )
             work = StoryExecutor(
-                bus, desk, settings.limits, planner, land, architects=architects, alone=turns
+                bus,
+                deliberations,
+                settings.limits,
+                planner,
+                land,
+                architects=architects,
+                alone=turns,
             )
             await enter_beside(stack, beside(work.run(), "planner"))
         rules = await enter_beside(stack, open_rules(settings, bus))
@@ -195,17 +201,19 @@ async def open_doors(
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))
             workflows = await enter_beside(stack, workflow_service(settings.guard, bus, visits))
-            visits.await_calls(of_tasks(desk))
-        doors = ApiDependencies(
-            desk=desk,
-            councils=behind.roster,
+            visits.await_calls(of_tasks(deliberations))
+        dependencies = ApiDependencies(
+            deliberations=deliberations,
+            councils=behind.council_registry,
             plans=planner,
             board=Board(bus),
             accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
             author=StoryWriter(
-                desk, settings.limits.coach_seconds, model=settings.llm.base_url is not None
+                deliberations,
+                settings.limits.coach_seconds,
+                model=settings.llm.base_url is not None,
             ),
-            tallies=Statistics(bus, behind.roster, behind.collector.deliberations),
+            tallies=Statistics(bus, behind.council_registry, behind.collector.deliberations),
             briefings=behind.briefed(rules),
             ask=behind.graph.ask,
             models=settings.choice,
@@ -215,7 +223,7 @@ async def open_doors(
             executions=execution_service(settings.runner, visits) if visits else None,
             parking=rules.parking,
             workflows=workflows,
-            agents=agent_service(settings, bus, desk, visits) if visits else None,
+            agents=agent_service(settings, bus, deliberations, visits) if visits else None,
             decisions=Decisions(bus),
             tasks=Overview(bus, behind.collector.states),
             repositories=trusted_repositories(settings),
@@ -230,16 +238,18 @@ async def open_doors(
             ),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        http = await stack.enter_async_context(_serve_http(settings, doors, tokens))
+        http = await stack.enter_async_context(_serve_http(settings, dependencies, tokens))
         server = await stack.enter_async_context(
-            grpc_server(settings.grpc, settings.limits, doors, tokens, settings.serve.leave_seconds)
+            grpc_server(
+                settings.grpc, settings.limits, dependencies, tokens, settings.serve.leave_seconds
+            )
         )
         yield ListeningPorts(server.port, http.port, metrics, http.link)
 
 
 @asynccontextmanager
 async def _serve_http(
-    settings: Settings, doors: ApiDependencies, tokens: Mapping[str, Principal]
+    settings: Settings, dependencies: ApiDependencies, tokens: Mapping[str, Principal]
 ) -> AsyncIterator[Served]:
     """Serve HTTP; yields where, with port 0 where none is served. Raises `ConfigurationError`."""
     if not settings.web.enabled:
@@ -250,7 +260,7 @@ async def _serve_http(
     people = UserAccounts(settings.data_dir)
     provider = Provider(settings.oidc) if settings.oidc.issuer else None
     async with http_server(
-        settings.web, doors, tokens, configured=configured, people=people, provider=provider
+        settings.web, dependencies, tokens, configured=configured, people=people, provider=provider
     ) as served:
         yield served
 

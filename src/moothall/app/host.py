@@ -56,7 +56,7 @@ async def host_main(
     name: str,
     ready: Callable[[], None],
     *,
-    house: Process,
+    app: Process,
     settings: Settings,
     bus_url: str,
     model_url: str,
@@ -82,7 +82,7 @@ async def host_main(
         ready()
 
     async with AsyncExitStack() as stack:
-        stack.enter_context(registered(settings.data_dir / "hosts", house))
+        stack.enter_context(registered(settings.data_dir / "hosts", app))
         await stack.enter_async_context(record(settings.trace, name, secrets))
         bus = await stack.enter_async_context(open_bus(settings.bus, bus_url, secrets=secrets))
         await stack.enter_async_context(report_figures(settings.metrics, bus, name))
@@ -270,7 +270,7 @@ async def _open_ray(settings: Settings, instance: str) -> AsyncIterator[Hosting]
             "model_url": model_url,
             "home": home_of(settings),
         }
-        main = functools.partial(host_main, house=this_process(), **given)
+        main = functools.partial(host_main, app=this_process(), **given)
         hosts: AbstractAsyncContextManager[Alive] = ray_fleet.hosting(
             settings.ray, functools.partial(_with_instance, instance, main)
         )

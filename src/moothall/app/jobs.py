@@ -66,7 +66,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     """
     from moothall.events.adapter import open_carrying
 
-    house = house_of(settings)  # keys that are none are said at the start
+    app = house_of(settings)  # keys that are none are said at the start
     try:
         from moothall.workspace.kubernetes.box import CodeExecutor, JobExecutor, Pods
         from moothall.workspace.kubernetes.cluster import Cluster
@@ -76,7 +76,7 @@ async def open_jobs(settings: Settings) -> AsyncIterator[MakeBox]:
     host = f"{socket.gethostname()[:40]}-{secrets.token_hex(4)}"
     async with (
         open_carrying(settings.bus, settings.bus.url or "") as carrying,
-        Cluster(settings.jobs, host, house) as cluster,
+        Cluster(settings.jobs, host, app) as cluster,
     ):
         carrier = Transport(carrying.send, carrying.hear)
         pods = Pods(cluster, carrier, lambda name: _reach(settings, name))

@@ -188,14 +188,14 @@ async def open_lending(
         return
     from moothall.repositories.remote import RepositoryServer, patches_of_hosts
 
-    async with _lender(settings) as lender:
-        house = RepositoryServer(repositories, lender, bus.ask)
-        patches_of_hosts(repositories, lender, bus.ask)
+    async with _bundle_server(settings) as bundle_server:
+        app = RepositoryServer(repositories, bundle_server, bus.ask)
+        patches_of_hosts(repositories, bundle_server, bus.ask)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(_answer(bus, lender, house.answer))
+            await stack.enter_async_context(_answer(bus, bundle_server, app.answer))
             if lends:
                 await stack.enter_async_context(
-                    beside(bus.answer(HOUSE, house.answer, shared=True), "repositories")
+                    beside(bus.answer(HOUSE, app.answer, shared=True), "repositories")
                 )
             yield repositories
 
@@ -207,26 +207,26 @@ async def open_borrowing(
     """Ask the house for repositories, and lend it what is made here."""
     from moothall.repositories.remote import HOSTS
 
-    async with _lender(settings) as lender:
-        repositories.far(bus.ask, lender)
+    async with _bundle_server(settings) as bundle_server:
+        repositories.far(bus.ask, bundle_server)
         async with (
-            _answer(bus, lender, repositories.answer),
+            _answer(bus, bundle_server, repositories.answer),
             beside(bus.answer(HOSTS, repositories.answer), "patches"),
         ):
             yield
 
 
 @asynccontextmanager
-async def _lender(settings: Settings) -> AsyncIterator[BundleServer]:
+async def _bundle_server(settings: Settings) -> AsyncIterator[BundleServer]:
     from moothall.repositories.bundle_transfer import BundleServer
 
     async with BundleServer(
         GitRunner(settings.data_dir / "repos", settings.workspace.git_seconds), settings.workspace
-    ) as lender:
-        yield lender
+    ) as bundle_server:
+        yield bundle_server
 
 
 def _answer(
-    bus: Bus, lender: BundleServer, answerer: Answerer
+    bus: Bus, bundle_server: BundleServer, answerer: Answerer
 ) -> AbstractAsyncContextManager[object]:
-    return beside(bus.answer(Channel.REPOSITORIES.of(lender.holder), answerer), "bundles")
+    return beside(bus.answer(Channel.REPOSITORIES.of(bundle_server.holder), answerer), "bundles")

@@ -54,7 +54,7 @@ _LOOK_SECONDS, _DRAIN_SECONDS, _OWNER_SECONDS, _LINK_SECONDS = 0.1, 0.5, 1.0, 10
 class App:
     """What a command works with. A port is 0 where none is served."""
 
-    desk: DeliberationService
+    deliberations: DeliberationService
     bus: Bus
     grpc_port: int
     metrics_port: int = 0
@@ -63,7 +63,7 @@ class App:
 
 
 @asynccontextmanager
-async def open_house(
+async def open_app(
     settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False
 ) -> AsyncIterator[App]:
     """Serve this data directory, or attach to the process that does.
@@ -96,11 +96,11 @@ async def open_house(
                 yield await _attach(settings, address, stack)
                 watching.cancel()
             return
-        house, collector = await _build(
+        app, collector = await _build(
             settings, tell, stack, roles if serving else None, own=own, asked=asked
         )
         try:
-            yield house
+            yield app
         except (
             OSError,
             SystemExit,
@@ -131,12 +131,12 @@ async def _attach(settings: Settings, address: data_dir_lock.Address, stack: Asy
     if differs := describe_difference(settings, address):
         raise ConfigurationError(differs)
     bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
-    roster = CouncilRegistry(bus, settings.limits, settings.choice)
-    await roster.refresh()
-    desk = DeliberationService(
-        bus, trusted_repositories(settings), defaults(settings), councils=roster
+    council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
+    await council_registry.refresh()
+    deliberations = DeliberationService(
+        bus, trusted_repositories(settings), defaults(settings), councils=council_registry
     )
-    return App(desk, bus, address.grpc_port)
+    return App(deliberations, bus, address.grpc_port)
 
 
 async def _build(
@@ -209,9 +209,9 @@ async def _build(
     )
     # Left in reverse: the hosts stop first, then the collector has folded what they said last.
     await enter_beside(stack, beside(deciding.run(), "collector"))
-    roster = CouncilRegistry(bus, settings.limits, settings.choice)
-    await roster.refresh()
-    await enter_beside(stack, beside(roster.run(), "councils"))
+    council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
+    await council_registry.refresh()
+    await enter_beside(stack, beside(council_registry.run(), "councils"))
     with say_if_slow(tell, "the model"):
         answering = await model
     with say_if_slow(tell, "the graph"):
@@ -233,29 +233,39 @@ async def _build(
         count=count,
         clean=functools.partial(scrub, known=secret_values(settings)),
     )
-    desk = DeliberationService(
-        bus, repositories, defaults(settings), councils=roster, tell=briefed().tell
+    deliberations = DeliberationService(
+        bus, repositories, defaults(settings), councils=council_registry, tell=briefed().tell
     )
-    house = App(desk, bus, 0)
+    app = App(deliberations, bus, 0)
     if serving:
         from moothall.app.api import ApiInputs, open_doors
 
         behind = ApiInputs(
-            bus, desk, roster, deciding.sees, graph, alive, walls, answering, briefed, roles, named
+            bus,
+            deliberations,
+            council_registry,
+            deciding.sees,
+            graph,
+            alive,
+            walls,
+            answering,
+            briefed,
+            roles,
+            named,
         )
         ports = await stack.enter_async_context(open_doors(settings, behind, tell))
-        house = App(desk, bus, ports.grpc, ports.metrics, ports.http, ports.link)
+        app = App(deliberations, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
         data_dir_lock.announce(
             settings.data_dir,
             data_dir_lock.Address(
-                os.getpid(), url, house.grpc_port, fingerprints(settings), page_at(house.link)
+                os.getpid(), url, app.grpc_port, fingerprints(settings), page_at(app.link)
             ),
         )
         stack.callback(data_dir_lock.withdraw, settings.data_dir)
     stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
-    return house, deciding.sees
+    return app, deciding.sees
 
 
 async def _count_answering(bus: Bus) -> tuple[int, int]:
@@ -337,17 +347,17 @@ class CollectorRole:
         self._bus = bus
         self._collector = collector_of(settings, bus, repositories) if decides else None
         apart = watches and (self._collector is None or settings.bus.url is not None)
-        self._onlooker = Observer(bus) if apart else None
-        self.sees: Collector | Observer = self._onlooker or self._collector or Observer(bus)
+        self._observer = Observer(bus) if apart else None
+        self.sees: Collector | Observer = self._observer or self._collector or Observer(bus)
 
     async def run(self) -> None:
         """Decide and follow, until cancelled."""
         async with asyncio.TaskGroup() as group:
             if self._collector is not None:
                 group.create_task(self._collector.run(), name="deciding")
-            if self._onlooker is not None:
+            if self._observer is not None:
                 last_seq = (await self._bus.state(EVENTS.name)).last_seq
-                group.create_task(self._onlooker.run(last_seq), name="looking on")
+                group.create_task(self._observer.run(last_seq), name="looking on")
 
 
 async def page_link(settings: Settings, tell: Tell) -> str | None:

@@ -47,7 +47,7 @@ class Tasks:
         self, bus: Bus, repositories: Repositories, defaults: Defaults, *, served: bool
     ) -> None:
         self._bus = bus
-        self.desk = DeliberationService(bus, repositories, defaults)
+        self.deliberations = DeliberationService(bus, repositories, defaults)
         self.served = served
         """Whether another process works on them."""
 
@@ -181,7 +181,7 @@ class Tasks:
 
     async def outcome(self, task_id: str) -> Outcome:
         """Return how a task stands. Raises `NotFound`."""
-        return await self.desk.result(task_id, LOCAL)
+        return await self.deliberations.result(task_id, LOCAL)
 
     async def repository(self, task_id: str) -> RepositoryRef | None:
         """Return what it was about; None for text."""
@@ -218,9 +218,9 @@ class Tasks:
         return state
 
 
-def tasks_of(settings: Settings, house: App) -> Tasks:
+def tasks_of(settings: Settings, app: App) -> Tasks:
     """Return the tasks that a house knows."""
-    return Tasks(house.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
+    return Tasks(app.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
 
 
 @asynccontextmanager
@@ -252,10 +252,10 @@ async def cancel(
             await stack.enter_async_context(
                 beside(collector_of(settings, bus, repositories).run(), "collector")
             )
-        status = await tasks.desk.cancel(task_id, reason, LOCAL)
+        status = await tasks.deliberations.cancel(task_id, reason, LOCAL)
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
-                status = (await tasks.desk.wait(task_id, LOCAL)).status
+                status = (await tasks.deliberations.wait(task_id, LOCAL)).status
         except TimeoutError:
             tell("it is cancelled, but whoever works on it has not confirmed that yet")
         return task_id, status

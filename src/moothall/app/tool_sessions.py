@@ -67,7 +67,7 @@ async def tool_service(
 
 
 def agent_service(
-    settings: Settings, bus: Bus, desk: Deliberations, visits: ToolSessions
+    settings: Settings, bus: Bus, deliberations: Deliberations, visits: ToolSessions
 ) -> AgentTasks:
     """Return what answers other orchestrators."""
     repositories, folder, making = (
@@ -85,7 +85,7 @@ def agent_service(
         )
 
     return AgentTasks(
-        desk,
+        deliberations,
         visits,
         AgentSessions(bus.bucket(SESSIONS), visits, blank, settings.agents),
         settings.agents,

@@ -42,7 +42,9 @@ class StoryBudgets:
             limit=self._limit(budget),
         )
 
-    def purse(self, story_id: str, tenant: str, task_id: str, budget: Budget) -> BudgetReservation:
+    def reservation(
+        self, story_id: str, tenant: str, task_id: str, budget: Budget
+    ) -> BudgetReservation:
         """Return what a deliberation draws on."""
         return BudgetReservation(self, f"{tenant}.{story_id}", task_id, self._limit(budget))
 

@@ -166,7 +166,7 @@ async def _turn(settings: Settings, name: str, *, paused: bool, done: str, befor
     found = await _at_work(settings, name)
     async with open_tasks(settings, say) as tasks:
         for task in found:
-            changed = await comments.pause(tasks.desk, task, LOCAL, paused=paused)
+            changed = await comments.pause(tasks.deliberations, task, LOCAL, paused=paused)
             click.echo(f"{task}: {done if changed else before}")
 
 
@@ -251,7 +251,7 @@ async def _run(
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.agents.runner import AgentRun, State, first_line
     from moothall.app.repository import find_repository, unseen
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.cli.documents import AgentsDocument
     from moothall.domain.codec import dump
     from moothall.domain.identity import LOCAL
@@ -267,9 +267,9 @@ async def _run(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
         f"{run_name}"
     )
-    async with open_house(settings, tell, asked=asked) as house:
+    async with open_app(settings, tell, asked=asked) as app:
         run = AgentRun(
-            house.desk,
+            app.deliberations,
             LOCAL,
             repository,
             run_name,

@@ -212,10 +212,10 @@ async def _ask(asking: AskOptions) -> _Asked:
     # Only now, as in `deliberate`.
     from moothall.cli.ask_session import open_door
 
-    narrator = asking.narrator()
-    with narrator.watching():
-        async with open_door(asking, narrator.say, narrator.note, asked=asked) as door:
-            outcome = await door.put(asking.request.description, narrator)
+    printer = asking.printer()
+    with printer.watching():
+        async with open_door(asking, printer.say, printer.note, asked=asked) as door:
+            outcome = await door.put(asking.request.description, printer)
     return _Asked(outcome, door.files, door.changes)
 
 

@@ -35,7 +35,7 @@ class AskOptions:
     quiet: bool = False
     verbose: bool = False
 
-    def narrator(self) -> ProgressPrinter:
+    def printer(self) -> ProgressPrinter:
         """Return who tells of one question."""
         from moothall.cli.progress import ProgressPrinter
 

@@ -43,7 +43,7 @@ class AskSession:
     conversation so far.
     """
 
-    desk: DeliberationService | RemoteKernel
+    deliberations: DeliberationService | RemoteKernel
     request: DeliberationRequest
     home: Path | None
     files: Path | None = None
@@ -56,13 +56,13 @@ class AskSession:
         self.files, self.follows = self.home, ""
         self.changes.clear()
 
-    async def put(self, prompt: str, narrator: ProgressPrinter) -> Outcome:
+    async def put(self, prompt: str, printer: ProgressPrinter) -> Outcome:
         """Put a question and follow it to its end. One before it that has not ended is waited for.
         Interrupted, it is cancelled, and the next goes on from there.
         """
         if self.follows:
-            with say_if_slow(narrator.note, f"{self.follows}, which is under way"):
-                before = (await self.desk.wait(self.follows, LOCAL)).diff
+            with say_if_slow(printer.note, f"{self.follows}, which is under way"):
+                before = (await self.deliberations.wait(self.follows, LOCAL)).diff
             if before and before not in {change.diff for change in self.changes}:
                 self.changes.append(Diff(before))
         request, base = replace(self.request, description=prompt, follows=self.follows), ""
@@ -77,9 +77,9 @@ class AskSession:
                     recorded.event.subject,
                 )
                 self.request, self.own_base = replace(self.request, task_id=""), False
-            narrator.take(recorded)
+            printer.take(recorded)
 
-        outcome = await hold_council(self.desk, request, take)
+        outcome = await hold_council(self.deliberations, request, take)
         if outcome.diff:
             self.changes.append(Diff(outcome.diff, base))
         return outcome
@@ -98,7 +98,7 @@ async def open_door(
         async with _server(asking) as door:
             yield door
         return
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.app.tasks import tasks_of
 
     settings, named = asking.settings, asking.named
@@ -114,12 +114,15 @@ async def open_door(
         note(words)
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(asking.request, repository=repository, about_text=repository is None)
-    async with open_house(settings, tell, asked=asked) as house:
-        yield await _local(asking, request, house.desk, tasks_of(settings, house))
+    async with open_app(settings, tell, asked=asked) as app:
+        yield await _local(asking, request, app.deliberations, tasks_of(settings, app))
 
 
 async def _local(
-    asking: AskOptions, request: DeliberationRequest, desk: DeliberationService, tasks: Tasks
+    asking: AskOptions,
+    request: DeliberationRequest,
+    deliberations: DeliberationService,
+    tasks: Tasks,
 ) -> AskSession:
     """Return the door to a house of this machine, with the conversation that goes on."""
     from moothall.app.tasks import files_for
@@ -127,13 +130,13 @@ async def _local(
     repository = request.repository
     files = files_of(asking.settings, repository) if repository else None
     if asking.goes_on is None:
-        return AskSession(desk, request, files, files)
+        return AskSession(deliberations, request, files, files)
     follows = await _before(request, tasks, asking.goes_on)
     await tasks.check_not_paused(follows)
     own_base = bool(asking.named.ref or asking.named.text)
     there = files if own_base else await files_for(asking.settings, await tasks.repository(follows))
     return AskSession(
-        desk, request, files, there, follows, own_base, list(await tasks.changes(follows))
+        deliberations, request, files, there, follows, own_base, list(await tasks.changes(follows))
     )
 
 

@@ -116,9 +116,9 @@ class _Talk:
     async def _ask(self, question: str) -> None:
         """Answer; Ctrl-C stops the answer, and the conversation goes on."""
         door = self._door
-        narrator = self._asking.narrator()
-        answering = asyncio.create_task(door.put(question, narrator), name="answer")
-        with narrator.watching(), on_interrupt(answering.cancel):
+        printer = self._asking.printer()
+        answering = asyncio.create_task(door.put(question, printer), name="answer")
+        with printer.watching(), on_interrupt(answering.cancel):
             try:
                 self._last = await answering
             except asyncio.CancelledError:

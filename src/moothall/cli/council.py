@@ -31,7 +31,7 @@ _CANCEL_SECONDS = 5.0
 
 
 async def hold_council(
-    desk: DeliberationService | RemoteKernel,
+    deliberations: DeliberationService | RemoteKernel,
     request: DeliberationRequest,
     take: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
@@ -45,35 +45,35 @@ async def hold_council(
         new_task_id() if request.fork is None else ""
     )  # a fork's follows from those that there are
     try:
-        task_id = (await desk.submit(replace(request, task_id=task_id), LOCAL)).task_id
+        task_id = (await deliberations.submit(replace(request, task_id=task_id), LOCAL)).task_id
         ours = True
-        return await follow(desk, task_id, take)
+        return await follow(deliberations, task_id, take)
     except BaseException:
         if ours and task_id:
             with suppress(MoothallError):
-                await asyncio.shield(_cancel(desk, task_id))
+                await asyncio.shield(_cancel(deliberations, task_id))
         raise
 
 
 async def follow(
-    desk: DeliberationService | RemoteKernel,
+    deliberations: DeliberationService | RemoteKernel,
     task_id: str,
     take: Callable[[Recorded], Awaitable[None] | None],
 ) -> Outcome:
     """Give every event until the decision and return that."""
-    async for recorded in desk.watch(task_id, 0, LOCAL):
+    async for recorded in deliberations.watch(task_id, 0, LOCAL):
         if (taken := take(recorded)) is not None:
             await taken
         if recorded.event.type == EventType.DELIBERATION_DECIDED:
             return load(Outcome, recorded.event.data)
-    return await desk.result(task_id, LOCAL)
+    return await deliberations.result(task_id, LOCAL)
 
 
-async def _cancel(desk: DeliberationService | RemoteKernel, task_id: str) -> None:
-    if await desk.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
+async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: str) -> None:
+    if await deliberations.cancel(task_id, "interrupted", LOCAL) == DeliberationStatus.CANCELLED:
         try:
             async with asyncio.timeout(_CANCEL_SECONDS):
-                await desk.wait(task_id, LOCAL)
+                await deliberations.wait(task_id, LOCAL)
         except TimeoutError:
             say(f"moothall: {task_id} did not confirm its cancellation in time")
 

@@ -234,25 +234,25 @@ async def _deliberate(
     asked = await check_early(settings, request, named, teller(quiet=quiet))
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.app.repository import find_repository, unseen
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.cli.council import hold_council
     from moothall.cli.progress import ProgressPrinter
 
-    narrator = ProgressPrinter(quiet=quiet, verbose=verbose)
+    printer = ProgressPrinter(quiet=quiet, verbose=verbose)
     repository = await find_repository(settings, named)
     if repository is not None:
         if said := await unseen(settings, repository, named.profile):
-            narrator.note(said)
+            printer.note(said)
     elif not (named.text or settings.repository):
         raise InvalidRequest(
             "you are in no git repository: name one with --repo, or say --text for an answer in "
             "words"
         )
     request = replace(request, repository=repository, about_text=named.text)
-    with narrator.watching():
-        async with open_house(settings, narrator.say, asked=asked) as house:
-            outcome = await hold_council(house.desk, request, narrator.take)
-            narrator.rest()
+    with printer.watching():
+        async with open_app(settings, printer.say, asked=asked) as app:
+            outcome = await hold_council(app.deliberations, request, printer.take)
+            printer.rest()
             complete.remember(settings.data_dir, outcome.task_id)
             return tell(outcome)
 
@@ -274,7 +274,7 @@ async def _deliberate_at(
     from moothall.cli.progress import ProgressPrinter
 
     named.check()
-    narrator = ProgressPrinter(quiet=quiet, verbose=verbose)
+    printer = ProgressPrinter(quiet=quiet, verbose=verbose)
     files = None if named.text else await files_here(settings, named.repo)
     by_id = bool(named.repo) and files is None and not set(named.repo) & set(":/")
     where = (
@@ -285,6 +285,6 @@ async def _deliberate_at(
     repository = None if named.text else where
     request = replace(request, repository=repository, about_text=named.text)
     async with kernel_of(settings, server, token_file) as kernel:
-        with narrator.watching():
-            outcome = await hold_council(kernel, request, narrator.take)
+        with printer.watching():
+            outcome = await hold_council(kernel, request, printer.take)
     return tell(outcome)

@@ -106,7 +106,7 @@ async def _begin_story(settings: Settings, repository: str) -> str:
 
 async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: bool) -> int:
     from moothall.app.repository import register
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.repositories.sample import make_sample_repository
 
     started = time.monotonic()
@@ -118,12 +118,12 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
         settings = settings.model_copy(
             update={"llm": settings.llm.model_copy(update={"seats_in_turn": "off"})}
         )
-    narrator, out = ProgressPrinter(quiet=as_json, verbose=True), sys.stdout
+    printer, out = ProgressPrinter(quiet=as_json, verbose=True), sys.stdout
     task_id = new_task_id()
     sample = settings.data_dir / "demo" / task_id
     await make_sample_repository(sample)
-    narrator.say(f"sample repository: {sample}")
-    narrator.say(f"task: {TASK}")
+    printer.say(f"sample repository: {sample}")
+    printer.say(f"task: {TASK}")
     request = DeliberationRequest(
         description=TASK,
         role="dev",
@@ -133,8 +133,8 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
         constraints=Constraints(max_iterations=_TURNS),
         repository=await register(settings, str(sample), ""),
     )
-    async with open_house(settings, narrator.say) as house:
-        outcome = await hold_council(house.desk, request, narrator.take)
+    async with open_app(settings, printer.say) as app:
+        outcome = await hold_council(app.deliberations, request, printer.take)
         code = tell_outcome(outcome, out, json_wanted=as_json)
     if not as_json:
         _say_what_next(sample, outcome, time.monotonic() - started)

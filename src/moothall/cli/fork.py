@@ -73,7 +73,7 @@ async def fork(
     Exit codes: as of `deliberate`.
     """
     from moothall.app.repository import kernel_of
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.app.tasks import tasks_of
     from moothall.cli.council import hold_council, tell_outcome
     from moothall.cli.progress import ProgressPrinter
@@ -82,16 +82,16 @@ async def fork(
     request = DeliberationRequest(
         "", "", task_id=task_id, seed=seed, fork=Fork(task, turn, seat, words)
     )
-    out, narrator = sys.stdout, ProgressPrinter(quiet=as_json, verbose=verbose, thoughts=True)
-    with narrator.watching():
+    out, printer = sys.stdout, ProgressPrinter(quiet=as_json, verbose=verbose, thoughts=True)
+    with printer.watching():
         if server:
             async with kernel_of(settings, server, token_file) as kernel:
-                outcome = await hold_council(kernel, request, narrator.take)
+                outcome = await hold_council(kernel, request, printer.take)
         else:
-            async with open_house(settings, narrator.say) as house:
-                found = Fork(await tasks_of(settings, house).find(task), turn, seat, words)
+            async with open_app(settings, printer.say) as app:
+                found = Fork(await tasks_of(settings, app).find(task), turn, seat, words)
                 outcome = await hold_council(
-                    house.desk, replace(request, fork=found), narrator.take
+                    app.deliberations, replace(request, fork=found), printer.take
                 )
                 complete.remember(settings.data_dir, outcome.task_id)
     return tell_outcome(outcome, out, json_wanted=as_json)

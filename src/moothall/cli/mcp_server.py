@@ -14,7 +14,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 import moothall
 from moothall.app.graph import open_answers
 from moothall.app.repository import line_provenance, register
-from moothall.app.server import open_house
+from moothall.app.server import open_app
 from moothall.cli.council import hold_council
 from moothall.cli.documents import outcome_document
 from moothall.cli.runtime import say
@@ -49,8 +49,8 @@ async def serve(settings: Settings) -> None:
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[McpBackend]:
         # Inside the transport, which keeps stdout to itself: whatever else prints goes to stderr.
-        async with open_house(settings, say) as house:
-            yield McpBackend(settings, house.desk)
+        async with open_app(settings, say) as app:
+            yield McpBackend(settings, app.deliberations)
 
     server: MCPServer[McpBackend] = MCPServer(
         "moothall",
@@ -80,12 +80,12 @@ async def deliberate(
     nothing else is changed. The same task_id and task again is the same deliberation. Without a
     repository it is about text.
     """
-    house = _house(call)
-    named = await house.repository(repository, ref)
+    app = _app(call)
+    named = await app.repository(repository, ref)
     asked = DeliberationRequest(
         task, role, task_id, num_agents=seats, repository=named, about_text=named is None
     )
-    return await house.hold(asked, call)
+    return await app.hold(asked, call)
 
 
 async def ask(
@@ -94,17 +94,17 @@ async def ask(
     """Let one agent answer a question about a git repository, or make a small change, which is
     returned as a diff and not applied.
     """
-    house = _house(call)
-    named = await house.repository(repository, ref)
+    app = _app(call)
+    named = await app.repository(repository, ref)
     asked = DeliberationRequest(
         prompt, role, num_agents=1, protocol="ask", repository=named, about_text=named is None
     )
-    return await house.hold(asked, call)
+    return await app.hold(asked, call)
 
 
 async def result(call: Call, task_id: str) -> dict[str, Any]:
     """Return how a task stands, or what it came to."""
-    return _document(await _house(call).desk.result(task_id, LOCAL))
+    return _document(await _app(call).deliberations.result(task_id, LOCAL))
 
 
 async def why(
@@ -115,7 +115,7 @@ async def why(
     root, `line` counts from 1.
     """
     origin, rows = await line_provenance(
-        _house(call).settings, (repository, ref, file, line), tenant=LOCAL.tenant
+        _app(call).settings, (repository, ref, file, line), tenant=LOCAL.tenant
     )
     return {"line": asdict(origin), "proposals": [dict(row) for row in rows]}
 
@@ -132,7 +132,7 @@ async def context(
     """Return what is known of a story or a task for a role in a phase, as a council's seats are
     told it.
     """
-    settings = _house(call).settings
+    settings = _app(call).settings
     asked = BriefingRequest(task_id, story_id, role, phase, repository=repository)
     async with open_answers(settings) as answers:
         return (
@@ -149,7 +149,7 @@ class McpBackend:
     """The open house, as the tools need it."""
 
     settings: Settings
-    desk: DeliberationService
+    deliberations: DeliberationService
 
     async def repository(self, where: str, ref: str) -> RepositoryRef | None:
         """Register what a client named; None for nothing. Raises what registering raises."""
@@ -166,12 +166,12 @@ class McpBackend:
             progress, step = describe(progress, recorded)
             await call.report_progress(step.percent, 100, step.step)
 
-        return _document(await hold_council(self.desk, asked, tell))
+        return _document(await hold_council(self.deliberations, asked, tell))
 
 
-def _house(call: Call) -> McpBackend:
-    house: McpBackend = call.request_context.lifespan_context
-    return house
+def _app(call: Call) -> McpBackend:
+    app: McpBackend = call.request_context.lifespan_context
+    return app
 
 
 def _tell_errors(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:

@@ -68,22 +68,21 @@ async def serve_until_stopped(
     is none.
     """
     from moothall.app.bus import roles_of
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
 
-    async with open_house(settings, say, serving=True) as house:
-        if house.metrics_port:
+    async with open_app(settings, say, serving=True) as app:
+        if app.metrics_port:
             say(
-                "figures for Prometheus: "
-                f"http://{settings.metrics.host}:{house.metrics_port}/metrics"
+                f"figures for Prometheus: http://{settings.metrics.host}:{app.metrics_port}/metrics"
             )
-        if house.http_port:
+        if app.http_port:
             paths = ("/health", "/tasks", *(["/v1/tools"] if "tools" in roles_of(settings) else []))
-            say(f"serving HTTP on {settings.web.host}:{house.http_port}: {', '.join(paths)}")
-        if house.link and ready is None:
-            say(f"the page, signed in once within {settings.web.link_seconds:g} s: {house.link}")
-        say(f"serving gRPC on {settings.grpc.host}:{house.grpc_port}; {tokens_are(settings)}")
+            say(f"serving HTTP on {settings.web.host}:{app.http_port}: {', '.join(paths)}")
+        if app.link and ready is None:
+            say(f"the page, signed in once within {settings.web.link_seconds:g} s: {app.link}")
+        say(f"serving gRPC on {settings.grpc.host}:{app.grpc_port}; {tokens_are(settings)}")
         if ready is not None:
-            await ready(house.link)
+            await ready(app.link)
         await asyncio.Event().wait()
 
 

@@ -326,7 +326,7 @@ async def comment(
         else:
             await remark(
                 stories.board,
-                stories.tasks.desk,
+                stories.tasks.deliberations,
                 story_id,
                 text,
                 LOCAL,

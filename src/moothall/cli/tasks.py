@@ -235,7 +235,7 @@ async def steer(settings: Settings, *, task: str, message: str) -> None:
 
     async with open_tasks(settings, say) as tasks:
         task_id = await tasks.find(task)
-        await comments.steer(tasks.desk, task_id, message, LOCAL, key=new_task_id())
+        await comments.steer(tasks.deliberations, task_id, message, LOCAL, key=new_task_id())
         if not tasks.served:
             say(
                 "nothing is at work on it now; its seats hear it when `moothall serve` goes on "

@@ -46,7 +46,7 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
     name none, and what registering raises.
     """
     from moothall.app.repositories import trusted_repositories
-    from moothall.app.server import open_house
+    from moothall.app.server import open_app
     from moothall.forge.client import forge_client
     from moothall.forge.watch import Watch
     from moothall.forge.webhooks import hearing
@@ -69,11 +69,11 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
             named[name] = (
                 await clones.register(url, credential=credential or _credential(forge))
             ).id
-        async with open_house(settings, tell) as house:
+        async with open_app(settings, tell) as app:
             watch = Watch(
                 forge,
                 client,
-                house.desk,
+                app.deliberations,
                 clones.offer,
                 named,
                 task_chars=settings.limits.task_chars,

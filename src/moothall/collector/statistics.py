@@ -89,15 +89,15 @@ class Statistics:
         busy = {(item.role, seat) for item in running for seat in item.seats}
         made = {council.role: council for council in await self._councils.list(who)}
         roles = sorted({*made, *(item.role for item in recent), *(item.role for item in running)})
-        sitting = {role: _agents(made.get(role)) for role in roles}
+        seat_state = {role: _agents(made.get(role)) for role in roles}
         return Metrics(
             latencies=_latencies([item for item in recent if not item.cancelled]),
-            agents_by_role=sitting,
+            agents_by_role=seat_state,
             active_agents=len(busy),
             response_ms=_mean([took for item in recent for took in item.seats]),
             councils={
                 Council(role).id: _health(
-                    sitting[role],
+                    seat_state[role],
                     sum(of == role for of, _ in busy),
                     [item.won for item in recent if item.role == role and not item.cancelled],
                 )

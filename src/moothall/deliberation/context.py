@@ -76,13 +76,13 @@ class Dependencies:
     python: RunnerSettings = field(default_factory=RunnerSettings)
     surveyor: RepoMapper | None = None
     merge: MergeCommits | None = None
-    purse: BudgetReservation | None = None
+    reservation: BudgetReservation | None = None
     """What the deliberation draws on, where it belongs to a story."""
     words: Mapping[str, str] = field(default_factory=dict)
     """What is said to the deliberation while it is under way, by event id; others add to it."""
     hint: Hint | None = None
     """Tells what a seat writes while it writes it."""
-    turnstile: PauseGate | None = None
+    pause_gate: PauseGate | None = None
     """Where the deliberation stops when it is paused."""
     ours: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
@@ -133,7 +133,7 @@ class DeliberationContext:
     sittings: tuple[SeatState, ...]
     seats: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
-    bench: Evaluator | None = None
+    evaluator: Evaluator | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
@@ -227,16 +227,16 @@ class DeliberationContext:
         )
         return gate.with_token(context)
 
-    def approach(self, sitting: SeatState) -> str:
+    def approach(self, seat_state: SeatState) -> str:
         """Return the way in which a seat goes about it; '' for its own. That of a fork is the one
         it has from where it comes.
         """
         if self.d.fork is not None:
             return self.d.fork.approach
         in_text = (
-            self.setup_of(sitting.seat).tools is None
+            self.setup_of(seat_state.seat).tools is None
         )  # seats with native tools differ by how they begin
-        return self.approaches[sitting.number] if self.approaches and in_text else ""
+        return self.approaches[seat_state.number] if self.approaches and in_text else ""
 
     def warmth(self, seat: str) -> float:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the
@@ -292,12 +292,12 @@ class DeliberationContext:
     @property
     def judged(self) -> tuple[EvaluatedProposal, ...]:
         """All candidates, seat by seat, originals before revisions."""
-        return tuple(item for sitting in self.sittings for item in sitting.judged)
+        return tuple(item for seat_state in self.sittings for item in seat_state.judged)
 
     @property
     def proposers(self) -> tuple[SeatState, ...]:
         """The seats with a proposal that was judged."""
-        return tuple(sitting for sitting in self.sittings if sitting.judged)
+        return tuple(seat_state for seat_state in self.sittings if seat_state.judged)
 
 
 def _open_models(d: Deliberation, parts: Dependencies) -> Mapping[str, NamedModel]:
@@ -409,10 +409,10 @@ async def convene(
             seats={**seats, **_remote(d, parts, seats)},
             clean=parts.clean,
             ours=parts.ours,
-            purse=parts.purse,
+            reservation=parts.reservation,
             words=parts.words,
             hint=parts.hint,
-            turnstile=parts.turnstile,
+            pause_gate=parts.pause_gate,
         ),
         ledger=ledger,
         work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
@@ -423,11 +423,11 @@ async def convene(
         ),
         seats=seats,
         setups=setups,
-        bench=_bench(d, prepared, parts, facts) if prepared else None,
+        evaluator=_evaluator(d, prepared, parts, facts) if prepared else None,
     )
 
 
-def _bench(
+def _evaluator(
     d: Deliberation, prepared: Prepared, parts: Dependencies, facts: EventWriter
 ) -> Evaluator:
     places = asyncio.Semaphore(_CHECKS_AT_ONCE)

@@ -137,8 +137,8 @@ async def deliberate(
         first = next(
             leaves(ours)
         )  # such as a disk that is full or a sandbox that does not start any more
-        for sitting in council.sittings:
-            sitting.end(SeatStatus.FAILED, first.code, first.message)
+        for seat_state in council.sittings:
+            seat_state.end(SeatStatus.FAILED, first.code, first.message)
     await _finish(council)
 
 
@@ -151,9 +151,11 @@ async def _sit(council: DeliberationContext) -> None:
     except TimeoutError:
         if not limit.expired():
             raise
-        for sitting in council.sittings:
-            if sitting.status is SeatStatus.CANCELLED:
-                sitting.end(SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time")
+        for seat_state in council.sittings:
+            if seat_state.status is SeatStatus.CANCELLED:
+                seat_state.end(
+                    SeatStatus.LATE, "DEADLINE_EXCEEDED", "the seat was not done in time"
+                )
 
 
 async def _nobody_sits(facts: EventWriter, error: MoothallError) -> None:
@@ -170,18 +172,18 @@ async def _finish(council: DeliberationContext) -> None:
     await council.model.close()  # before the end is on record: what follows it may need the rest
     # A seat's end lets its deliberation be decided: it is never on record before what was said
     # earlier (`Log.post`).
-    for sitting in council.sittings:
-        if sitting.status is SeatStatus.CANCELLED and council.stopped_early:
-            sitting.end(
+    for seat_state in council.sittings:
+        if seat_state.status is SeatStatus.CANCELLED and council.stopped_early:
+            seat_state.end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
                 "nothing that it could have proposed would have won",
             )
         await council.facts.say(
             EventType.SEAT_FINISHED,
-            sitting.seat,
-            seat=sitting.seat,
-            outcome=dump(outcome_of(council, sitting)),
+            seat_state.seat,
+            seat=seat_state.seat,
+            outcome=dump(outcome_of(council, seat_state)),
         )
     await council.facts.flush()
 
@@ -218,7 +220,7 @@ async def _revise_in_rounds(council: DeliberationContext, protocol: Protocol) ->
         if protocol.revises_on:
             await _cross_tests(council)  # its results are in what authors read of the other answers
         if protocol.revises_on == "reviews" and len(council.proposers) >= _FIRST_SEATS:
-            given = answers(sitting.latest.proposal for sitting in council.proposers)
+            given = answers(seat_state.latest.proposal for seat_state in council.proposers)
             found = await hold_reviews(
                 council, assign(given, _seats(council.proposers), each=1), "critique", round_
             )
@@ -226,9 +228,9 @@ async def _revise_in_rounds(council: DeliberationContext, protocol: Protocol) ->
         elif protocol.revises_on == "evidence" and not council.about_text and not _good(council):
             # One that went in circles to the end has seen all this, and was none the wiser.
             failed = [
-                sitting
-                for sitting in council.proposers
-                if not sitting.latest.solves and not sitting.circles
+                seat_state
+                for seat_state in council.proposers
+                if not seat_state.latest.solves and not seat_state.circles
             ]
             await _revise_all(council, failed, round_)
 
@@ -257,8 +259,8 @@ async def _second_wave(
         "second wave: no answer is reproduced or proven, so all seats begin anew with notes",
     )
     async with asyncio.TaskGroup() as group:
-        for sitting in council.sittings:
-            group.create_task(propose_again(council, sitting), name=f"{sitting.seat}.w{wave}")
+        for seat_state in council.sittings:
+            group.create_task(propose_again(council, seat_state), name=f"{seat_state.seat}.w{wave}")
     await _cross_tests(council)
 
 
@@ -313,10 +315,10 @@ async def _take_seats(council: DeliberationContext) -> None:
     else:
         first, enough = len(council.sittings), _seats_agree
     await _propose_all(council, council.sittings[:first])
-    for sitting in council.sittings[first:]:
+    for seat_state in council.sittings[first:]:
         if enough(council) or not _time_left(council):
             return
-        await _propose_all(council, [sitting])
+        await _propose_all(council, [seat_state])
 
 
 def _in_turn(council: DeliberationContext) -> bool:
@@ -339,8 +341,8 @@ async def _propose_all(council: DeliberationContext, sittings: Sequence[SeatStat
     started = datetime.now(UTC)
     waiting: list[asyncio.Task[None]] = []
 
-    async def sit(sitting: SeatState) -> None:
-        await propose(council, sitting)
+    async def sit(seat_state: SeatState) -> None:
+        await propose(council, seat_state)
         if await _is_decided(council):
             council.stopped_early = True
             _unseat(tasks)
@@ -351,22 +353,27 @@ async def _propose_all(council: DeliberationContext, sittings: Sequence[SeatStat
                 group.create_task(_lose_patience(council, tasks, datetime.now(UTC) - started))
             )
         if waiting and all(
-            other.drafts or task.done() or other is sitting for other, task in tasks
+            other.drafts or task.done() or other is seat_state for other, task in tasks
         ):
             waiting[0].cancel()
 
     async with asyncio.TaskGroup() as group:
         tasks += [
-            (sitting, group.create_task(sit(sitting), name=sitting.seat)) for sitting in sittings
+            (seat_state, group.create_task(sit(seat_state), name=seat_state.seat))
+            for seat_state in sittings
         ]
 
 
 def _unseat(tasks: Sequence[tuple[SeatState, asyncio.Task[None]]]) -> list[SeatState]:
     """Stop the seats that have proposed nothing yet and return them."""
-    stopped = [(sitting, task) for sitting, task in tasks if not sitting.drafts and not task.done()]
+    stopped = [
+        (seat_state, task)
+        for seat_state, task in tasks
+        if not seat_state.drafts and not task.done()
+    ]
     for _, task in stopped:
         task.cancel()
-    return [sitting for sitting, _ in stopped]
+    return [seat_state for seat_state, _ in stopped]
 
 
 async def _lose_patience(
@@ -378,10 +385,10 @@ async def _lose_patience(
     await asyncio.sleep(max(took.total_seconds() * limits.patience, limits.patience_seconds))
     stopped = _unseat(tasks)
     await asyncio.gather(
-        *(task for sitting, task in tasks if sitting in stopped), return_exceptions=True
+        *(task for seat_state, task in tasks if seat_state in stopped), return_exceptions=True
     )
-    for sitting in stopped:
-        sitting.end(
+    for seat_state in stopped:
+        seat_state.end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
             "a proven answer was there and this seat took more than as long again",
@@ -395,18 +402,20 @@ async def _revise_all(
     found: Sequence[Review] = (),
 ) -> None:
     async with asyncio.TaskGroup() as group:
-        for sitting in sittings:
+        for seat_state in sittings:
             own = [
-                review for review in found if review.candidate == sitting.latest.proposal.candidate
+                review
+                for review in found
+                if review.candidate == seat_state.latest.proposal.candidate
             ]
             group.create_task(
-                revise(council, sitting, round_, own), name=f"{sitting.seat}.r{round_}"
+                revise(council, seat_state, round_, own), name=f"{seat_state.seat}.r{round_}"
             )
 
 
 async def _is_decided(council: DeliberationContext) -> bool:
     """The rule of early stop, as in the module's text."""
-    if council.bench is None or council.d.peer_review or not _protocol(council).stops_early:
+    if council.evaluator is None or council.d.peer_review or not _protocol(council).stops_early:
         return False
     enough = len(council.sittings) // 2 + 1
     if sum(item.passes for item in council.judged) < enough or len(council.judged) == len(
@@ -457,9 +466,11 @@ def _seats_agree(council: DeliberationContext) -> bool:
     """Whether the evidence agrees: every seat so far proposed, and all are through the gates and
     behave alike.
     """
-    latest = [sitting.latest for sitting in council.proposers]
+    latest = [seat_state.latest for seat_state in council.proposers]
     started = [
-        sitting for sitting in council.sittings if sitting.status is not SeatStatus.UNSTARTED
+        seat_state
+        for seat_state in council.sittings
+        if seat_state.status is not SeatStatus.UNSTARTED
     ]
     if council.about_text:
         return len({item.proposal.content for item in latest}) == 1 and len(latest) == len(started)
@@ -472,19 +483,19 @@ def _time_left(council: DeliberationContext) -> bool:
 
 
 async def _cross_tests(council: DeliberationContext) -> None:
-    if council.bench is None:
+    if council.evaluator is None:
         return
     async with council.matrix_turn:  # seats that end at the same time ask for it side by side
         _note(council, await excuse_superseded(council))
         contradicting = await find_contradictions(council)
-        _note(council, await council.bench.cross(council.judged, contradicting))
+        _note(council, await council.evaluator.cross(council.judged, contradicting))
 
 
 def _note(council: DeliberationContext, judged: Sequence[EvaluatedProposal]) -> None:
     """Put what was found of the candidates in the place of what was known of them."""
     found = {item.proposal.candidate: item for item in judged}
-    for sitting in council.proposers:
-        sitting.judged = [found.get(item.proposal.candidate, item) for item in sitting.judged]
+    for seat_state in council.proposers:
+        seat_state.judged = [found.get(item.proposal.candidate, item) for item in seat_state.judged]
 
 
 async def _judge_by_peers(council: DeliberationContext) -> None:
@@ -500,13 +511,13 @@ async def _judge_by_peers(council: DeliberationContext) -> None:
 
 
 def _seats(sittings: Sequence[SeatState]) -> list[str]:
-    return [sitting.seat for sitting in sittings]
+    return [seat_state.seat for seat_state in sittings]
 
 
 def _reviewers(council: DeliberationContext) -> list[str]:
     """Seats that began; one that was stopped early has nothing more to say."""
     quiet = {SeatStatus.UNSTARTED, SeatStatus.CANCELLED, SeatStatus.LATE}
-    return [sitting.seat for sitting in council.sittings if sitting.status not in quiet]
+    return [seat_state.seat for seat_state in council.sittings if seat_state.status not in quiet]
 
 
 def _with_twins(council: DeliberationContext, given: Sequence[Answer]) -> tuple[Answer, ...]:

@@ -133,10 +133,10 @@ class RecordedModel:
         seats: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
         ours: Callable[[], bool] = lambda: True,
-        purse: BudgetReservation | None = None,
+        reservation: BudgetReservation | None = None,
         words: Mapping[str, str] | None = None,
         hint: Hint | None = None,
-        turnstile: PauseGate | None = None,
+        pause_gate: PauseGate | None = None,
     ) -> None:
         self._ledger = ledger
         self._facts = facts
@@ -145,10 +145,10 @@ class RecordedModel:
         self._seats = seats or {}
         self._clean = clean
         self._ours = ours
-        self._purse = purse
+        self._reservation = reservation
         self._words = words if words is not None else {}
         self._hint = hint
-        self._turnstile = turnstile or PauseGate()
+        self._pause_gate = pause_gate or PauseGate()
         self._told: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
         self._heard: dict[str, ChatReply] = {}
@@ -211,7 +211,7 @@ class RecordedModel:
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
-        with self._turnstile.busy():
+        with self._pause_gate.busy():
             reply = await self._make(request, messages, used, estimate)
             await self._flush()
         return reply
@@ -219,13 +219,13 @@ class RecordedModel:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Hold one turn of a seat: it begins where the deliberation is not paused."""
-        async with self._turnstile.turn():
+        async with self._pause_gate.turn():
             yield
             await self._flush()
 
     async def _flush(self) -> None:
         """What was said is on record before the deliberation is put down."""
-        if self._turnstile.shut:
+        if self._pause_gate.shut:
             await self._facts.flush()
 
     async def _make(
@@ -234,8 +234,8 @@ class RecordedModel:
         """Make a call for which there is room, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
-            if self._purse is not None:
-                await self._cover(self._purse, estimate)
+            if self._reservation is not None:
+                await self._cover(self._reservation, estimate)
             with model_call(request, messages, self._clean) as noted:
                 # Where this process stood still another may have asked meanwhile: not a word more.
                 asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
@@ -294,12 +294,12 @@ class RecordedModel:
         """Give back to the story what its budget held for calls that were not made. Raises
         `BusUnavailable`.
         """
-        if self._purse is not None:
-            await self._purse.close(self._ledger.spent)
+        if self._reservation is not None:
+            await self._reservation.close(self._ledger.spent)
 
-    async def _cover(self, purse: BudgetReservation, estimate: Usage) -> None:
+    async def _cover(self, reservation: BudgetReservation, estimate: Usage) -> None:
         try:
-            await purse.cover(self._ledger, estimate)
+            await reservation.cover(self._ledger, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("story")
             raise

@@ -20,7 +20,7 @@ from moothall.tools.catalogue import Danger
 _FENCED = re.compile(r"```(?:diff|patch)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-async def ask_remote(council: DeliberationContext, sitting: SeatState, endpoint: str) -> Draft:
+async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoint: str) -> Draft:
     """Ask the seat's agent once, and return what it said and changed. Raises `ConfigurationError`,
     `NoChanges`, `PatchRefused`, `MalformedReplies`, and what model, budget and workspace raise.
     """
@@ -29,9 +29,9 @@ async def ask_remote(council: DeliberationContext, sitting: SeatState, endpoint:
             f"the settings here do not allow the agent at {endpoint} any more (agents.endpoints)"
         )
     request = ChatRequest(
-        call_id=f"{council.d.task_id}/{sitting.seat}/{REMOTE}/0.1",
+        call_id=f"{council.d.task_id}/{seat_state.seat}/{REMOTE}/0.1",
         messages=_prompt(council.d),
-        max_tokens=council.seats[sitting.seat].llm.max_tokens,
+        max_tokens=council.seats[seat_state.seat].llm.max_tokens,
         deadline=council.work_until,
     )
     # Without secrets, as it is on record: after a restart it must be the same.
@@ -51,7 +51,7 @@ async def ask_remote(council: DeliberationContext, sitting: SeatState, endpoint:
         raise PatchRefused(
             "This seat has no tool that changes files, so it cannot propose a change."
         )
-    name = workspace_name(council.d.task_id, sitting.seat)
+    name = workspace_name(council.d.task_id, seat_state.seat)
     async with council.parts.workspaces.open(council.prepared, name, patch=diff) as workspace:
         patch = await workspace.patch(f"what the agent at {endpoint} changed")
     if held := first_covered(grant.protected, patch.paths):

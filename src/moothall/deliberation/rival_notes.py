@@ -21,16 +21,16 @@ _SUMMARY_CHARS, _NOTES_CHARS = 800, 6_000
 _NOTES_TOKENS = 1_000
 
 
-def rivals_of(council: DeliberationContext, sitting: SeatState) -> str:
+def rivals_of(council: DeliberationContext, seat_state: SeatState) -> str:
     """Return descriptions of the other answers for an author, without names, code or output of
     tests.
 
     Return '' if there are none, about text, and for seats that write one function: longer prompts
     lead these astray.
     """
-    if council.prepared is None or council.setup_of(sitting.seat).function is not None:
+    if council.prepared is None or council.setup_of(seat_state.seat).function is not None:
         return ""
-    own = sitting.latest.proposal.diff
+    own = seat_state.latest.proposal.diff
     others = {
         other.latest.proposal.diff: other
         for other in council.proposers
@@ -41,7 +41,7 @@ def rivals_of(council: DeliberationContext, sitting: SeatState) -> str:
     }
     names = {
         **{seat: f"the tests of answer {letter}" for seat, letter in letters.items()},
-        sitting.seat: "your tests",
+        seat_state.seat: "your tests",
     }
     return rivals_text([_describe(other.latest, names) for other in others.values()])
 
@@ -102,10 +102,11 @@ async def distil_notes(council: DeliberationContext, round_: int) -> str:
 
 def _failures(sittings: Sequence[SeatState]) -> list[str]:
     failed = [
-        sitting
-        for sitting in sittings
-        if not sitting.judged and sitting.status is SeatStatus.FAILED
+        seat_state
+        for seat_state in sittings
+        if not seat_state.judged and seat_state.status is SeatStatus.FAILED
     ]
     return [
-        f"Ended without an answer: {clip(sitting.message, _SUMMARY_CHARS)}" for sitting in failed
+        f"Ended without an answer: {clip(seat_state.message, _SUMMARY_CHARS)}"
+        for seat_state in failed
     ]

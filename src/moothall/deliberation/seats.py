@@ -95,7 +95,7 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
     llm, setup = council.parts.llm, council.setup_of("-")
     in_text = [
         one
-        for one in (council.setup_of(sitting.seat) for sitting in council.sittings)
+        for one in (council.setup_of(seat_state.seat) for seat_state in council.sittings)
         if one.tools is None
     ]
     usual = llm.base_url is not None and not all(one.native for one in in_text)
@@ -119,30 +119,30 @@ async def find_approaches(council: DeliberationContext, count: int) -> None:
             council.approaches, council.approach_source = read_approaches(reply, count), "model"
 
 
-async def propose(council: DeliberationContext, sitting: SeatState) -> None:
+async def propose(council: DeliberationContext, seat_state: SeatState) -> None:
     """Take the seat, work, propose, be judged. Whatever fails is how the seat ended, not an
     exception.
     """
-    endpoint, approach, warmth = council.d.elsewhere.get(sitting.seat), "", 0.0
+    endpoint, approach, warmth = council.d.elsewhere.get(seat_state.seat), "", 0.0
     if endpoint and not council.d.merge:
         approach = f"asked at {endpoint}"
     elif not council.d.merge:
-        approach, warmth = council.approach(sitting), council.warmth(sitting.seat)
-        sitting.agent = _new_agent(council, sitting, approach, warmth)
-    await _sit_down(council, sitting, approach, warmth)
-    await _sit(council, sitting, _propose(council, sitting), council.work_until)
+        approach, warmth = council.approach(seat_state), council.warmth(seat_state.seat)
+        seat_state.agent = _new_agent(council, seat_state, approach, warmth)
+    await _sit_down(council, seat_state, approach, warmth)
+    await _sit(council, seat_state, _propose(council, seat_state), council.work_until)
 
 
 def _new_agent(
-    council: DeliberationContext, sitting: SeatState, approach: str, warmth: float
+    council: DeliberationContext, seat_state: SeatState, approach: str, warmth: float
 ) -> AgentLoop | ToolLoop:
-    d, setup = council.d, council.setup_of(sitting.seat)
+    d, setup = council.d, council.setup_of(seat_state.seat)
     if setup.tools is not None:
-        return _new_tool_loop(council, setup, setup.tools, sitting, warmth)
-    voice = SamplingSettings(setup.mode, warmth, d.seed, way=sitting.number)
+        return _new_tool_loop(council, setup, setup.tools, seat_state, warmth)
+    voice = SamplingSettings(setup.mode, warmth, d.seed, way=seat_state.number)
     talk = Conversation(
         d.task_id,
-        sitting.seat,
+        seat_state.seat,
         _with_notes(
             council,
             prompts.seat_prompt(
@@ -165,8 +165,8 @@ def _new_agent(
     )
     return AgentLoop(
         talk,
-        council.parts.limits.model_copy(update={"attempts": council.attempts_of(sitting.seat)}),
-        _coding_of(council, sitting.seat, voice),
+        council.parts.limits.model_copy(update={"attempts": council.attempts_of(seat_state.seat)}),
+        _coding_of(council, seat_state.seat, voice),
         facts=council.facts,
         role=d.role,
         asked=d.is_answer(""),
@@ -179,7 +179,7 @@ def _new_tool_loop(
     council: DeliberationContext,
     setup: SeatSetup,
     tools: SeatTools,
-    sitting: SeatState,
+    seat_state: SeatState,
     warmth: float,
 ) -> ToolLoop:
     d, question = council.d, council.d.is_answer("")
@@ -187,14 +187,14 @@ def _new_tool_loop(
         setup.system,
         setup.shared,
         d.role,
-        sitting.number,
+        seat_state.number,
         shell=tools.has_shell,
         question=question,
         turns=setup.max_turns,
     )
     chat = ToolChat(
         d.task_id,
-        sitting.seat,
+        seat_state.seat,
         _with_notes(council, head),
         model=council.model,
         llm=setup.llm,
@@ -216,15 +216,15 @@ def _with_notes(council: DeliberationContext, head: tuple[Message, ...]) -> tupl
 
 
 async def _sit_down(
-    council: DeliberationContext, sitting: SeatState, approach: str, warmth: float
+    council: DeliberationContext, seat_state: SeatState, approach: str, warmth: float
 ) -> None:
-    sitting.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
+    seat_state.end(SeatStatus.CANCELLED, "CANCELLED", "stopped before it was done")
     await council.facts.say(
         EventType.SEAT_STARTED,
-        sitting.seat,
-        seat=sitting.seat,
+        seat_state.seat,
+        seat=seat_state.seat,
         role=council.d.role,
-        agent_id=sitting.seat,
+        agent_id=seat_state.seat,
         approach=approach,
         approach_source=council.approach_source,
         temperature=warmth,
@@ -232,84 +232,84 @@ async def _sit_down(
 
 
 async def revise(
-    council: DeliberationContext, sitting: SeatState, round_: int, reviews: Sequence[Review] = ()
+    council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review] = ()
 ) -> None:
     """Let an author improve its proposal on evidence and reviews. Where it fails, the proposal
     stays as it is; so does that of a remote agent.
     """
-    if sitting.seat in council.d.elsewhere:
+    if seat_state.seat in council.d.elsewhere:
         return
-    await _sit(council, sitting, _revise(council, sitting, round_, reviews), council.until)
+    await _sit(council, seat_state, _revise(council, seat_state, round_, reviews), council.until)
 
 
-async def propose_again(council: DeliberationContext, sitting: SeatState) -> None:
+async def propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
     """Let a seat begin anew in the second wave, on the base and the council's notes. Its first
     proposal stays a candidate. Remote agents are not asked again.
     """
-    if sitting.seat in council.d.elsewhere:
+    if seat_state.seat in council.d.elsewhere:
         return
-    before = sitting.agent.used if sitting.agent is not None else ToolUsage()
-    sitting.agent = _new_agent(
-        council, sitting, council.approach(sitting), council.warmth(sitting.seat)
+    before = seat_state.agent.used if seat_state.agent is not None else ToolUsage()
+    seat_state.agent = _new_agent(
+        council, seat_state, council.approach(seat_state), council.warmth(seat_state.seat)
     )
-    sitting.agent.used = before
-    await _sit(council, sitting, _propose_again(council, sitting), council.work_until)
+    seat_state.agent.used = before
+    await _sit(council, seat_state, _propose_again(council, seat_state), council.work_until)
 
 
-async def _propose_again(council: DeliberationContext, sitting: SeatState) -> None:
-    draft = await _draft(council, sitting, council.wave)
+async def _propose_again(council: DeliberationContext, seat_state: SeatState) -> None:
+    draft = await _draft(council, seat_state, council.wave)
     if council.parts.clean(draft.patch.diff if draft.patch else "") not in {
-        item.proposal.diff for item in sitting.judged
+        item.proposal.diff for item in seat_state.judged
     }:
-        await _submit(council, sitting, draft, council.wave if sitting.drafts else 0)
+        await _submit(council, seat_state, draft, council.wave if seat_state.drafts else 0)
 
 
 async def _sit(
-    council: DeliberationContext, sitting: SeatState, work: Awaitable[None], until: datetime
+    council: DeliberationContext, seat_state: SeatState, work: Awaitable[None], until: datetime
 ) -> None:
     about = {
-        "moothall.seat": sitting.seat,
+        "moothall.seat": seat_state.seat,
         "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.agent.name": sitting.seat,
+        "gen_ai.agent.name": seat_state.seat,
     }
-    with telemetry.bound(seat=sitting.seat), telemetry.span("seat", about) as span:
+    with telemetry.bound(seat=seat_state.seat), telemetry.span("seat", about) as span:
         try:
             async with asyncio.timeout(max(seconds_until(until), 0)) as limit:
                 await work
         except TimeoutError:
             if not limit.expired():
                 raise
-            await _fail(council, sitting, DeadlineExceeded("the seat was not done in time"))
+            await _fail(council, seat_state, DeadlineExceeded("the seat was not done in time"))
         except BusUnavailable:
             raise  # nobody could be told: the whole deliberation is taken up again later
         except MoothallError as error:
-            await _fail(council, sitting, error)
-        span.set({"moothall.status": sitting.status})
-        if sitting.code:
-            span.fail(sitting.code, sitting.message)
+            await _fail(council, seat_state, error)
+        span.set({"moothall.status": seat_state.status})
+        if seat_state.code:
+            span.fail(seat_state.code, seat_state.message)
 
 
-async def _fail(council: DeliberationContext, sitting: SeatState, error: MoothallError) -> None:
+async def _fail(council: DeliberationContext, seat_state: SeatState, error: MoothallError) -> None:
     late = isinstance(error, DeadlineExceeded)
-    sitting.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
+    seat_state.end(SeatStatus.LATE if late else SeatStatus.FAILED, error.code, error.message)
     # A revision that failed leaves the proposal standing, and is told under an id of its own.
-    ordinal = f"{sitting.seat}/{len(sitting.drafts)}"
+    ordinal = f"{seat_state.seat}/{len(seat_state.drafts)}"
     await council.facts.say(
         EventType.SEAT_FAILED,
         ordinal,
-        seat=sitting.seat,
+        seat=seat_state.seat,
         error={"code": error.code, "message": error.message},
     )
 
 
-async def _propose(council: DeliberationContext, sitting: SeatState) -> None:
+async def _propose(council: DeliberationContext, seat_state: SeatState) -> None:
     if council.d.merge:
         draft = await _merge(council)
-    elif endpoint := council.d.elsewhere.get(sitting.seat):
-        draft = await ask_remote(council, sitting, endpoint)
+    elif endpoint := council.d.elsewhere.get(seat_state.seat):
+        draft = await ask_remote(council, seat_state, endpoint)
     else:
-        draft = await _draft(council, sitting, 0)
-    await _submit(council, sitting, draft, 0)
+        draft = await _draft(council, seat_state, 0)
+    await _submit(council, seat_state, draft, 0)
 
 
 async def _merge(council: DeliberationContext) -> Draft:
@@ -327,17 +327,17 @@ async def _merge(council: DeliberationContext) -> Draft:
 
 
 async def _revise(
-    council: DeliberationContext, sitting: SeatState, round_: int, reviews: Sequence[Review]
+    council: DeliberationContext, seat_state: SeatState, round_: int, reviews: Sequence[Review]
 ) -> None:
-    agent, judged = _agent(sitting), sitting.latest
+    agent, judged = _agent(seat_state), seat_state.latest
     evidence = facts_text(judged, council.prepared.runs) if council.prepared else ""
     texts = [review_text(review) for review in reviews]
-    agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, sitting)))
-    last = sitting.drafts[-1]
+    agent.talk.tell(prompts.revise_text(evidence, texts, rivals_of(council, seat_state)))
+    last = seat_state.drafts[-1]
     # Its own workspace, opened again on its own patch: the same files, a fresh executor.
     draft = await _draft(
         council,
-        sitting,
+        seat_state,
         round_,
         start=replace(last, green=last.green and passes_gates(judged.visible)),
     )
@@ -347,7 +347,7 @@ async def _revise(
         else draft.content == judged.proposal.content
     )
     if not same:
-        await _submit(council, sitting, draft, round_)
+        await _submit(council, seat_state, draft, round_)
 
 
 def _round(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
@@ -362,20 +362,20 @@ def _round(council: DeliberationContext, round_: int) -> tuple[str, datetime]:
 
 
 async def _draft(
-    council: DeliberationContext, sitting: SeatState, round_: int, start: Draft | None = None
+    council: DeliberationContext, seat_state: SeatState, round_: int, start: Draft | None = None
 ) -> Draft:
     """Return what the seat's agent comes to in a round; about a repository, from `start` on."""
-    agent = _agent(sitting)
+    agent = _agent(seat_state)
     if council.prepared is None and isinstance(agent, AgentLoop):
         return await agent.answer(*_round(council, round_))
     if council.prepared is None:
         raise AssertionError("a seat with native tools works on a repository")
-    return await _work(council, sitting, council.prepared, round_, start)
+    return await _work(council, seat_state, council.prepared, round_, start)
 
 
 async def _work(
     council: DeliberationContext,
-    sitting: SeatState,
+    seat_state: SeatState,
     prepared: Prepared,
     round_: int,
     start: Draft | None,
@@ -384,8 +384,8 @@ async def _work(
     starts anew, on the base and from the first message, as often as the settings allow; a revision
     does not. The best that its attempts came to is returned.
     """
-    agent, most = _agent(sitting), council.setup_of(sitting.seat).max_turns
-    attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(sitting.seat)
+    agent, most = _agent(seat_state), council.setup_of(seat_state.seat).max_turns
+    attempts = 1 if start or isinstance(agent, ToolLoop) else council.attempts_of(seat_state.seat)
     best: Draft | None = None
     refused: PatchRefused | None = None
     first, meter = 1, Meter()
@@ -396,7 +396,7 @@ async def _work(
             name = (*([f"r{round_}"] if round_ else ()), *([f"a{number}"] if number > 1 else ()))
             turns = range(first, most + 1)
             attempt = await _attempt(
-                council, sitting, prepared, name, meter, round_=round_, turns=turns, start=start
+                council, seat_state, prepared, name, meter, round_=round_, turns=turns, start=start
             )
         except (
             NoChanges,
@@ -412,15 +412,15 @@ async def _work(
         if attempt.draft is not None and (best is None or attempt.draft.worth > best.worth):
             best = attempt.draft
         refused = attempt.refused or refused
-        first, sitting.circles = attempt.turn + 1, attempt.stuck
+        first, seat_state.circles = attempt.turn + 1, attempt.stuck
         if not attempt.stuck or first > most:
             break
     if best is None:
-        if sitting.circles == UNUSABLE and refused is None:
+        if seat_state.circles == UNUSABLE and refused is None:
             raise malformed_replies(
                 f"in each attempt it gave {UNUSABLE} again", agent.unusable, council.d.task_id
             )
-        raise refused or _error_of_nothing(sitting.circles, first - 1, most)
+        raise refused or _error_of_nothing(seat_state.circles, first - 1, most)
     return best
 
 
@@ -435,7 +435,7 @@ def _error_of_nothing(circles: str, turns: int, most: int) -> Permanent:
 
 async def _attempt(
     council: DeliberationContext,
-    sitting: SeatState,
+    seat_state: SeatState,
     prepared: Prepared,
     name: Sequence[str],
     meter: Meter,
@@ -450,17 +450,19 @@ async def _attempt(
     answers are known, so
     that the model is not asked twice. Raises `WorkspaceFailed` when that happens too often.
     """
-    agent, (where, until) = _agent(sitting), _round(council, round_)
-    called = workspace_name(council.d.task_id, sitting.seat, *name)
+    agent, (where, until) = _agent(seat_state), _round(council, round_)
+    called = workspace_name(council.d.task_id, seat_state.seat, *name)
     restore, operations = agent.checkpoint(), len(agent.operations)
     if council.d.agent is not None:  # the re-check is the house's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
-    also = frozenset(sitting.latest.seen.regressions) if start else frozenset[str]()
+    also = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()
     for lost in range(1, _WORKSPACES + 1):
         try:
             async with council.parts.workspaces.open(prepared, called, patch=patch) as workspace:
-                context = replace(council.context_of(sitting.seat, workspace, until), meter=meter)
+                context = replace(
+                    council.context_of(seat_state.seat, workspace, until), meter=meter
+                )
                 place = CheckedWorkspace(
                     TurnContext(context, council.parts.gate), prepared, also, council.d.description
                 )
@@ -487,11 +489,11 @@ def _is_commit(operation: Operation) -> bool:
 
 
 async def _submit(
-    council: DeliberationContext, sitting: SeatState, draft: Draft, revision: int
+    council: DeliberationContext, seat_state: SeatState, draft: Draft, revision: int
 ) -> None:
     patch = draft.patch
     proposal = Proposal(
-        seat=sitting.seat,
+        seat=seat_state.seat,
         role=council.d.role,
         content=draft.content,
         # As everybody sees it: it may touch a file that holds a secret. What is run, and delivered,
@@ -499,24 +501,26 @@ async def _submit(
         diff=council.parts.clean(patch.diff) if patch else "",
         commit_sha=patch.commit_sha if patch else "",
         revision=revision,
-        operations=tuple(sitting.agent.operations) if sitting.agent else (),
+        operations=tuple(seat_state.agent.operations) if seat_state.agent else (),
         own_tests=patch.tests if patch else (),
         created_at_ms=int(datetime.now(UTC).timestamp() * 1000),
         message=council.parts.clean(
-            next((one.message for one in (draft, *reversed(sitting.drafts)) if one.message), "")
+            next((one.message for one in (draft, *reversed(seat_state.drafts)) if one.message), "")
         )[:_MESSAGE],
     )
-    sitting.drafts.append(draft)
-    sitting.status, sitting.code, sitting.message = SeatStatus.PROPOSED, "", ""
+    seat_state.drafts.append(draft)
+    seat_state.status, seat_state.code, seat_state.message = SeatStatus.PROPOSED, "", ""
     kind = EventType.SEAT_REVISED if revision else EventType.SEAT_PROPOSED
     ordinal = f"{proposal.candidate}/{proposal.fingerprint}"
     await council.facts.say(
-        kind, ordinal, seat=sitting.seat, candidate=proposal.candidate, proposal=dump(proposal)
+        kind, ordinal, seat=seat_state.seat, candidate=proposal.candidate, proposal=dump(proposal)
     )
-    if council.bench is None or council.d.is_answer(proposal.diff):
-        sitting.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
+    if council.evaluator is None or council.d.is_answer(proposal.diff):
+        seat_state.judged.append(EvaluatedProposal(proposal, Assessment(applies=True)))
     else:
-        sitting.judged.append(await council.bench.judge(proposal, patch.diff if patch else ""))
+        seat_state.judged.append(
+            await council.evaluator.judge(proposal, patch.diff if patch else "")
+        )
 
 
 def _coding_of(
@@ -532,16 +536,16 @@ def _coding_of(
     return BlockRunner(parts.run_code, parts.python, agents.run)
 
 
-def _agent(sitting: SeatState) -> AgentLoop | ToolLoop:
-    if sitting.agent is None:
-        raise AssertionError(f"{sitting.seat} was not taken")
-    return sitting.agent
+def _agent(seat_state: SeatState) -> AgentLoop | ToolLoop:
+    if seat_state.agent is None:
+        raise AssertionError(f"{seat_state.seat} was not taken")
+    return seat_state.agent
 
 
-def outcome_of(council: DeliberationContext, sitting: SeatState) -> SeatOutcome:
+def outcome_of(council: DeliberationContext, seat_state: SeatState) -> SeatOutcome:
     """Return how the seat ended, with what it used."""
-    used = sitting.agent.used if sitting.agent else ToolUsage()
-    spent = council.model.usage_of(sitting.seat)
+    used = seat_state.agent.used if seat_state.agent else ToolUsage()
+    spent = council.model.usage_of(seat_state.seat)
     return SeatOutcome(
-        sitting.seat, sitting.status, sitting.code, sitting.message, spent, tools=used
+        seat_state.seat, seat_state.status, seat_state.code, seat_state.message, spent, tools=used
     )

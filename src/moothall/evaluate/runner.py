@@ -14,7 +14,7 @@ from typing import Any
 
 from moothall import __version__
 from moothall.app.repositories import open_hands
-from moothall.app.server import App, open_house
+from moothall.app.server import App, open_app
 from moothall.config import Settings
 from moothall.domain.budget import Budget
 from moothall.domain.codec import dump, load
@@ -147,13 +147,13 @@ class Runner:
             return
         places = asyncio.Semaphore(at_once)
         async with (
-            open_house(configuration.settings, self.tell) as house,
+            open_app(configuration.settings, self.tell) as app,
             asyncio.TaskGroup() as group,
         ):
 
             async def run(task: Task) -> None:
                 async with places:
-                    await self._run(house, configuration, task)
+                    await self._run(app, configuration, task)
 
             for task in left:
                 group.create_task(run(task), name=f"task {task.id}")
@@ -165,7 +165,7 @@ class Runner:
             if not row.get("broken")
         )
 
-    async def _run(self, house: App, configuration: Configuration, task: Task) -> None:
+    async def _run(self, app: App, configuration: Configuration, task: Task) -> None:
         number = sum(
             1
             for row in self.results.of(task=task.id, config=configuration.name)
@@ -182,8 +182,8 @@ class Runner:
             deliberation = f"eval-{digest(*parts, str(number))[:16]}"
             began = datetime.now(UTC)
             request = configuration.request(task, deliberation, repository)
-            deadline = (await house.desk.submit(request, LOCAL)).deadline
-            outcome, events = await _follow(house, deliberation)
+            deadline = (await app.deliberations.submit(request, LOCAL)).deadline
+            outcome, events = await _follow(app, deliberation)
             if outcome.status is DeliberationStatus.TIMEOUT and deadline <= began:
                 # It was interrupted, and its time passed while nobody worked on it.
                 number += 1
@@ -282,14 +282,14 @@ class Runner:
             (folder / f"{seat}.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
 
 
-async def _follow(house: App, task_id: str) -> tuple[Outcome, list[Event]]:
+async def _follow(app: App, task_id: str) -> tuple[Outcome, list[Event]]:
     """Return the outcome of a deliberation and its events."""
     events: list[Event] = []
-    async for recorded in house.desk.watch(task_id, 0, LOCAL):
+    async for recorded in app.deliberations.watch(task_id, 0, LOCAL):
         events.append(recorded.event)
         if recorded.event.type is EventType.DELIBERATION_DECIDED:
             return load(Outcome, recorded.event.data), events
-    return await house.desk.result(task_id, LOCAL), events
+    return await app.deliberations.result(task_id, LOCAL), events
 
 
 def _broken(outcome: Outcome) -> str:

@@ -54,7 +54,7 @@ class Watch:
         self,
         settings: Settings,
         client: ForgeClient,
-        desk: Deliberations,
+        deliberations: Deliberations,
         offer: Offer,
         repositories: Mapping[str, str],
         *,
@@ -63,7 +63,7 @@ class Watch:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._desk = desk
+        self._deliberations = deliberations
         self._offer = offer
         self._repositories = repositories
         self._chars = task_chars
@@ -232,7 +232,7 @@ class Watch:
         request = DeliberationRequest(words, "DEV", task_id, repository=on, origin=FORGE)
         for before in reversed(done):
             try:
-                known = await self._desk.result(before, LOCAL)
+                known = await self._deliberations.result(before, LOCAL)
             except NotFound:
                 continue
             if known.status.ended:
@@ -269,11 +269,11 @@ class Watch:
         though the issue's words may have changed since.
         """
         try:
-            await self._desk.submit(request, LOCAL)
+            await self._deliberations.submit(request, LOCAL)
             self._say(place, f"{request.task_id} is at work")
         except AlreadyExists:
             self._say(place, f"{request.task_id} was begun before")
-        return await self._desk.wait(request.task_id, LOCAL)
+        return await self._deliberations.wait(request.task_id, LOCAL)
 
 
 def task_of(url: str, repository: str, number: int) -> str:

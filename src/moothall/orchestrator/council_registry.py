@@ -143,8 +143,8 @@ class CouncilRegistry:
         check_id(agent_id, "agent_id")
         council = await self._present(role, who)
         if council.agent(agent_id) is None:
-            sitting = ", ".join(agent.id for agent in council.agents) or "nobody"
-            raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {sitting}")
+            seat_state = ", ".join(agent.id for agent in council.agents) or "nobody"
+            raise NotFound(f"no agent {agent_id!r} in the {role} council; there sit {seat_state}")
         return await self._change(
             EventType.AGENT_UNREGISTERED, {"role": role, "agent_id": agent_id}, who
         )

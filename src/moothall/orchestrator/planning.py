@@ -125,7 +125,7 @@ def plan(
         int(limits.deliberation_seconds),
         "limits.deliberation_seconds",
     )
-    house = Budget(
+    app = Budget(
         tokens=limits.tokens,
         seconds=int(limits.deliberation_seconds),
         calls=limits.calls,
@@ -149,7 +149,7 @@ def plan(
             "limits.turns",
         ),
         constraints=request.constraints,
-        budget=_cheaper(request.budget.or_default(house), house),
+        budget=_cheaper(request.budget.or_default(app), app),
         repository=request.repository
         or (RepositoryRef(id=defaults.repository) if default_one else None),
         adaptive=request.adaptive,
@@ -207,17 +207,17 @@ def _within(name: str, value: int, low: int, high: int, setting: str) -> int:
     return value
 
 
-def _cheaper(asked: Budget, house: Budget) -> Budget:
+def _cheaper(asked: Budget, app: Budget) -> Budget:
     """The house's own limits are a ceiling; zero there means none."""
 
     def least(a: float, b: float) -> float:
         return min(a, b) if a and b else a or b
 
     return Budget(
-        tokens=int(least(asked.tokens, house.tokens)),
-        seconds=int(least(asked.seconds, house.seconds)),
-        calls=int(least(asked.calls, house.calls)),
-        cost_usd=least(asked.cost_usd, house.cost_usd),
+        tokens=int(least(asked.tokens, app.tokens)),
+        seconds=int(least(asked.seconds, app.seconds)),
+        calls=int(least(asked.calls, app.calls)),
+        cost_usd=least(asked.cost_usd, app.cost_usd),
     )
 
 

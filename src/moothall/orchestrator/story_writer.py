@@ -70,8 +70,8 @@ class StoryWriter:
     asked.
     """
 
-    def __init__(self, desk: Deliberations, seconds: float, *, model: bool) -> None:
-        self._desk = desk
+    def __init__(self, deliberations: Deliberations, seconds: float, *, model: bool) -> None:
+        self._deliberations = deliberations
         self._model = model
         self._seconds = seconds
 
@@ -127,12 +127,12 @@ class StoryWriter:
             constraints=Constraints(timeout_seconds=max(1, round(self._seconds))),
         )
         try:
-            await self._desk.submit(request, who)
-            outcome = await self._desk.wait(request.task_id, who)
+            await self._deliberations.submit(request, who)
+            outcome = await self._deliberations.wait(request.task_id, who)
         except asyncio.CancelledError:
             with suppress(MoothallError):
                 await asyncio.shield(
-                    self._desk.cancel(request.task_id, "its caller went away", who)
+                    self._deliberations.cancel(request.task_id, "its caller went away", who)
                 )
             raise
         except MoothallError:

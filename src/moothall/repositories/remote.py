@@ -33,9 +33,9 @@ class RemoteRepositories(RepositoryService):
     credential of an origin is needed here.
     """
 
-    def far(self, bus: Ask, lender: BundleServer) -> None:
+    def far(self, bus: Ask, bundle_server: BundleServer) -> None:
         """Say how the house is asked, and who lends it what was made here."""
-        self._bus, self._lender = bus, lender
+        self._bus, self._bundle_server = bus, bundle_server
         self._bringing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
@@ -90,7 +90,7 @@ class RemoteRepositories(RepositoryService):
     async def _take(self, clone: TrustedClone, offer: BundleOffer) -> None:
         async with self._bringing[str(clone.path)]:
             if not all([await clone.has(sha) for sha in offer.wants]):
-                await self._lender.take(self._bus, clone, offer)
+                await self._bundle_server.take(self._bus, clone, offer)
 
     async def _fetch(self, clone: TrustedClone, entry: Registered, ref: str) -> str:
         wanted = {
@@ -109,7 +109,7 @@ class RemoteRepositories(RepositoryService):
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
         """Have the house make a new branch of a commit of ours. See `RepositoryService.push`."""
         entry = await asyncio.to_thread(self.registry.find, repository)
-        offer = await self._lender.offer(self._clone(entry), [sha], [base_sha])
+        offer = await self._bundle_server.offer(self._clone(entry), [sha], [base_sha])
         wanted = {
             "ask": "push",
             "repository": repository,
@@ -124,7 +124,7 @@ class RemoteRepositories(RepositoryService):
     async def answer(self, asked: Said) -> tuple[Said, bytes]:
         """Lend a patch that was made here; of what is not here nothing is said."""
         if asked.get("ask") == "part":
-            return await self._lender.part(asked)
+            return await self._bundle_server.part(asked)
         repository, tenant, sha, base_sha = _words(asked, "repository", "tenant", "sha", "base_sha")
         try:
             clone = self._clone(self.registry.get(repository, tenant))
@@ -132,27 +132,31 @@ class RemoteRepositories(RepositoryService):
             raise InvalidRequest(error.message) from error
         if asked.get("ask") != "patch" or not await clone.has(sha):
             raise InvalidRequest(f"the patch {sha[:40]} is not here")
-        return await self._lender.soon(asked, lambda _: self._offer(clone, sha, base_sha)), b""
+        return await self._bundle_server.soon(
+            asked, lambda _: self._offer(clone, sha, base_sha)
+        ), b""
 
     async def _offer(self, clone: TrustedClone, sha: str, base_sha: str) -> Said:
-        return {"offer": codec.dump(await self._lender.offer(clone, [sha], [base_sha]))}
+        return {"offer": codec.dump(await self._bundle_server.offer(clone, [sha], [base_sha]))}
 
 
 class RepositoryServer:
     """Answers hosts for the repositories of this disk."""
 
-    def __init__(self, repositories: RepositoryService, lender: BundleServer, bus: Ask) -> None:
-        self._repositories, self._lender, self._bus = repositories, lender, bus
+    def __init__(
+        self, repositories: RepositoryService, bundle_server: BundleServer, bus: Ask
+    ) -> None:
+        self._repositories, self._bundle_server, self._bus = repositories, bundle_server, bus
 
     async def answer(self, asked: Said) -> tuple[Said, bytes]:
         """Answer one request. See `ports.Answerer`."""
         if asked.get("ask") == "part":
-            return await self._lender.part(asked)
+            return await self._bundle_server.part(asked)
         works = {"base": self._base, "commit": self._commit, "push": self._push}
         work = works.get(str(asked.get("ask")))
         if work is None:
             raise InvalidRequest(f"nothing answers {str(asked.get('ask'))[:40]!r}")
-        return await self._lender.soon(asked, work), b""
+        return await self._bundle_server.soon(asked, work), b""
 
     async def _base(self, asked: Said) -> Said:
         repository, tenant, sha = _words(asked, "repository", "tenant", "ref")
@@ -161,7 +165,7 @@ class RepositoryServer:
         )
         entry = self._repositories.registry.get(repository, tenant)
         told = entry.model_dump(mode="json", include={"id", "origin", "tenant", "push", "of"})
-        offer = await self._lender.offer(
+        offer = await self._bundle_server.offer(
             self._repositories.clone(repository), [base.sha], _haves(asked)
         )
         return {"base": codec.dump(base), "entry": told, "offer": codec.dump(offer)}
@@ -170,7 +174,9 @@ class RepositoryServer:
         repository, tenant, ref = _words(asked, "repository", "tenant", "ref")
         self._repositories.registry.get(repository, tenant)
         sha = await self._repositories.fetch(repository, ref)
-        offer = await self._lender.offer(self._repositories.clone(repository), [sha], _haves(asked))
+        offer = await self._bundle_server.offer(
+            self._repositories.clone(repository), [sha], _haves(asked)
+        )
         return {"sha": sha, "offer": codec.dump(offer)}
 
     async def _push(self, asked: Said) -> Said:
@@ -179,12 +185,16 @@ class RepositoryServer:
         )
         self._repositories.registry.get(repository, tenant)
         offer = codec.load(BundleOffer, asked.get("offer"))
-        await self._lender.take(self._bus, self._repositories.clone(repository), offer, patch=True)
+        await self._bundle_server.take(
+            self._bus, self._repositories.clone(repository), offer, patch=True
+        )
         name, origin = await self._repositories.push(repository, base_sha, sha, branch)
         return {"branch": name, "origin": origin}
 
 
-def patches_of_hosts(repositories: RepositoryService, lender: BundleServer, bus: Ask) -> None:
+def patches_of_hosts(
+    repositories: RepositoryService, bundle_server: BundleServer, bus: Ask
+) -> None:
     """Have patches that are not here fetched from the host that made them."""
 
     async def bring(repository: str, base_sha: str, sha: str) -> None:
@@ -197,7 +207,7 @@ def patches_of_hosts(repositories: RepositoryService, lender: BundleServer, bus:
             "base_sha": base_sha,
         }
         said, _ = await bus(HOSTS, wanted, _PATCH_SECONDS)
-        await lender.take(
+        await bundle_server.take(
             bus,
             repositories.clone(repository),
             codec.load(BundleOffer, said.get("offer")),

@@ -43,26 +43,28 @@ def check_role(who: Principal) -> None:
 
 
 async def steer(
-    desk: Deliberations, task_id: str, message: str, who: Principal, *, key: str
+    deliberations: Deliberations, task_id: str, message: str, who: Principal, *, key: str
 ) -> None:
     """Tell the seats of a council something, once for each `key`. Raises `Refused`, and what
     `Deliberations.steer` does.
     """
     check_role(who)
-    await desk.steer(check_id(task_id, "task_id"), message, who, key=key)
+    await deliberations.steer(check_id(task_id, "task_id"), message, who, key=key)
 
 
-async def pause(desk: Deliberations, task_id: str, who: Principal, *, paused: bool) -> bool:
+async def pause(
+    deliberations: Deliberations, task_id: str, who: Principal, *, paused: bool
+) -> bool:
     """Let a council wait from the next turn on, or go on; return whether that changes anything.
     Raises `Refused`, and what `Deliberations.pause` does.
     """
     check_role(who)
-    return await desk.pause(check_id(task_id, "task_id"), who, paused=paused)
+    return await deliberations.pause(check_id(task_id, "task_id"), who, paused=paused)
 
 
 async def remark(
     board: Board,
-    desk: Deliberations,
+    deliberations: Deliberations,
     story_id: str,
     text: str,
     who: Principal,
@@ -74,7 +76,9 @@ async def remark(
     `InvalidRequest` where its diff has no such line.
     """
     card = await board.card(story_id, who)
-    outcome = await desk.result(check_id(place.task_id or _check_task(card), "task_id"), who)
+    outcome = await deliberations.result(
+        check_id(place.task_id or _check_task(card), "task_id"), who
+    )
     if outcome.story_id != card.story.id:
         raise InvalidRequest(f"task {outcome.task_id} is not of story {card.story.id}")
     await remark_on(board, outcome, _find(outcome, place), text, who, key=key)

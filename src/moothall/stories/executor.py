@@ -74,7 +74,7 @@ class StoryExecutor:
     def __init__(
         self,
         bus: Bus,
-        desk: Deliberations,
+        deliberations: Deliberations,
         limits: LimitSettings,
         planner: Planner,
         land_: Land,
@@ -83,7 +83,7 @@ class StoryExecutor:
         alone: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._bus = bus
-        self._desk = desk
+        self._deliberations = deliberations
         self._limits = limits
         self._planner = planner
         self._land = land_
@@ -228,7 +228,7 @@ class StoryExecutor:
             most=most,
             comment=comment,
         )
-        end = await ask(self._desk, asked, who)
+        end = await ask(self._deliberations, asked, who)
         if not end.results or not end.winner_id:
             return replace(plan, why=f"the architects have no answer: {why_not(end)[:2000]}")
         said = end.results[0].content
@@ -316,21 +316,23 @@ class StoryExecutor:
                 name for name, end in zip(task.dependencies, done, strict=True) if not end.won
             )
             reason = Skipped(f"not started: {missing}, whose work it builds on, has no winner")
-            await refuse(self._desk, task_request(task, self._limits), reason, who)
+            await refuse(self._deliberations, task_request(task, self._limits), reason, who)
             return _End(SKIPPED)
         held = tuple(dict.fromkeys(sha for end in done for sha in end.commits))
         if task.repository is not None and len(held) > 1:
-            merged = await together(self._desk, f"{task.task_id}-base", held, _aim(task), who)
+            merged = await together(
+                self._deliberations, f"{task.task_id}-base", held, _aim(task), who
+            )
             if not merged.commit_sha:
                 reason = Skipped(
                     "not started: the work that it builds on does not go together: "
                     f"{why_not(merged)[:2000]}"
                 )
-                await refuse(self._desk, task_request(task, self._limits), reason, who)
+                await refuse(self._deliberations, task_request(task, self._limits), reason, who)
                 return _End(SKIPPED, merged)
             held = (merged.commit_sha,)
         outcome = await ask(
-            self._desk,
+            self._deliberations,
             task_request(task, self._limits, held, [end.outcome for end in done if end.outcome]),
             who,
         )
@@ -362,7 +364,7 @@ class StoryExecutor:
                 _story_text(story),
                 Constraints(requirements=story.ac),
             )
-            end = await together(self._desk, name, card.commits, aim, who)
+            end = await together(self._deliberations, name, card.commits, aim, who)
             tried = end.commit_sha or next((result.commit_sha for result in end.results), "")
             data |= {"task_id": end.task_id, "branch": end.branch, "commit_sha": tried}
             if not end.commit_sha:
@@ -384,7 +386,9 @@ class StoryExecutor:
         """
         history = await self._board.history(card.story.id, who)
         if (
-            told := await land(self._desk, self._land, card, history, self._limits.task_chars)
+            told := await land(
+                self._deliberations, self._land, card, history, self._limits.task_chars
+            )
         ) is not None:
             await self._bus.publish(told)
 

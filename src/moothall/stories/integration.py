@@ -33,22 +33,24 @@ class IntegrationTarget:
     constraints: Constraints
 
 
-async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal) -> Outcome:
+async def ask(
+    deliberations: Deliberations, request: DeliberationRequest, who: Principal
+) -> Outcome:
     """Submit a deliberation and wait for its end, retrying through outages.
 
     Record one that cannot start as failed.
     """
     while True:
         try:
-            await desk.submit(request, who)
-            return await desk.wait(request.task_id, who)
+            await deliberations.submit(request, who)
+            return await deliberations.wait(request.task_id, who)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except Permanent as error:
             log.warning(
                 "a council could not be asked", task_id=request.task_id, reason=error.message
             )
-            await refuse(desk, request, error, who)
+            await refuse(deliberations, request, error, who)
             return Outcome(
                 request.task_id,
                 DeliberationStatus.FAILED,
@@ -58,12 +60,12 @@ async def ask(desk: Deliberations, request: DeliberationRequest, who: Principal)
 
 
 async def refuse(
-    desk: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal
+    deliberations: Deliberations, request: DeliberationRequest, reason: Permanent, who: Principal
 ) -> None:
     """Record why a task cannot start, retrying through outages."""
     while True:
         try:
-            return await desk.refuse(request, reason, who)
+            return await deliberations.refuse(request, reason, who)
         except Temporary as error:
             await asyncio.sleep(error.retry_after or _AGAIN_SECONDS)
         except Permanent as error:
@@ -76,23 +78,29 @@ async def refuse(
 
 
 async def together(
-    desk: Deliberations, name: str, commits: Sequence[str], aim: IntegrationTarget, who: Principal
+    deliberations: Deliberations,
+    name: str,
+    commits: Sequence[str],
+    aim: IntegrationTarget,
+    who: Principal,
 ) -> Outcome:
     """Return how the deliberation ended that brought the commits together, or the one for whose
     sake it could not: the winner's commit has the work of all. `name` is the task id of the first.
     """
-    whole = await ask(desk, merge_request(name, commits, aim), who)
+    whole = await ask(deliberations, merge_request(name, commits, aim), who)
     if not _disagree(whole) or len(commits) < 2:  # noqa: PLR2004 - two can disagree
         return whole
     held = commits[0]
     for number, commit in enumerate(commits[1:], 1):
-        step = await ask(desk, merge_request(f"{name}-{number}", (held, commit), aim), who)
+        step = await ask(deliberations, merge_request(f"{name}-{number}", (held, commit), aim), who)
         if _disagree(step):
-            step = await ask(desk, _settle(f"{name}-{number}-c", held, commit, step, aim), who)
+            step = await ask(
+                deliberations, _settle(f"{name}-{number}-c", held, commit, step, aim), who
+            )
         if not step.commit_sha:
             return step
         held = step.commit_sha
-    return await ask(desk, merge_request(f"{name}-all", (held,), aim), who)
+    return await ask(deliberations, merge_request(f"{name}-all", (held,), aim), who)
 
 
 def why_not(end: Outcome) -> str:

@@ -31,7 +31,11 @@ _SHOWN = (
 
 
 async def land(
-    desk: Deliberations, land_: Land, card: StoryState, history: Sequence[Event], chars: int
+    deliberations: Deliberations,
+    land_: Land,
+    card: StoryState,
+    history: Sequence[Event],
+    chars: int,
 ) -> Event | None:
     """Return what became of an approved story's commit; None where it has none. `chars` bounds what
     is told of a failure.
@@ -41,7 +45,7 @@ async def land(
     if story.repository is None or check is None or entered is None or not commit:
         return None
     branch, who = str(check.data.get("branch") or ""), Principal("planner", entered.tenant)
-    tasks = deliberations(history)
+    tasks = task_ids(history)
     landed, whole = MergeResult("left", branch, commit, why="its base moves all the time"), None
     for _ in range(_ROUNDS):
         try:
@@ -60,7 +64,9 @@ async def land(
         aim = IntegrationTarget(
             onto, story.id, plan_id, story.title or story.id, Constraints(requirements=story.ac)
         )
-        whole = await ask(desk, merge_request(f"{story.id}-on-{now.tip[:12]}", (commit,), aim), who)
+        whole = await ask(
+            deliberations, merge_request(f"{story.id}-on-{now.tip[:12]}", (commit,), aim), who
+        )
         if not whole.commit_sha:
             return _failure_event(card, whole, now, chars)
         commit, branch = whole.commit_sha, whole.branch or branch
@@ -108,7 +114,7 @@ def _delivery_event(card: StoryState, data: dict[str, str]) -> Event:
     )
 
 
-def deliberations(history: Sequence[Event]) -> tuple[str, ...]:
+def task_ids(history: Sequence[Event]) -> tuple[str, ...]:
     """Return the deliberations that a story's result comes from, since its design: those that won,
     and the check of the whole.
     """

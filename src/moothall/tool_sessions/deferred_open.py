@@ -15,7 +15,7 @@ from moothall.ports import Deliberations
 from moothall.tool_sessions.manager import Find, PendingWorkspace
 
 
-def of_tasks(desk: Deliberations) -> Find:
+def of_tasks(deliberations: Deliberations) -> Find:
     """Return what finds the workspace that is called like a task: of that task's repository and
     role.
     """
@@ -23,8 +23,8 @@ def of_tasks(desk: Deliberations) -> Find:
     async def find(workspace: str, who: Principal) -> PendingWorkspace | None:
         task_id = own_id(workspace, who.tenant)
         try:
-            d = await _request_of(desk, task_id, who)
-            outcome = await desk.result(task_id, who)
+            d = await _request_of(deliberations, task_id, who)
+            outcome = await deliberations.result(task_id, who)
         except (NotFound, InvalidRequest):
             return None
         if d.principal != who.name:
@@ -40,9 +40,9 @@ def of_tasks(desk: Deliberations) -> Find:
     return find
 
 
-async def _request_of(desk: Deliberations, task_id: str, who: Principal) -> Deliberation:
+async def _request_of(deliberations: Deliberations, task_id: str, who: Principal) -> Deliberation:
     """Return a deliberation as it was asked for. Raises `NotFound`."""
-    async with aclosing(desk.watch(task_id, 0, who)) as events:
+    async with aclosing(deliberations.watch(task_id, 0, who)) as events:
         async for recorded in events:
             if recorded.event.type is EventType.DELIBERATION_REQUESTED:
                 return load(Deliberation, recorded.event.data)

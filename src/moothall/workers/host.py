@@ -341,21 +341,23 @@ class Host:
             except NotFound as error:  # what it was forked from
                 await give_up(self.bus, deliberation, error)
                 return
-            purse = await self._purse(deliberation)
+            reservation = await self._reservation(deliberation)
             if over:
-                if purse is not None:  # whoever had it may have been killed over the end
-                    await purse.close(recording.spent)
+                if reservation is not None:  # whoever had it may have been killed over the end
+                    await reservation.close(recording.spent)
                 return
             if not running.pauses.held and await self._until_paused(
-                deliberation, recording, purse, running
+                deliberation, recording, reservation, running
             ):
                 return
             if (
-                purse is not None
+                reservation is not None
                 # what it does not spend meanwhile is the story's, and stays so where it is
                 # cancelled
             ):
-                await purse.close(Recording.of(await self._remember(deliberation.task_id)).spent)
+                await reservation.close(
+                    Recording.of(await self._remember(deliberation.task_id)).spent
+                )
             await running.free.wait()
             events = await self._remember(deliberation.task_id)
 
@@ -363,18 +365,18 @@ class Host:
         self,
         d: Deliberation,
         recording: Recording,
-        purse: BudgetReservation | None,
+        reservation: BudgetReservation | None,
         running: _Running,
     ) -> bool:
         """Deliberate; whether that was all. Paused, it is put down, and taken up later from what is
         recorded, with the time that it had left.
         """
-        turnstile, task = PauseGate(), asyncio.current_task()
+        pause_gate, task = PauseGate(), asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine runs in one
 
         async def put_down() -> None:
             await running.held.wait()
-            await turnstile.quiet()
+            await pause_gate.quiet()
             running.down = True
             task.cancel(HOST_STOPS)
 
@@ -382,14 +384,14 @@ class Host:
         later = replace(d, deadline=running.pauses.later(d.deadline))
         try:
             async with beside(put_down(), "pause"):
-                await self._deliberate(later, recording, purse, turnstile)
+                await self._deliberate(later, recording, reservation, pause_gate)
         except asyncio.CancelledError:
             if not running.down or task.uncancel():
                 raise
             return False
         return True
 
-    async def _purse(self, deliberation: Deliberation) -> BudgetReservation | None:
+    async def _reservation(self, deliberation: Deliberation) -> BudgetReservation | None:
         """Return what a deliberation of a story draws on; a merge asks no model."""
         if self.accounts is None or not deliberation.story_id or deliberation.merge:
             return None
@@ -397,7 +399,7 @@ class Host:
             deliberation.story_id, Principal(deliberation.principal, deliberation.tenant)
         )
         budget = card.story.budget if card else Budget()
-        return self.accounts.purse(
+        return self.accounts.reservation(
             deliberation.story_id, deliberation.tenant, deliberation.task_id, budget
         )
 
@@ -405,8 +407,8 @@ class Host:
         self,
         deliberation: Deliberation,
         recording: Recording,
-        purse: BudgetReservation | None,
-        turnstile: PauseGate,
+        reservation: BudgetReservation | None,
+        pause_gate: PauseGate,
     ) -> None:
         prepared, refusal = None, None
         try:
@@ -429,7 +431,12 @@ class Host:
                 await self.bus.signal(Channel.GROWING.of(deliberation.task_id), told)
 
             parts = replace(
-                self.parts, ours=ours, purse=purse, words=words, hint=hint, turnstile=turnstile
+                self.parts,
+                ours=ours,
+                reservation=reservation,
+                words=words,
+                hint=hint,
+                pause_gate=pause_gate,
             )
             await deliberate(deliberation, prepared, parts, recording)
 

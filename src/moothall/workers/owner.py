@@ -73,7 +73,7 @@ def process_of(pid: int) -> Process:
 
 
 @contextmanager
-def registered(folder: Path, house: Process) -> Iterator[None]:
+def registered(folder: Path, app: Process) -> Iterator[None]:
     """Be a host of `house`, which runs on this machine or elsewhere: a record lies in `folder`, and
     this process ends with its house.
     """
@@ -81,8 +81,8 @@ def registered(folder: Path, house: Process) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     record = folder / f"{me.pid}-{me.started}.json"
     write_private(record, json.dumps(asdict(me)))
-    if house.place and house.place == me.place:
-        end_with(house)
+    if app.place and app.place == me.place:
+        end_with(app)
     try:
         yield
     finally:

@@ -110,7 +110,7 @@ class LocalWorkspace:
         *,
         clone: TrustedClone,
         settings: WorkspaceSections,
-        shelf: ModuleFolder,
+        module_folder: ModuleFolder,
         pool: ExecutorPool,
         remote: Remote | None,
     ) -> None:
@@ -118,7 +118,7 @@ class LocalWorkspace:
         self._name = name
         self._box = box
         self._settings = settings
-        self._shelf = shelf
+        self._module_folder = module_folder
         self._remote = remote
         self._git = GitState(prepared.base.sha)
         self.prepared = prepared
@@ -218,7 +218,9 @@ class LocalWorkspace:
     async def _run_wasm(self, call: ToolCall, seconds: float) -> dict[str, Any]:
         return answer_of(
             call.tool,
-            await self._run(self._shelf.command(call.tool, call.arguments, seconds), seconds),
+            await self._run(
+                self._module_folder.command(call.tool, call.arguments, seconds), seconds
+            ),
         )
 
     async def _run(self, argv: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -607,12 +609,12 @@ class LocalWorkspaces:
         self._settings = settings
         self._clones = clones
         self._remotes = remotes
-        self._shelf = ModuleFolder(settings)
+        self._module_folder = ModuleFolder(settings)
         self._first = InitialChanges()
-        self.pool = ExecutorPool(settings, (*self._shelf.binds, *grammars()), make)
+        self.pool = ExecutorPool(settings, (*self._module_folder.binds, *grammars()), make)
 
     async def __aenter__(self) -> Self:
-        await self._shelf.fill()
+        await self._module_folder.fill()
         await self.pool.__aenter__()
         return self
 
@@ -647,7 +649,7 @@ class LocalWorkspaces:
                 prepared,
                 clone=clone,
                 settings=self._settings,
-                shelf=self._shelf,
+                module_folder=self._module_folder,
                 pool=self.pool,
                 remote=remote,
             )

@@ -17,7 +17,7 @@ from kubernetes import client, config
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from house import by_task, scripted
+from command import by_task, scripted
 from moothall.events.nats.accounts import make
 from moothall.testing.model import Fault, ScriptedModel, scripted_model
 from support.kube.ctl import ask

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from kubernetes import client
 
-from house import Command, git
+from command import Command, git
 from moothall.app.repositories import WorkspaceServices, open_hands
 from moothall.app.repository import register
 from moothall.concurrency import beside

@@ -39,19 +39,19 @@ async def test_its_doors_are_reached_by_port_forward(installed: dict[str, Path])
     command = re.sub(r" (50055|8080)\b", r" :\1", said)  # whatever ports are free here
     process = await asyncio.create_subprocess_exec(*command.split(), stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
-    doors: dict[str, str] = {}
+    dependencies: dict[str, str] = {}
     try:
         async with asyncio.timeout(30):
-            while set(doors) != {"50055", "8080"}:
+            while set(dependencies) != {"50055", "8080"}:
                 if found := re.match(
                     rb"Forwarding from (127\.0\.0\.1:\d+) -> (\d+)", await process.stdout.readline()
                 ):
-                    doors[found[2].decode()] = found[1].decode()
+                    dependencies[found[2].decode()] = found[1].decode()
         answered = await asyncio.to_thread(
-            urllib.request.urlopen, f"http://{doors['8080']}/ready", timeout=30
+            urllib.request.urlopen, f"http://{dependencies['8080']}/ready", timeout=30
         )
         assert answered.status == 200
-        async with grpc.aio.insecure_channel(doors["50055"]) as channel:
+        async with grpc.aio.insecure_channel(dependencies["50055"]) as channel:
             await asyncio.wait_for(channel.channel_ready(), 30)
     finally:
         process.terminate()

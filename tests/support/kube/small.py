@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moothall.llm.serve_local import Serve
-from support.kube.house import CLASS, SPACE
+from support.kube.deployment import CLASS, SPACE
 
 KEY, NAME, TOKENS = "key-of-the-small-model", "small", 4096
 URL = f"http://{NAME}.{SPACE}:8000/v1"

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.kube import neo4j
 from support.kube.ctl import ask
-from support.kube.house import (
+from support.kube.deployment import (
     CLAIMS,
     SPACE,
     WORKSPACES,

@@ -27,7 +27,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.settings import load_settings
-from support.recovery.house import House, Kind, hit, house
+from support.recovery.app import House, Kind, app, hit
 from support.recovery.scene import HANGING, TASK, End, repository
 from support.repos import Repo
 
@@ -89,7 +89,7 @@ class Seen:
 class Lane:
     """A house, a repository and a caller."""
 
-    house: House
+    app: House
     bus: JetStreamBus
     stub: OrchestratorServiceStub
     repo: Repo
@@ -154,7 +154,7 @@ class Lane:
                     and (event.type, seen.types[event.type]) == (blow.type, blow.nth)
                     and dealing is None
                 ):
-                    self.house.note_instances()
+                    self.app.note_instances()
                     dealing = group.create_task(self._deal(blow, seen))
                 if event.type is EventType.DELIBERATION_DECIDED:
                     outcome = load(Outcome, event.data)
@@ -167,7 +167,7 @@ class Lane:
 
     async def _deal(self, blow: Blow, seen: Seen) -> None:
         until = time.monotonic() + (_EXECUTOR_SECONDS if blow.kind == "executor" else 0.0)
-        while not (pids := self.house.pids(blow.kind)) and time.monotonic() < until:
+        while not (pids := self.app.pids(blow.kind)) and time.monotonic() < until:
             await asyncio.sleep(0.005)
         if not blow.stop:
             seen.hit = hit(pids, signal.SIGKILL)
@@ -177,7 +177,7 @@ class Lane:
             async with asyncio.TaskGroup() as group:
                 # What one host holds and cannot work on, another takes up.
                 spare = (
-                    group.create_task(self.house.part("host-2", "host-2").keep())
+                    group.create_task(self.app.part("host-2", "host-2").keep())
                     if blow.kind == "host"
                     else None
                 )
@@ -209,7 +209,7 @@ class Lane:
         )
 
     async def _insist(self, name: str, request: object) -> object:
-        token = (self.house.data / "token").read_text(encoding="ascii").strip()
+        token = (self.app.data / "token").read_text(encoding="ascii").strip()
         who = (("authorization", f"Bearer {token}"),)
         while True:
             try:
@@ -265,17 +265,17 @@ class Lane:
         """
         try:
             async with asyncio.timeout(_QUIET_SECONDS):
-                while not await asyncio.to_thread(self.house.host_is_up):
+                while not await asyncio.to_thread(self.app.host_is_up):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             seen.trouble.append("no host came back")
 
     def _journal_size(self) -> int:
-        return self.house.journal.stat().st_size if self.house.journal.exists() else 0
+        return self.app.journal.stat().st_size if self.app.journal.exists() else 0
 
     def _calls(self, offset: int, recorded: dict[str, float], seen: Seen) -> None:
         """Count the calls, and those that were asked again though their answer was on the log."""
-        with self.house.journal.open("rb") as lines:
+        with self.app.journal.open("rb") as lines:
             lines.seek(offset)
             for line in lines:
                 arrived, call_id = json.loads(line)
@@ -292,7 +292,7 @@ def _stored_at(item: Recorded) -> float:
 async def lane(folder: Path, ack_wait: float = 5.0) -> AsyncIterator[Lane]:
     """A lane below `folder`, which must not exist yet, ready for its first run."""
     repo = await asyncio.to_thread(repository, folder / "repo")
-    async with house(folder, ack_wait) as here:
+    async with app(folder, ack_wait) as here:
         settings = load_settings(data_dir=here.data)
         registered = await trusted_repositories(settings).register(str(repo.path))
         async with (

@@ -9,23 +9,23 @@ from pathlib import Path
 import psutil
 
 from moothall.sandbox import cgroups
-from support.recovery.house import House
+from support.recovery.app import House
 from support.repos import Repo
 
 _HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
 
 
-def left_behind(house: House, repo: Repo) -> list[str]:
+def left_behind(app: House, repo: Repo) -> list[str]:
     """Return what is left of a lane whose context has ended."""
     return [
-        *(f"process {process}" for process in _processes(str(house.folder))),
-        *(f"mount {line}" for line in _lines("/proc/self/mounts") if str(house.folder) in line),
-        *(f"cgroup {path}" for path in _cgroups(house.instances)),
-        *(f"file {path}" for path in _files(house)),
+        *(f"process {process}" for process in _processes(str(app.folder))),
+        *(f"mount {line}" for line in _lines("/proc/self/mounts") if str(app.folder) in line),
+        *(f"cgroup {path}" for path in _cgroups(app.instances)),
+        *(f"file {path}" for path in _files(app)),
         *_repository(repo),
         *(
             f"{name} had to be killed"
-            for name, part in house.parts.items()
+            for name, part in app.parts.items()
             if "KILLED" in part.said.read_text(errors="replace")
         ),
     ]
@@ -56,16 +56,16 @@ def _cgroups(instances: set[str]) -> Iterator[Path]:
                 yield folder
 
 
-def _files(house: House) -> Iterator[Path]:
+def _files(app: House) -> Iterator[Path]:
     """Workspaces, temporary files and what was left half made. Caches stay, as they should."""
-    for folder in (house.data / "run", house.folder / "tmp"):
+    for folder in (app.data / "run", app.folder / "tmp"):
         if folder.is_dir():
             yield from folder.iterdir()
     for name in ("checkouts", "environments", "prepared"):
-        if (house.data / name).is_dir():
-            yield from (path for path in (house.data / name).iterdir() if path.name.startswith("."))
+        if (app.data / name).is_dir():
+            yield from (path for path in (app.data / name).iterdir() if path.name.startswith("."))
     for pattern in _HALF_MADE:
-        yield from (house.data / "repos").rglob(pattern)
+        yield from (app.data / "repos").rglob(pattern)
 
 
 def _repository(repo: Repo) -> Iterator[str]:

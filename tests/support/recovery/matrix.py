@@ -16,7 +16,7 @@ from pathlib import Path
 
 from moothall.domain.event import EventType
 from moothall.events.event_specs import EVENT_SPECS
-from support.recovery.house import KINDS, Kind
+from support.recovery.app import KINDS, Kind
 from support.recovery.lane import Blow, Lane, Plan, lane
 from support.recovery.left import left_behind
 from support.recovery.report import Report
@@ -69,10 +69,10 @@ class Matrix:
         self.total += len(plans)
 
         async def work(number: int) -> None:
-            houses = 0
+            apps = 0
             while waiting:
-                houses += 1
-                async with self._lane(f"{name}-{number}-{houses}", ack_wait) as here:
+                apps += 1
+                async with self._lane(f"{name}-{number}-{apps}", ack_wait) as here:
                     while waiting and not await self._one(here, waiting.pop()):
                         pass  # after trouble the next begins in a fresh house
 
@@ -99,7 +99,7 @@ class Matrix:
                 here = await stack.enter_async_context(lane(self.folder / name, ack_wait))
             yield here
         self.report.lanes += 1
-        left = [*here.house.left, *await asyncio.to_thread(left_behind, here.house, here.repo)]
+        left = [*here.app.left, *await asyncio.to_thread(left_behind, here.app, here.repo)]
         self.report.left += [f"{name}: {what}" for what in left]
 
 

@@ -45,20 +45,20 @@ async def serve() -> None:
 
     settings = load_settings()
     async with open_bus(settings.bus, _bus(settings)) as bus:
-        desk = DeliberationService(
+        deliberations = DeliberationService(
             bus,
             trusted_repositories(settings),
             Defaults(settings.limits, settings.repository, settings.seed),
         )
-        roster = CouncilRegistry(bus, settings.limits, settings.choice)
-        doors = ApiDependencies(
-            desk=desk,
-            councils=roster,
+        council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
+        dependencies = ApiDependencies(
+            deliberations=deliberations,
+            councils=council_registry,
             plans=Planner(bus, settings.limits),
             board=Board(bus),
             accounts=StoryBudgets(bus.bucket(BUCKET), settings.limits),
-            author=StoryWriter(desk, 1, model=False),
-            tallies=Statistics(bus, roster, tuple),
+            author=StoryWriter(deliberations, 1, model=False),
+            tallies=Statistics(bus, council_registry, tuple),
             decisions=Decisions(bus),
             tasks=Overview(bus, tuple),
             briefings=Briefings(MemoryGraph().ask, settings.limits),
@@ -76,7 +76,7 @@ async def serve() -> None:
             served=frozenset({"api"}),
         )
         tokens = read_tokens(settings.grpc, settings.data_dir)
-        async with grpc_server(settings.grpc, settings.limits, doors, tokens):
+        async with grpc_server(settings.grpc, settings.limits, dependencies, tokens):
             await asyncio.Event().wait()
 
 
@@ -101,7 +101,7 @@ async def host(name: str) -> None:
     await host_main(
         name,
         lambda: None,
-        house=nobody,
+        app=nobody,
         settings=settings,
         bus_url=_bus(settings),
         model_url=settings.llm.base_url or "",

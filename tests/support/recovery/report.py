@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from support.recovery.house import KINDS, Kind
+from support.recovery.app import KINDS, Kind
 from support.recovery.lane import Blow, Plan, Seen
 from support.recovery.scene import End
 

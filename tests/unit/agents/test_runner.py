@@ -87,43 +87,45 @@ def agent(name: str, *needs: str, **more: Any) -> Spec:
     return Spec.model_validate(data | {"dependencies": list(needs)} | more)
 
 
-def run(desk: Desk, at_once: int = 4, **more: Any) -> AgentRun:
-    return AgentRun(cast("Deliberations", desk), LOCAL, HERE, "run", at_once, **more)
+def run(deliberations: Desk, at_once: int = 4, **more: Any) -> AgentRun:
+    return AgentRun(cast("Deliberations", deliberations), LOCAL, HERE, "run", at_once, **more)
 
 
-def began(desk: Desk) -> list[str]:
-    return [request.checks[0].removeprefix("make ") for request in desk.asked if request.checks]
+def began(deliberations: Desk) -> list[str]:
+    return [
+        request.checks[0].removeprefix("make ") for request in deliberations.asked if request.checks
+    ]
 
 
 async def test_thirty_agents_are_never_more_than_four_at_once() -> None:
-    desk = Desk()
-    ended = await run(desk).all([agent(f"a{number:02}") for number in range(30)])
-    assert desk.most == 4
-    assert len(desk.asked) == 30
+    deliberations = Desk()
+    ended = await run(deliberations).all([agent(f"a{number:02}") for number in range(30)])
+    assert deliberations.most == 4
+    assert len(deliberations.asked) == 30
     assert {end.state for end in ended.values()} == {State.COMPLETED}
 
 
 async def test_a_dependent_begins_after_what_it_needs_whatever_its_priority_and_on_its_commit() -> (
     None
 ):
-    desk = Desk()
+    deliberations = Desk()
     specs = [
         agent("c", "b", spec={"priority": "critical"}),
         agent("b", "a", spec={"priority": "critical"}),
         agent("a", spec={"priority": "low"}),
         agent("z", spec={"priority": "high"}),
     ]
-    await run(desk, 1).all(specs)
-    assert began(desk) == ["z", "a", "b", "c"] == list(check_order(specs))
-    by_name = dict(zip(began(desk), desk.asked, strict=True))
+    await run(deliberations, 1).all(specs)
+    assert began(deliberations) == ["z", "a", "b", "c"] == list(check_order(specs))
+    by_name = dict(zip(began(deliberations), deliberations.asked, strict=True))
     assert by_name["a"].repository == HERE
     assert by_name["b"].repository == replace(HERE, ref=f"commit-of-{by_name['a'].task_id}")
 
 
 async def test_what_several_made_is_brought_together_first() -> None:
-    desk = Desk()
-    await run(desk).all([agent("a"), agent("b"), agent("c", "a", "b")])
-    a, b, merged, c = desk.asked
+    deliberations = Desk()
+    await run(deliberations).all([agent("a"), agent("b"), agent("c", "a", "b")])
+    a, b, merged, c = deliberations.asked
     assert merged.merge == (f"commit-of-{a.task_id}", f"commit-of-{b.task_id}")
     assert c.repository == replace(HERE, ref=f"commit-of-{merged.task_id}")
 
@@ -139,21 +141,23 @@ async def test_what_several_made_is_brought_together_first() -> None:
     ],
 )
 async def test_a_cycle_and_what_is_missing_are_named(specs: Sequence[Spec], wanted: str) -> None:
-    desk = Desk()
+    deliberations = Desk()
     with pytest.raises(InvalidRequest, match=wanted):
-        await run(desk).all(specs)
-    assert not desk.asked
+        await run(deliberations).all(specs)
+    assert not deliberations.asked
 
 
 async def test_what_needs_one_that_failed_is_skipped_but_for_the_optional() -> None:
-    desk = Desk(lambda request: failed(request) if "make a" in request.checks else passed(request))
+    deliberations = Desk(
+        lambda request: failed(request) if "make a" in request.checks else passed(request)
+    )
     specs = [
         agent("a"),
         agent("b", "a"),
         agent("c", "b"),
         agent("d", dependencies={"optional": ["a", "nowhere"]}),
     ]
-    ended = await run(desk).all(specs)
+    ended = await run(deliberations).all(specs)
     assert [(end.name, end.state) for end in ended.values()] == [
         ("a", "failed"),
         ("b", "skipped"),
@@ -197,7 +201,7 @@ async def test_a_run_that_failed_is_made_again_after_a_growing_rest_and_otherwis
 
 
 async def test_what_a_spec_says_reaches_the_desk() -> None:
-    desk = Desk()
+    deliberations = Desk()
     said = {
         "spec": {"role": "qa", "seats": 3, "protocol": "vote"},
         "model": {"profile": "large", "seed": 7},
@@ -206,8 +210,8 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
             "resource_limits": {"timeout": "2m"},
         },
     }
-    await run(desk).all([agent("a", **said)])
-    (asked,) = desk.asked
+    await run(deliberations).all([agent("a", **said)])
+    (asked,) = deliberations.asked
     assert (asked.role, asked.num_agents, asked.protocol, asked.model, asked.seed) == (
         "qa",
         3,
@@ -227,24 +231,26 @@ async def test_what_a_spec_says_reaches_the_desk() -> None:
 async def test_a_spec_shortens_what_a_run_may_take_and_never_lengthens_it(
     timeout: str | None, longest: int, asked: int
 ) -> None:
-    desk = Desk()
-    await run(desk, longest=longest).all(
+    deliberations = Desk()
+    await run(deliberations, longest=longest).all(
         [agent("a", security={"resource_limits": {"timeout": timeout} if timeout else {}})]
     )
-    assert desk.asked[0].constraints.timeout_seconds == asked
+    assert deliberations.asked[0].constraints.timeout_seconds == asked
 
 
 async def test_interrupted_it_cancels_what_is_under_way() -> None:
-    desk = Desk()
-    desk.go.clear()
-    running = asyncio.create_task(run(desk).all([agent("a"), agent("b")]))
+    deliberations = Desk()
+    deliberations.go.clear()
+    running = asyncio.create_task(run(deliberations).all([agent("a"), agent("b")]))
     async with asyncio.timeout(10):
-        while desk.now < 2:
+        while deliberations.now < 2:
             await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert sorted(desk.cancelled) == sorted(request.task_id for request in desk.asked)
+    assert sorted(deliberations.cancelled) == sorted(
+        request.task_id for request in deliberations.asked
+    )
 
 
 async def test_a_seat_tells_why_it_came_to_nothing() -> None:

@@ -10,25 +10,25 @@ from moothall.config import AgentSettings
 from moothall.testing.bus import MemoryBus
 from support.agents import Agent, serving_agents
 from support.callers import Client, Serving, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, serving_http
 from support.visits import Visiting, visiting
 
 
 @pytest.fixture
-async def desk() -> MemoryDesk:
+async def deliberations() -> MemoryDesk:
     return MemoryDesk()
 
 
 @pytest.fixture
-async def house(desk: MemoryDesk) -> AsyncIterator[Serving]:
-    async with serving(desk) as started:
+async def app(deliberations: MemoryDesk) -> AsyncIterator[Serving]:
+    async with serving(deliberations) as started:
         yield started
 
 
 @pytest.fixture
-def client(house: Serving) -> Client:
-    return house.client
+def client(app: Serving) -> Client:
+    return app.client
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ async def behind(tmp_path: Path) -> AsyncIterator[Visiting]:
 
 @pytest.fixture
 async def web(behind: Visiting) -> AsyncIterator[Web]:
-    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
-    async with serving_http(doors, body_bytes=20_000) as found:
+    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    async with serving_http(dependencies, body_bytes=20_000) as found:
         yield found
 
 
@@ -50,6 +50,8 @@ def settings() -> AgentSettings:
 
 
 @pytest.fixture
-async def agent(tmp_path: Path, desk: MemoryDesk, settings: AgentSettings) -> AsyncIterator[Agent]:
-    async with serving_agents(tmp_path, desk, settings) as found:
+async def agent(
+    tmp_path: Path, deliberations: MemoryDesk, settings: AgentSettings
+) -> AsyncIterator[Agent]:
+    async with serving_agents(tmp_path, deliberations, settings) as found:
         yield found

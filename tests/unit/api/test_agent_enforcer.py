@@ -27,11 +27,11 @@ async def test_a_query_that_takes_too_long_is_ended(agent: Agent) -> None:
     request = asked("Why?", metadata=common.TaskMetadata(task_id="q-6"), config=config)
     code, details = await refused(agent.ExecuteTask(request))
     assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
-    assert "q-6" in agent.desk.cancelled
+    assert "q-6" in agent.deliberations.cancelled
     request.metadata.task_id = "q-7"
     code, details = await refused(read(agent.StreamExecuteTask(request)))
     assert (code, details.partition(":")[0]) == (grpc.StatusCode.DEADLINE_EXCEEDED, "timeout")
-    assert "q-7" in agent.desk.cancelled
+    assert "q-7" in agent.deliberations.cancelled
     code, _ = await refused(
         agent.StreamExecuteTask(asked("Why?", config=pb.AgentConfig(timeout_seconds=-1))).read()
     )
@@ -88,7 +88,7 @@ async def test_one_agent_may_work_for_all_of_the_time_and_a_council_judges_withi
         running = asyncio.ensure_future(agent.ExecuteTask(request))
         await answer(agent, name, "Because.")
         assert (await running).status == common.STATUS_CODE_OK
-        given[name] = agent.desk.request(name).constraints.timeout_seconds
+        given[name] = agent.deliberations.request(name).constraints.timeout_seconds
     assert given == {"one": 91, "council": 60}
 
 
@@ -128,12 +128,12 @@ class TestFragile:
         return AgentSettings(calls_a_second=1000, breaker_calls=3, breaker_seconds=600)
 
     async def test_after_many_failures_nothing_is_asked_for_a_while(self, agent: Agent) -> None:
-        agent.desk.failure = Temporary("the bus is away")
+        agent.deliberations.failure = Temporary("the bus is away")
         for _ in range(3):
             assert (await refused(agent.ExecuteTask(asked("Why?"))))[
                 0
             ] is grpc.StatusCode.UNAVAILABLE
-        agent.desk.failure = None
+        agent.deliberations.failure = None
         for call in (
             agent.ExecuteTask(asked("Why?")),
             agent.StreamExecuteTask(asked("Why?")).read(),
@@ -202,7 +202,7 @@ class TestFull:
     ) -> None:
         running = [asyncio.ensure_future(agent.ExecuteTask(asked("Why?"))) for _ in range(2)]
         async with asyncio.timeout(10):
-            while len(agent.desk.known()) < 2:
+            while len(agent.deliberations.known()) < 2:
                 await asyncio.sleep(0.01)
         code, details = await refused(agent.ExecuteTask(asked("Why?")))
         assert (code, details.partition(":")[0]) == (

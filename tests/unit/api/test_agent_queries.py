@@ -61,7 +61,7 @@ async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
     )
     await answer(agent, "second", "8")
     assert (await second).result == "8"
-    told = agent.desk.request("second").description
+    told = agent.deliberations.request("second").description
     assert (
         told.index("- What is 2 + 2?")
         < told.index("- 4")
@@ -76,7 +76,7 @@ async def test_a_query_is_told_what_the_session_knows(agent: Agent) -> None:
     )
     await answer(agent, "third", "yes")
     await third
-    assert "2 + 2" not in agent.desk.request("third").description
+    assert "2 + 2" not in agent.deliberations.request("third").description
 
 
 # ---- queries
@@ -108,7 +108,7 @@ async def test_an_agent_answers_and_what_it_used_is_said(agent: Agent) -> None:
         used.token_usage.cost_usd,
         used.mode,
     ) == (1, 15, 0.5, 1)
-    request = agent.desk.request("q-1")
+    request = agent.deliberations.request("q-1")
     assert (request.num_agents, request.budget.tokens, request.constraints.max_iterations) == (
         1,
         5000,
@@ -130,7 +130,7 @@ async def test_complex_is_a_council_on_the_repository_that_the_context_names(age
     )
     await answer(agent, "q-2", "done", branch="moothall/q-2", commit_sha="a" * 40)
     response = await running
-    request = agent.desk.request("q-2")
+    request = agent.deliberations.request("q-2")
     assert (request.num_agents, request.role, request.repository) == (
         5,
         "qa",
@@ -164,7 +164,7 @@ async def test_an_agent_on_a_repository_has_the_tools_that_its_caller_allows(
     running = asyncio.ensure_future(agent.ExecuteTask(query))
     await answer(agent, "q-6", "done")
     await running
-    assert tuple(sorted(agent.desk.request("q-6").tools)) == tools
+    assert tuple(sorted(agent.deliberations.request("q-6").tools)) == tools
 
 
 @pytest.mark.parametrize("repository", [{}, {"repository": "sample"}])
@@ -198,7 +198,7 @@ async def test_names_of_tools_that_do_not_exist_are_an_error(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 True,
             ), details
-    assert agent.desk.known() == []
+    assert agent.deliberations.known() == []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def test_an_agent_without_a_repository_has_the_empty_workspace_of_direct_t
     running = asyncio.ensure_future(agent.ExecuteTask(query))
     await answer(agent, "blank", "Because.")
     assert (await running).result == "Because."
-    request = agent.desk.request("blank")
+    request = agent.deliberations.request("blank")
     assert request.repository == (
         RepositoryRef(id="sample") if has_tools else None
     )  # the tests' empty one is called so
@@ -244,7 +244,7 @@ async def test_where_no_tool_is_left_it_is_said_at_once(
     query = asked("Mend it", {"repository": "sample", **context}, available_tools=available)
     code, said = await refused(agent.ExecuteTask(query))
     assert (code, "DiscoverTools" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True), said
-    assert not agent.desk.known()
+    assert not agent.deliberations.known()
 
 
 @pytest.mark.parametrize("allowed", ["files.read", 3, {"a": 1}, [1]])
@@ -276,7 +276,10 @@ async def test_a_query_names_a_model_by_tier_or_profile_and_is_told_which_answer
     await answer(agent, "q-5", "Because.")
     used = (await running).metrics.token_usage
     assert (used.model, used.tier) == ("deep", common.MODEL_TIER_LARGE)
-    assert (agent.desk.request("q-5").model, agent.desk.request("q-5").description) == (
+    assert (
+        agent.deliberations.request("q-5").model,
+        agent.deliberations.request("q-5").description,
+    ) == (
         model,
         "Why?",
     )
@@ -293,9 +296,9 @@ async def test_an_id_of_another_systems_kind_is_taken(agent: Agent) -> None:
     meta = common.TaskMetadata(task_id="Task/User_1 42")
     running = asyncio.ensure_future(agent.ExecuteTask(asked("Why?", metadata=meta)))
     async with asyncio.timeout(10):
-        while not agent.desk.known():
+        while not agent.deliberations.known():
             await asyncio.sleep(0)
-    await answer(agent, agent.desk.known()[0], "Because.")
+    await answer(agent, agent.deliberations.known()[0], "Because.")
     assert (await running).task_id == "Task/User_1 42"
 
 
@@ -344,9 +347,9 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
         read(agent.StreamExecuteTask(request)) if streamed else agent.ExecuteTask(request)
     )
     async with asyncio.timeout(10):
-        while "tools" not in agent.desk.known():
+        while "tools" not in agent.deliberations.known():
             await asyncio.sleep(0)
-    assert agent.desk.request("tools").records_calls
+    assert agent.deliberations.request("tools").records_calls
     good = {
         "id": "r.1",
         "tool": "files.read",
@@ -366,7 +369,7 @@ async def test_the_tools_that_an_agent_ran_are_told(agent: Agent, *, streamed: b
     recorded: tuple[Any, ...] = ([good], "none", None, [bad, *torn])
     for one in recorded:
         turn = {"task_id": "tools", "seat": "agent-dev-001", "thought": "look", "calls": one}
-        await agent.desk.record("tools", EventType.SEAT_TURN, turn)
+        await agent.deliberations.record("tools", EventType.SEAT_TURN, turn)
     await answer(agent, "tools", "Because.")
     told = await running
     if streamed:
@@ -393,7 +396,7 @@ async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -
         agent.ExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="many")))
     )
     async with asyncio.timeout(10):
-        while "many" not in agent.desk.known():
+        while "many" not in agent.deliberations.known():
             await asyncio.sleep(0)
     calls = [
         {
@@ -405,7 +408,9 @@ async def test_more_calls_than_fit_in_a_message_are_told_by_name(agent: Agent) -
         }
         for number in range(90)
     ]
-    await agent.desk.record("many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls})
+    await agent.deliberations.record(
+        "many", EventType.SEAT_TURN, {"seat": "agent-dev-001", "calls": calls}
+    )
     await answer(agent, "many", "Because.")
     told = (await running).tool_results
     assert [result.tool_id for result in told] == [call["id"] for call in calls]
@@ -417,9 +422,9 @@ async def test_usage_is_written_as_other_systems_read_it_and_as_it_was_before(ag
     request = asked("Why?", metadata=common.TaskMetadata(task_id="used"))
     reading = asyncio.ensure_future(read(agent.StreamExecuteTask(request)))
     async with asyncio.timeout(10):
-        while "used" not in agent.desk.known():
+        while "used" not in agent.deliberations.known():
             await asyncio.sleep(0)
-    await agent.desk.record(
+    await agent.deliberations.record(
         "used", EventType.MODEL_CALLED, {"seat": "agent-dev-001", "model": "served-as-this"}
     )
     await answer(agent, "used", "Because.")
@@ -453,9 +458,9 @@ async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -
     stream = agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4")))
     reading = asyncio.ensure_future(read(stream))
     async with asyncio.timeout(10):
-        while "q-4" not in agent.desk.known():
+        while "q-4" not in agent.deliberations.known():
             await asyncio.sleep(0)
-    await agent.desk.record(
+    await agent.deliberations.record(
         "q-4",
         EventType.SEAT_TURN,
         {"task_id": "q-4", "seat": "agent-dev-001", "thought": "look first"},
@@ -488,11 +493,11 @@ async def test_a_stream_plans_works_and_ends_with_the_whole_text(agent: Agent) -
 async def test_the_text_comes_in_pieces_as_it_is_written(
     agent: Agent, writes: Sequence[str], deltas: list[str], *, anew: bool
 ) -> None:
-    agent.desk.writes = [Writing("agent-dev-001", text, text) for text in writes]
+    agent.deliberations.writes = [Writing("agent-dev-001", text, text) for text in writes]
     reading = asyncio.ensure_future(
         read(agent.StreamExecuteTask(asked("Why?", metadata=common.TaskMetadata(task_id="q-4"))))
     )
-    await agent.desk.written.wait()
+    await agent.deliberations.written.wait()
     await answer(agent, "q-4", "Because of it.")
     updates = await reading
     assert [update.delta for update in updates if update.delta] == deltas
@@ -507,7 +512,7 @@ async def test_the_text_comes_in_pieces_as_it_is_written(
 
 
 async def test_of_a_council_no_seats_text_is_given(agent: Agent) -> None:
-    agent.desk.writes = [Writing("agent-dev-001", "Mine", "Mine")]
+    agent.deliberations.writes = [Writing("agent-dev-001", "Mine", "Mine")]
     request = asked(
         "Why?", metadata=common.TaskMetadata(task_id="q-4"), mode=common.EXECUTION_MODE_COMPLEX
     )
@@ -532,7 +537,7 @@ async def test_a_caller_that_goes_ends_its_query(agent: Agent) -> None:
     await stream.read()
     stream.cancel()
     async with asyncio.timeout(10):
-        while "q-5" not in agent.desk.cancelled:
+        while "q-5" not in agent.deliberations.cancelled:
             await asyncio.sleep(0.01)
         while agent.tasks.count_active(LOCAL):
             await asyncio.sleep(0.01)

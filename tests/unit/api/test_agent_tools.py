@@ -24,7 +24,7 @@ from moothall.settings import AllSettings
 from moothall.tools.catalogue import CATALOGUE
 from support.agents import Agent, asked, refused, serving_agents
 from support.callers import OTHER, TOKEN
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 # ---- tools without a model
 
@@ -50,7 +50,7 @@ async def test_a_direct_tool_asks_no_model_and_leaves_no_workspace(agent: Agent)
     assert [(call.name, call.tool_id) for call in response.tool_calls] == [
         ("files.read", response.tool_results[0].tool_id)
     ]
-    assert agent.desk.known() == []
+    assert agent.deliberations.known() == []
     assert len(agent.behind.rooms.closed) == 1
 
 
@@ -328,9 +328,9 @@ async def _full() -> tuple[Condition, str]:
     ids=["stopped", "silent", "slow", "full"],
 )
 async def test_what_is_stopped_is_unhealthy_and_what_is_slow_degraded(
-    desk: MemoryDesk, tmp_path: Path, probe: Probe, said: str, *, healthy: bool
+    deliberations: MemoryDesk, tmp_path: Path, probe: Probe, said: str, *, healthy: bool
 ) -> None:
-    async with serving_agents(tmp_path, desk, AgentSettings(), {"bus": probe}) as house:
-        health = await house.HealthCheck(pb.HealthCheckRequest())
+    async with serving_agents(tmp_path, deliberations, AgentSettings(), {"bus": probe}) as app:
+        health = await app.HealthCheck(pb.HealthCheckRequest())
     assert health.healthy is healthy
     assert health.message.startswith(said)

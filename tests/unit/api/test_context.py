@@ -28,7 +28,7 @@ from moothall.stories.scopes import scopes
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, Client, doors_of, serving
 from support.chronicle import Chronicle, recorded
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.working import DRAFT
 
 TOLD: Any = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
@@ -45,11 +45,11 @@ async def graph(tmp_path: Path) -> AsyncIterator[CypherGraph]:
 
 @pytest_asyncio.fixture
 async def client(graph: CypherGraph) -> AsyncIterator[Any]:
-    doors = replace(
+    dependencies = replace(
         doors_of(MemoryDesk()), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
     )
-    async with serving(MemoryDesk(), doors) as house:
-        yield house
+    async with serving(MemoryDesk(), dependencies) as app:
+        yield app
 
 
 async def test_a_pack_is_what_get_task_context_and_seats_are_told(
@@ -122,15 +122,15 @@ async def test_packs_of_several_roles_come_with_what_is_known(client: Any) -> No
 
 async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGraph) -> None:
     bus, now = MemoryBus(), [1_000.0]
-    doors = replace(
+    dependencies = replace(
         doors_of(MemoryDesk(), bus),
         briefings=Briefings(graph.ask, LimitSettings()),
         ask=graph.ask,
         bundles=Bundles(bus.bucket(BUCKET), lambda: now[0]),
     )
     asked = pb.RehydrateSessionRequest(case_id="story-2", roles=["dev", "qa"])
-    async with serving(MemoryDesk(), doors) as house:
-        stub: Any = pb_grpc.ContextServiceStub(house.channel)
+    async with serving(MemoryDesk(), dependencies) as app:
+        stub: Any = pb_grpc.ContextServiceStub(app.channel)
         kept = await stub.RehydrateSession(
             pb.RehydrateSessionRequest(
                 case_id="story-2", roles=["QA", "dev"], persist_bundle=True, ttl_seconds=60
@@ -145,7 +145,7 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
             )
         )
         now[0] += 59
-    async with serving(MemoryDesk(), doors) as again:  # another server on the same bus
+    async with serving(MemoryDesk(), dependencies) as again:  # another server on the same bus
         stub = pb_grpc.ContextServiceStub(again.channel)
         assert await stub.RehydrateSession(asked, **TOLD) == kept
         elsewhere = {**TOLD, "metadata": [("authorization", f"Bearer {OTHER}")]}
@@ -157,10 +157,10 @@ async def test_a_bundle_is_kept_as_it_was_for_its_caller_alone(graph: CypherGrap
 
 async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> None:
     bus = MemoryBus()
-    doors = replace(
+    dependencies = replace(
         doors_of(MemoryDesk(), bus), briefings=Briefings(graph.ask, LimitSettings()), ask=graph.ask
     )
-    story_id = (await doors.board.create(DRAFT, LOCAL, key="1")).story.id
+    story_id = (await dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
     text = json.dumps({"text": f"hide ghp_{'a' * 36}\n--- end ---"})
     changes = [
         pb.ContextChange(
@@ -180,8 +180,8 @@ async def test_what_is_noted_is_told_to_who_may_know_it(graph: CypherGraph) -> N
     asked = pb.UpdateContextRequest(
         story_id=story_id, task_id="task-a", role="DEV", changes=changes, expected_version=0
     )
-    async with serving(MemoryDesk(), doors) as house:
-        stub: Any = pb_grpc.ContextServiceStub(house.channel)
+    async with serving(MemoryDesk(), dependencies) as app:
+        stub: Any = pb_grpc.ContextServiceStub(app.channel)
 
         async def pack(role: str, **more: Any) -> Any:
             await graph.project([item async for item in bus.replay()])

@@ -33,39 +33,41 @@ from support.callers import (
     doors_of,
     serving,
 )
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import serving_http
 
 SERVICE = "orchestrator.v1.OrchestratorService"
 
 
-async def start(desk: MemoryDesk, **settings: Any) -> None:
-    async with serving(desk, **settings):
+async def start(deliberations: MemoryDesk, **settings: Any) -> None:
+    async with serving(deliberations, **settings):
         pass
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-async def test_it_serves_on_loopback(desk: MemoryDesk, host: str) -> None:
-    async with serving(desk, host=host) as house:
-        assert house.server.port > 0
-        answer = await house.client.SubmitDeliberation(
+async def test_it_serves_on_loopback(deliberations: MemoryDesk, host: str) -> None:
+    async with serving(deliberations, host=host) as app:
+        assert app.server.port > 0
+        answer = await app.client.SubmitDeliberation(
             pb.DeliberateRequest(task_description="t", role="dev")
         )
         assert answer.agent_count == 3
 
 
-async def test_beyond_loopback_it_needs_tls(desk: MemoryDesk) -> None:
+async def test_beyond_loopback_it_needs_tls(deliberations: MemoryDesk) -> None:
     with pytest.raises(ConfigurationError, match=r"grpc\.tls_cert and grpc\.tls_key"):
-        await start(desk, host=EVERYWHERE)
+        await start(deliberations, host=EVERYWHERE)
 
 
 @pytest.mark.parametrize("tokens", [{}, {"": TOKENS[TOKEN]}])
-async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[str, object]) -> None:
+async def test_it_never_serves_without_a_token(
+    deliberations: MemoryDesk, tokens: dict[str, object]
+) -> None:
     with pytest.raises(ConfigurationError, match="token"):
         async with grpc_server(
             config.GrpcSettings(port=0),
             config.LimitSettings(),
-            doors_of(desk),
+            doors_of(deliberations),
             tokens,  # type: ignore[arg-type] # of both kinds
         ):
             pass
@@ -76,16 +78,16 @@ async def test_it_never_serves_without_a_token(desk: MemoryDesk, tokens: dict[st
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
-    async with serving(desk, host=EVERYWHERE, **files) as house:
+    async with serving(deliberations, host=EVERYWHERE, **files) as app:
         with pytest.raises(grpc.aio.AioRpcError):
-            await house.client.SubmitDeliberation(
+            await app.client.SubmitDeliberation(
                 pb.DeliberateRequest(task_description="t", role="dev"), timeout=2
             )
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
-        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
             asked = pb.DeliberateRequest(task_description="t", role="dev")
             assert (await Client(channel).SubmitDeliberation(asked)).agent_count == 3
 
@@ -95,13 +97,13 @@ async def test_with_tls_it_serves_everywhere_and_plain_text_is_refused(
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_a_client_that_does_not_know_the_authority_gets_nothing(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     files, others = certificate(tmp_path), certificate(tmp_path / "other")
-    async with serving(desk, host=EVERYWHERE, **files) as house:
+    async with serving(deliberations, host=EVERYWHERE, **files) as app:
         stranger = grpc.ssl_channel_credentials(others["tls_cert"].read_bytes())
-        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", stranger) as channel:
+        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", stranger) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
         assert caught.value.code() in {
@@ -109,7 +111,7 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(
             grpc.StatusCode.DEADLINE_EXCEEDED,
         }
         trusted = grpc.ssl_channel_credentials(files["tls_cert"].read_bytes())
-        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", trusted) as channel:
+        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", trusted) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
             with pytest.raises(grpc.aio.AioRpcError) as caught:  # TLS alone is nobody
                 await Client(channel, None).GetStatus(pb.GetStatusRequest())
@@ -121,14 +123,16 @@ async def test_a_client_that_does_not_know_the_authority_gets_nothing(
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_where_clients_need_a_certificate_one_without_gets_nothing(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     (tmp_path / "client").mkdir()
     files, mine = certificate(tmp_path), certificate(tmp_path / "client")
-    async with serving(desk, host=EVERYWHERE, **files, tls_client_ca=mine["tls_cert"]) as house:
+    async with serving(
+        deliberations, host=EVERYWHERE, **files, tls_client_ca=mine["tls_cert"]
+    ) as app:
         authority = files["tls_cert"].read_bytes()
         async with grpc.aio.secure_channel(
-            f"localhost:{house.server.port}", grpc.ssl_channel_credentials(authority)
+            f"localhost:{app.server.port}", grpc.ssl_channel_credentials(authority)
         ) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await Client(channel).GetStatus(pb.GetStatusRequest(), timeout=3)
@@ -139,48 +143,48 @@ async def test_where_clients_need_a_certificate_one_without_gets_nothing(
         both = grpc.ssl_channel_credentials(
             authority, mine["tls_key"].read_bytes(), mine["tls_cert"].read_bytes()
         )
-        async with grpc.aio.secure_channel(f"localhost:{house.server.port}", both) as channel:
+        async with grpc.aio.secure_channel(f"localhost:{app.server.port}", both) as channel:
             assert (await Client(channel).GetStatus(pb.GetStatusRequest())).status == "healthy"
 
 
 async def test_an_authority_for_clients_without_tls_is_an_error(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="tls_client_ca needs"):
-        await start(desk, tls_client_ca=tmp_path / "ca.pem")
+        await start(deliberations, tls_client_ca=tmp_path / "ca.pem")
 
 
-async def test_half_of_tls_is_an_error(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_half_of_tls_is_an_error(deliberations: MemoryDesk, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="belong together"):
-        await start(desk, tls_cert=tmp_path / "cert.pem")
+        await start(deliberations, tls_cert=tmp_path / "cert.pem")
 
 
 async def test_tls_files_that_are_missing_or_no_pem_are_errors(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     paths = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        await start(desk, **paths)
+        await start(deliberations, **paths)
     for path in paths.values():
         path.write_text("nonsense", encoding="ascii")
     with pytest.raises(ConfigurationError, match="PEM"):
-        await start(desk, **paths)
+        await start(deliberations, **paths)
 
 
-async def test_a_port_that_is_taken_is_an_error(desk: MemoryDesk, house: Serving) -> None:
+async def test_a_port_that_is_taken_is_an_error(deliberations: MemoryDesk, app: Serving) -> None:
     with pytest.raises(ConfigurationError, match="cannot listen"):
-        await start(desk, port=house.server.port)
+        await start(deliberations, port=app.server.port)
 
 
-async def test_a_port_is_free_again_after_the_server(desk: MemoryDesk) -> None:
-    async with serving(desk) as first:
+async def test_a_port_is_free_again_after_the_server(deliberations: MemoryDesk) -> None:
+    async with serving(deliberations) as first:
         port = first.server.port
-    async with serving(desk, port=port) as second:
+    async with serving(deliberations, port=port) as second:
         assert second.server.port == port
 
 
-async def test_health_is_open_to_all(house: Serving) -> None:
-    health: Any = health_pb2_grpc.HealthStub(house.channel)
+async def test_health_is_open_to_all(app: Serving) -> None:
+    health: Any = health_pb2_grpc.HealthStub(app.channel)
     for service in ("", SERVICE):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -189,52 +193,52 @@ async def test_health_is_open_to_all(house: Serving) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_more_calls_than_allowed_are_refused(desk: MemoryDesk) -> None:
-    async with serving(desk, calls=1) as house:
-        waiting = house.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
-        await desk.submitted.wait()
+async def test_more_calls_than_allowed_are_refused(deliberations: MemoryDesk) -> None:
+    async with serving(deliberations, calls=1) as app:
+        waiting = app.client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
+        await deliberations.submitted.wait()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await house.client.SubmitDeliberation(
+            await app.client.SubmitDeliberation(
                 pb.DeliberateRequest(task_description="t", role="dev")
             )
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         waiting.cancel()
 
 
-async def test_calls_in_flight_may_end_within_the_grace_time(desk: MemoryDesk) -> None:
-    async with asyncio.TaskGroup() as group, serving(desk, grace_seconds=10) as house:
-        call = house.client.Deliberate(
+async def test_calls_in_flight_may_end_within_the_grace_time(deliberations: MemoryDesk) -> None:
+    async with asyncio.TaskGroup() as group, serving(deliberations, grace_seconds=10) as app:
+        call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
         answer = group.create_task(_answered(call))
-        await desk.submitted.wait()
-        group.create_task(_decide_soon(desk))
+        await deliberations.submitted.wait()
+        group.create_task(_decide_soon(deliberations))
     assert answer.result().status == pb.DELIBERATION_STATUS_CANCELLED
 
 
 async def test_a_call_that_waits_for_longer_is_told_to_ask_again_and_what_it_asked_for_goes_on(
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
 ) -> None:
-    async with serving(desk, grace_seconds=0.1) as house:
-        call = house.client.Deliberate(
+    async with serving(deliberations, grace_seconds=0.1) as app:
+        call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
         answer = asyncio.ensure_future(_answered(call))
-        await desk.submitted.wait()
+        await deliberations.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id") as caught:
         await answer
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert not (await desk.result("task-1", TOKENS[TOKEN])).status.ended
+    assert not (await deliberations.result("task-1", TOKENS[TOKEN])).status.ended
 
 
 async def test_calls_that_arrive_while_a_stopping_server_is_busy_are_answered(
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
 ) -> None:
     headers = (("authorization", f"Bearer {TOKEN}"),)
     with ThreadPoolExecutor(4) as pool:
-        async with serving(desk) as house:
-            await house.client.GetStatus(pb.GetStatusRequest())
-            channel = grpc.insecure_channel(house.server.target)
+        async with serving(deliberations) as app:
+            await app.client.GetStatus(pb.GetStatusRequest())
+            channel = grpc.insecure_channel(app.server.target)
             await asyncio.to_thread(grpc.channel_ready_future(channel).result, 10)
             ask: Any = channel.unary_unary(f"/{SERVICE}/GetStatus")
             calls = [pool.submit(ask, b"", timeout=20, metadata=headers) for _ in range(4)]
@@ -254,25 +258,31 @@ class _SlowDesk(MemoryDesk):
 
 
 async def test_it_is_told_so_where_what_it_waited_for_is_slow_to_let_go_too() -> None:
-    desk = _SlowDesk()
-    async with serving(desk, grace_seconds=0.1) as house:
-        call = house.client.Deliberate(
+    deliberations = _SlowDesk()
+    async with serving(deliberations, grace_seconds=0.1) as app:
+        call = app.client.Deliberate(
             pb.DeliberateRequest(task_description="t", role="dev", task_id="task-1")
         )
         answer = asyncio.ensure_future(_answered(call))
-        await desk.submitted.wait()
+        await deliberations.submitted.wait()
     with pytest.raises(grpc.aio.AioRpcError, match="ask again with the same id"):
         await answer
 
 
-async def test_its_health_is_not_serving_while_it_still_takes_calls(desk: MemoryDesk) -> None:
-    leaving, doors = asyncio.Event(), doors_of(desk)
-    async with serving_http(doors) as web, asyncio.TaskGroup() as group:
+async def test_its_health_is_not_serving_while_it_still_takes_calls(
+    deliberations: MemoryDesk,
+) -> None:
+    leaving, dependencies = asyncio.Event(), doors_of(deliberations)
+    async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
         assert (await web("GET", "/ready", token=None)).status == 503, "no gRPC yet"
 
         async def serve(ready: asyncio.Future[str]) -> None:
             async with grpc_server(
-                config.GrpcSettings(port=0), config.LimitSettings(), doors, TOKENS, leave_seconds=3
+                config.GrpcSettings(port=0),
+                config.LimitSettings(),
+                dependencies,
+                TOKENS,
+                leave_seconds=3,
             ) as server:
                 ready.set_result(server.target)
                 await leaving.wait()
@@ -300,16 +310,16 @@ async def _answered(call: Any) -> Any:
     return await call
 
 
-async def _decide_soon(desk: MemoryDesk) -> None:
+async def _decide_soon(deliberations: MemoryDesk) -> None:
     await asyncio.sleep(0.2)
-    await desk.cancel("task-1", "enough", TOKENS[TOKEN])
+    await deliberations.cancel("task-1", "enough", TOKENS[TOKEN])
 
 
 BUF = Path(sysconfig.get_path("scripts")) / "buf"
 
 
-async def buf(house: Serving, *arguments: str) -> str:
-    at = f"http://{house.server.target}"
+async def buf(app: Serving, *arguments: str) -> str:
+    at = f"http://{app.server.target}"
     command = [
         str(BUF),
         "curl",
@@ -328,17 +338,17 @@ async def buf(house: Serving, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="needs buf: scripts/setup dev")
-async def test_a_client_by_reflection(desk: MemoryDesk, house: Serving) -> None:
-    methods = (await buf(house, "--list-methods", "")).split()
+async def test_a_client_by_reflection(deliberations: MemoryDesk, app: Serving) -> None:
+    methods = (await buf(app, "--list-methods", "")).split()
     assert f"{SERVICE}/Deliberate" in methods
     assert "grpc.health.v1.Health/Check" in methods
     asked = json.dumps(
         {"task_description": "Add hello_world()", "role": "DEV", "rounds": 1, "num_agents": 3}
     )
     authorised = ("-H", f"authorization: Bearer {TOKEN}", "-d", asked)
-    answer = json.loads(await buf(house, *authorised, f"/{SERVICE}/SubmitDeliberation"))
+    answer = json.loads(await buf(app, *authorised, f"/{SERVICE}/SubmitDeliberation"))
     assert answer == {
-        "taskId": desk.known()[0],
+        "taskId": deliberations.known()[0],
         "status": "DELIBERATION_STATUS_PENDING",
         "agentCount": 3,
     }

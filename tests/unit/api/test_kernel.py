@@ -23,7 +23,7 @@ from moothall.pb.kernel.v1 import kernel_pb2_grpc as pb_grpc
 from moothall.pb.moothall.v1 import common_pb2
 from moothall.tool_sessions.deferred_open import of_tasks
 from support.callers import OTHER, TOKEN, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.visits import SHA, Visiting, visiting
 
 
@@ -43,16 +43,18 @@ class Kernel:
 
 
 @pytest.fixture
-async def behind(tmp_path: Path, desk: MemoryDesk) -> AsyncIterator[Visiting]:
+async def behind(tmp_path: Path, deliberations: MemoryDesk) -> AsyncIterator[Visiting]:
     async with visiting(tmp_path, limits={"visits": 2}) as found:
-        found.visits.await_calls(of_tasks(desk))
+        found.visits.await_calls(of_tasks(deliberations))
         yield found
 
 
 @pytest.fixture
-async def kernel(desk: MemoryDesk, behind: Visiting) -> AsyncIterator[Kernel]:
-    async with serving(desk, replace(doors_of(desk), visits=behind.visits)) as house:
-        yield Kernel(house.channel)
+async def kernel(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Kernel]:
+    async with serving(
+        deliberations, replace(doors_of(deliberations), visits=behind.visits)
+    ) as app:
+        yield Kernel(app.channel)
 
 
 async def created(kernel: Kernel, **more: Any) -> pb.CreateTaskResponse:
@@ -83,11 +85,13 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
     return caught.value.code(), str(caught.value.details())
 
 
-async def test_a_task_is_a_deliberation_of_one_seat(desk: MemoryDesk, kernel: Kernel) -> None:
+async def test_a_task_is_a_deliberation_of_one_seat(
+    deliberations: MemoryDesk, kernel: Kernel
+) -> None:
     task = await created(
         kernel, agent="QA", budget=common_pb2.Budget(tokens=1000), task_id="mine", ref="main"
     )
-    request = desk.request("mine")
+    request = deliberations.request("mine")
     assert (request.role, request.protocol, request.num_agents, request.budget.tokens) == (
         "QA",
         "ask",
@@ -105,9 +109,15 @@ async def test_a_task_is_a_deliberation_of_one_seat(desk: MemoryDesk, kernel: Ke
     )
     assert code is grpc.StatusCode.ALREADY_EXISTS
     await created(kernel, workspace="https://example.test/x.git", task_id="by-url")
-    assert desk.request("by-url").repository == RepositoryRef(url="https://example.test/x.git")
+    assert deliberations.request("by-url").repository == RepositoryRef(
+        url="https://example.test/x.git"
+    )
     text = await created(kernel, workspace="", task_id="text")
-    assert (desk.request("text").repository, desk.request("text").role, text.capability_token) == (
+    assert (
+        deliberations.request("text").repository,
+        deliberations.request("text").role,
+        text.capability_token,
+    ) == (
         None,
         "dev",
         "",
@@ -115,20 +125,22 @@ async def test_a_task_is_a_deliberation_of_one_seat(desk: MemoryDesk, kernel: Ke
 
 
 async def test_events_come_as_they_are_and_a_client_that_reconnects_misses_nothing(
-    desk: MemoryDesk, kernel: Kernel
+    deliberations: MemoryDesk, kernel: Kernel
 ) -> None:
     task = await created(kernel)
     first = kernel.StreamTaskEvents(pb.StreamTaskEventsRequest(task_id=task.task_id))
     begun = await first.read()
     assert (begun.type, begun.seq) == ("moothall.deliberation.requested", 1)
     assert json_format.MessageToDict(begun.payload)["description"] == "What does greet do?"
-    await desk.record(
+    await deliberations.record(
         task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 1, "thought": "look"}
     )
     seen = await first.read()
     first.cancel()
-    await desk.record(task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 2})
-    await desk.decide(
+    await deliberations.record(
+        task.task_id, EventType.SEAT_TURN, {"task_id": task.task_id, "turn": 2}
+    )
+    await deliberations.decide(
         Outcome(task.task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
     )
     rest = [
@@ -173,12 +185,18 @@ async def test_a_tool_runs_in_the_tasks_own_workspace_once_an_execution(
     assert (blocked.status, "not granted" in blocked.error) == ("blocked", True)
 
 
-async def test_a_port_of_its_own_serves_the_same(desk: MemoryDesk, behind: Visiting) -> None:
+async def test_a_port_of_its_own_serves_the_same(
+    deliberations: MemoryDesk, behind: Visiting
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     async with (
-        serving(desk, replace(doors_of(desk), visits=behind.visits), more_ports=(port,)),
+        serving(
+            deliberations,
+            replace(doors_of(deliberations), visits=behind.visits),
+            more_ports=(port,),
+        ),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         assert (await created(Kernel(channel), task_id="elsewhere")).task_id == "elsewhere"
@@ -221,7 +239,7 @@ async def test_what_goes_wrong_at_the_opening_is_told_and_does_no_harm(
 
 
 async def test_cancelling_closes_the_workspace_for_good(
-    desk: MemoryDesk, kernel: Kernel, behind: Visiting
+    deliberations: MemoryDesk, kernel: Kernel, behind: Visiting
 ) -> None:
     task = await created(kernel)
     await kernel.ExecuteTool(execution(task))
@@ -229,7 +247,7 @@ async def test_cancelling_closes_the_workspace_for_good(
         pb.CancelTaskRequest(task_id=task.task_id, reason="changed my mind")
     )
     assert said.status == "CANCELLED"
-    assert desk.cancelled == {task.task_id: "changed my mind"}
+    assert deliberations.cancelled == {task.task_id: "changed my mind"}
     assert behind.rooms.closed == [task.task_id]
     code, words = await refused(kernel.ExecuteTool(execution(task, "e-2")))
     assert (code, "was cancelled" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)

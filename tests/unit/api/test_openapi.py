@@ -19,7 +19,7 @@ from moothall.domain.task import DeliberationRequest
 from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.callers import TOKEN, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, serving_http
 
 STORY = {
@@ -30,8 +30,8 @@ STORY = {
 
 
 @pytest.fixture
-async def web(desk: MemoryDesk) -> AsyncIterator[Web]:
-    async with serving_http(replace(doors_of(desk), board=Board(MemoryBus()))) as found:
+async def web(deliberations: MemoryDesk) -> AsyncIterator[Web]:
+    async with serving_http(replace(doors_of(deliberations), board=Board(MemoryBus()))) as found:
         yield found
 
 
@@ -50,11 +50,12 @@ def check(told: dict[str, Any], schema: dict[str, Any], value: object) -> None:
 
 
 async def test_it_tells_of_every_operation_of_the_api(
-    told: dict[str, Any], desk: MemoryDesk
+    told: dict[str, Any], deliberations: MemoryDesk
 ) -> None:
     assert told["openapi"] == "3.1.0"
     served = {
-        (operation.path, operation.method.lower()) for operation in story_operations(doors_of(desk))
+        (operation.path, operation.method.lower())
+        for operation in story_operations(doors_of(deliberations))
     }
     described = {(path, method) for path, methods in told["paths"].items() for method in methods}
     assert described == served
@@ -69,7 +70,9 @@ async def test_it_tells_of_every_operation_of_the_api(
     assert len(set(named)) == len(named)
 
 
-async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: MemoryDesk) -> None:
+async def test_answers_are_what_it_says(
+    web: Web, told: dict[str, Any], deliberations: MemoryDesk
+) -> None:
     async def ask(method: str, path: str, at: str, body: Any = None) -> Any:
         operation = told["paths"][path][method.lower()]
         if body is not None:
@@ -90,7 +93,7 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
     assert (await ask("GET", one, at))["moves"]
     draft = {"title": "Export", "description": "it", "ac": []}
     assert (await ask("POST", "/api/v1/coach/score", "/api/v1/coach/score", draft))["findings"]
-    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    await deliberations.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
     await ask(
         "POST",
         "/api/v1/deliberations/{id}/steer",
@@ -99,7 +102,7 @@ async def test_answers_are_what_it_says(web: Web, told: dict[str, Any], desk: Me
     )
     await ask("POST", "/api/v1/deliberations/{id}/pause", "/api/v1/deliberations/task-1/pause")
     await ask("POST", "/api/v1/deliberations/{id}/resume", "/api/v1/deliberations/task-1/resume")
-    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, role="dev"))
+    await deliberations.decide(Outcome("task-1", DeliberationStatus.COMPLETED, role="dev"))
     await ask("GET", "/api/v1/deliberations/{id}", "/api/v1/deliberations/task-1")
 
 

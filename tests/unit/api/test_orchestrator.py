@@ -18,7 +18,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome
 from moothall.domain.proposal import Proposal
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from support.callers import OTHER, Client, Serving, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 ASK = pb.DeliberateRequest(task_description="Add hello_world()", role="DEV", task_id="task-1")
 FIND = pb.GetDeliberationResultRequest(task_id="task-1")
@@ -56,7 +56,9 @@ async def take(stream: AsyncIterator[Any], count: int) -> list[Any]:
     return [await anext(stream) for _ in range(count)]
 
 
-async def test_a_client_that_waits_gets_the_outcome(desk: MemoryDesk, client: Client) -> None:
+async def test_a_client_that_waits_gets_the_outcome(
+    deliberations: MemoryDesk, client: Client
+) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
             _waited(
@@ -64,14 +66,16 @@ async def test_a_client_that_waits_gets_the_outcome(desk: MemoryDesk, client: Cl
                 pb.DeliberateRequest(task_description="t", role="dev", rounds=1, num_agents=3),
             )
         )
-        await desk.submitted.wait()
-        (task_id,) = desk.known()
-        await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-002"))
+        await deliberations.submitted.wait()
+        (task_id,) = deliberations.known()
+        await deliberations.decide(
+            Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-002")
+        )
     answer = call.result()
     assert (answer.task_id, answer.winner_id) == (task_id, "agent-dev-002")
     assert answer.status == pb.DELIBERATION_STATUS_COMPLETED
     assert answer.metadata.execution_id == task_id
-    assert desk.request(task_id).rounds == 1
+    assert deliberations.request(task_id).rounds == 1
 
 
 async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.DeliberateResponse:
@@ -80,7 +84,7 @@ async def _waited(client: Client, request: pb.DeliberateRequest) -> pb.Deliberat
 
 
 async def test_submit_answers_at_once_and_the_result_can_be_polled(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     answer = await client.SubmitDeliberation(ASK)
     assert (answer.task_id, answer.status, answer.agent_count) == (
@@ -89,7 +93,7 @@ async def test_submit_answers_at_once_and_the_result_can_be_polled(
         3,
     )
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_PENDING
-    await desk.decide(ended())
+    await deliberations.decide(ended())
     found = await client.GetDeliberationResult(FIND)
     assert (found.status, found.winner_id, found.duration_ms) == (
         pb.DELIBERATION_STATUS_COMPLETED,
@@ -99,7 +103,7 @@ async def test_submit_answers_at_once_and_the_result_can_be_polled(
 
 
 async def test_a_stream_tells_every_event_and_ends_with_the_decision(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     stream = client.StreamDeliberation(ASK)
     updates = stream.__aiter__()
@@ -109,16 +113,16 @@ async def test_a_stream_tells_every_event_and_ends_with_the_decision(
         "task-1",
         "moothall.deliberation.requested",
     )
-    await desk.record(
+    await deliberations.record(
         "task-1",
         EventType.SEAT_STARTED,
         {"task_id": "task-1", "seat": "agent-dev-001", "approach": "directly"},
     )
     proposal = Proposal("agent-dev-001", "dev", "done", diff="diff")
-    await desk.record(
+    await deliberations.record(
         "task-1", EventType.SEAT_PROPOSED, {"seat": "agent-dev-001", "proposal": dump(proposal)}
     )
-    await desk.decide(ended())
+    await deliberations.decide(ended())
     rest = [update async for update in updates]
     assert [update.status for update in rest] == ["IN_PROGRESS", "IN_PROGRESS", "COMPLETED"]
     assert [update.current_agent for update in rest] == ["agent-dev-001", "agent-dev-001", ""]
@@ -131,11 +135,11 @@ async def test_a_stream_tells_every_event_and_ends_with_the_decision(
 
 
 async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
     for turn in range(5):
-        await desk.record(
+        await deliberations.record(
             "task-1",
             EventType.SEAT_TURN,
             {"seat": "agent-dev-001", "turn": turn + 1, "operations": []},
@@ -143,7 +147,7 @@ async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
     call = client.WatchDeliberation(pb.WatchDeliberationRequest(task_id="task-1"))
     seen = await take(call.__aiter__(), 3)
     call.cancel()
-    await desk.decide(ended())
+    await deliberations.decide(ended())
     again = client.WatchDeliberation(
         pb.WatchDeliberationRequest(task_id="task-1", after_seq=seen[-1].seq)
     )
@@ -152,17 +156,17 @@ async def test_a_watcher_that_comes_back_misses_nothing_and_sees_nothing_twice(
     assert rest[0].progress_percent >= seen[-1].progress_percent
 
 
-async def test_cancelling_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+async def test_cancelling_stops_the_deliberation(deliberations: MemoryDesk, client: Client) -> None:
     await client.SubmitDeliberation(ASK)
     answer = await client.CancelDeliberation(
         pb.CancelDeliberationRequest(task_id="task-1", reason="changed my mind")
     )
     assert answer.status == pb.DELIBERATION_STATUS_CANCELLED
-    assert desk.cancelled == {"task-1": "changed my mind"}
+    assert deliberations.cancelled == {"task-1": "changed my mind"}
     assert (await client.GetDeliberationResult(FIND)).status == pb.DELIBERATION_STATUS_CANCELLED
 
 
-async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Client) -> None:
+async def test_a_deadline_stops_the_deliberation(deliberations: MemoryDesk, client: Client) -> None:
     for seconds in (
         0.3,
         3,
@@ -171,76 +175,76 @@ async def test_a_deadline_stops_the_deliberation(desk: MemoryDesk, client: Clien
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.Deliberate(ASK, timeout=seconds)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        if desk.submitted.is_set():
+        if deliberations.submitted.is_set():
             break
-    await until(lambda: desk.cancelled)
+    await until(lambda: deliberations.cancelled)
 
 
 async def test_a_caller_that_cancels_stops_the_deliberation(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     call = client.Deliberate(pb.DeliberateRequest(task_description="t", role="dev"))
-    await desk.submitted.wait()
+    await deliberations.submitted.wait()
     call.cancel()
-    await until(lambda: desk.cancelled)
+    await until(lambda: deliberations.cancelled)
 
 
 async def test_a_connection_that_breaks_stops_the_deliberation(
-    desk: MemoryDesk, house: Serving
+    deliberations: MemoryDesk, app: Serving
 ) -> None:
-    async with grpc.aio.insecure_channel(house.server.target) as channel:
+    async with grpc.aio.insecure_channel(app.server.target) as channel:
         call = Client(channel).Deliberate(ASK)
-        await desk.submitted.wait()
+        await deliberations.submitted.wait()
     assert call.done()
-    await until(lambda: desk.cancelled)
+    await until(lambda: deliberations.cancelled)
 
 
 async def test_a_caller_that_leaves_in_the_middle_of_the_submission_leaves_nothing_running(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
-    desk.open_gate.clear()
+    deliberations.open_gate.clear()
     call = client.Deliberate(ASK)
-    await until(lambda: desk.waiting)
+    await until(lambda: deliberations.waiting)
     call.cancel()
-    await until(lambda: desk.waiting == 2)  # asked again whether it is there
-    desk.open_gate.set()
-    await until(lambda: desk.cancelled)
+    await until(lambda: deliberations.waiting == 2)  # asked again whether it is there
+    deliberations.open_gate.set()
+    await until(lambda: deliberations.cancelled)
 
 
 async def test_leaving_never_stops_a_deliberation_that_has_the_same_id(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     await client.SubmitDeliberation(ASK)
-    desk.open_gate.clear()
+    deliberations.open_gate.clear()
     call = client.Deliberate(
         pb.DeliberateRequest(task_description="something else", role="DEV", task_id="task-1")
     )
-    await until(lambda: desk.waiting)
+    await until(lambda: deliberations.waiting)
     call.cancel()
-    await until(lambda: desk.waiting == 2)
-    desk.open_gate.set()
-    await until(lambda: not desk.waiting)
-    assert desk.cancelled == {}
+    await until(lambda: deliberations.waiting == 2)
+    deliberations.open_gate.set()
+    await until(lambda: not deliberations.waiting)
+    assert deliberations.cancelled == {}
 
 
 async def test_a_stream_whose_client_goes_away_only_detaches(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     call = client.StreamDeliberation(ASK)
     await anext(call.__aiter__())
-    assert desk.watchers == 1
+    assert deliberations.watchers == 1
     call.cancel()
-    await until(lambda: desk.watchers == 0)
-    assert desk.cancelled == {}
-    assert (await desk.result("task-1", LOCAL)).status is DeliberationStatus.PENDING
+    await until(lambda: deliberations.watchers == 0)
+    assert deliberations.cancelled == {}
+    assert (await deliberations.result("task-1", LOCAL)).status is DeliberationStatus.PENDING
 
 
-async def test_a_server_that_stops_lets_deliberations_live(desk: MemoryDesk) -> None:
-    async with serving(desk) as house:
-        call = house.client.Deliberate(ASK)
-        await desk.submitted.wait()
+async def test_a_server_that_stops_lets_deliberations_live(deliberations: MemoryDesk) -> None:
+    async with serving(deliberations) as app:
+        call = app.client.Deliberate(ASK)
+        await deliberations.submitted.wait()
     assert await call.code() is not grpc.StatusCode.OK
-    assert desk.cancelled == {}
+    assert deliberations.cancelled == {}
 
 
 @pytest.mark.parametrize(
@@ -263,13 +267,13 @@ async def test_a_server_that_stops_lets_deliberations_live(desk: MemoryDesk) -> 
 )
 @pytest.mark.parametrize("rpc", ["Deliberate", "SubmitDeliberation", "StreamDeliberation"])
 async def test_every_error_reaches_the_caller_with_its_code(
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
     client: Client,
     rpc: str,
     planted: errors.MoothallError,
     expected: tuple[grpc.StatusCode, str],
 ) -> None:
-    desk.failure = planted
+    deliberations.failure = planted
     call = getattr(client, rpc)(ASK)
     found, info, said = await refusal(
         call if rpc != "StreamDeliberation" else call.__aiter__().__anext__()
@@ -280,9 +284,9 @@ async def test_every_error_reaches_the_caller_with_its_code(
 
 @pytest.mark.parametrize("rpc", ["Deliberate", "StreamDeliberation"])
 async def test_the_text_of_a_bug_stays_inside(
-    desk: MemoryDesk, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
+    deliberations: MemoryDesk, client: Client, rpc: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk.failure = ValueError("the password is hunter2")
+    deliberations.failure = ValueError("the password is hunter2")
     call = getattr(client, rpc)(ASK)
     code, info, said = await refusal(call if rpc == "Deliberate" else call.__aiter__().__anext__())
     assert (code, info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -327,7 +331,7 @@ async def test_a_message_that_is_too_large_is_refused(client: Client) -> None:
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_bytes_that_are_no_message_are_refused(client: Client, house: Serving) -> None:
+async def test_bytes_that_are_no_message_are_refused(client: Client, app: Serving) -> None:
     for rpc, streaming in (
         ("Deliberate", False),
         ("StreamDeliberation", True),
@@ -335,7 +339,7 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, house: Serv
     ):
         method = f"/orchestrator.v1.OrchestratorService/{rpc}"
         open_call: Any = (
-            house.channel.unary_stream(method) if streaming else house.channel.unary_unary(method)
+            app.channel.unary_stream(method) if streaming else app.channel.unary_unary(method)
         )
         call = open_call(b"\xff\xff\xff", metadata=client.metadata, timeout=20)
         code, info, said = await refusal(call.__aiter__().__anext__() if streaming else call)
@@ -357,14 +361,14 @@ async def test_bytes_that_are_no_message_are_refused(client: Client, house: Serv
 )
 @pytest.mark.parametrize("rpc", ["SubmitDeliberation", "StreamDeliberation"])
 async def test_without_a_valid_token_nothing_happens(
-    desk: MemoryDesk, client: Client, rpc: str, metadata: list[tuple[str, str]]
+    deliberations: MemoryDesk, client: Client, rpc: str, metadata: list[tuple[str, str]]
 ) -> None:
     call = getattr(client, rpc)(ASK, metadata=metadata)
     code, info, _ = await refusal(
         call if rpc == "SubmitDeliberation" else call.__aiter__().__anext__()
     )
     assert (code, info.reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
-    assert desk.known() == []
+    assert deliberations.known() == []
 
 
 async def test_the_scheme_is_read_in_any_case(client: Client) -> None:
@@ -373,9 +377,9 @@ async def test_the_scheme_is_read_in_any_case(client: Client) -> None:
     )
 
 
-async def test_another_tenant_sees_nothing(house: Serving, client: Client) -> None:
+async def test_another_tenant_sees_nothing(app: Serving, client: Client) -> None:
     await client.SubmitDeliberation(ASK)
-    eve = Client(house.channel, OTHER)
+    eve = Client(app.channel, OTHER)
     for call in (
         eve.GetDeliberationResult(FIND),
         eve.CancelDeliberation(pb.CancelDeliberationRequest(task_id="task-1")),
@@ -387,14 +391,16 @@ async def test_another_tenant_sees_nothing(house: Serving, client: Client) -> No
 
 
 async def test_calls_side_by_side_keep_their_principals_apart(
-    desk: MemoryDesk, house: Serving
+    deliberations: MemoryDesk, app: Serving
 ) -> None:
-    mine, hers = Client(house.channel), Client(house.channel, OTHER)
+    mine, hers = Client(app.channel), Client(app.channel, OTHER)
     async with asyncio.TaskGroup() as group:
         for n in range(40):
             asked = pb.DeliberateRequest(task_description="t", role="dev", task_id=f"task-{n}")
             group.create_task(_submitted(mine if n % 2 else hers, asked))
-    assert {task_id: desk.deliberation(task_id).principal for task_id in desk.known()} == {
+    assert {
+        task_id: deliberations.deliberation(task_id).principal for task_id in deliberations.known()
+    } == {
         f"task-{n}" if n % 2 else f"elsewhere_task-{n}": "local" if n % 2 else "eve"
         for n in range(40)
     }

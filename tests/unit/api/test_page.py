@@ -31,7 +31,7 @@ from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKEN, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import serving_http
 
 OURS = '<script src="/page.js" defer></script>'
@@ -39,16 +39,16 @@ OURS = '<script src="/page.js" defer></script>'
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
-    desk = MemoryDesk()
-    doors = replace(doors_of(desk), board=Board(MemoryBus()))
+    deliberations = MemoryDesk()
+    dependencies = replace(doors_of(deliberations), board=Board(MemoryBus()))
     jar = aiohttp.CookieJar(unsafe=True)  # of an address without a name
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=jar) as http,
     ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
 def owner(browser: Browser) -> Principal:
@@ -96,13 +96,13 @@ def test_sessions_are_bounded() -> None:
 
 
 async def test_a_link_used_twice_is_refused() -> None:
-    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
     local = {"a-token-of-this-machine": next(iter(TOKENS.values()))}
     from moothall.domain.identity import LOCAL
 
     local = dict.fromkeys(local, LOCAL)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2), doors, local, configured=False
+        config.WebSettings(port=0, grace_seconds=0.2), dependencies, local, configured=False
     ) as served:
         for status in (303, 403):
             async with (
@@ -128,7 +128,7 @@ async def test_without_the_secret_of_the_session_no_form_is_taken(browser: Brows
     for given in ({}, {"form": "guessed"}):
         got = await browser.send("/stories/new", title="A", do="create", **given)
         assert got.status == 403
-    assert await browser.doors.board.cards(owner(browser)) == []
+    assert await browser.dependencies.board.cards(owner(browser)) == []
 
 
 async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
@@ -142,9 +142,9 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
     }
     got = await browser.send("/stories/new", do="score", **fields)
     assert (got.status, "of 100 points" in got.text) == (200, True)
-    assert await browser.doors.board.cards(owner(browser)) == []
+    assert await browser.dependencies.board.cards(owner(browser)) == []
     assert (await browser.send("/stories/new", do="create", **fields)).status == 303
-    (card,) = await browser.doors.board.cards(owner(browser))
+    (card,) = await browser.dependencies.board.cards(owner(browser))
     assert card.draft == DRAFT
     assert (
         await browser.send("/stories/new", do="create", **(fields | {"title": ""}))
@@ -153,15 +153,15 @@ async def test_score_saves_nothing_and_create_does(browser: Browser) -> None:
 
 async def test_a_story_on_a_repository_that_is_not_there_is_not_created(browser: Browser) -> None:
     form = await browser.sign_in()
-    browser.doors.desk.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
+    browser.dependencies.deliberations.unable["ghost"] = NotFound("no repository 'ghost'")  # type: ignore[attr-defined]  # it is a MemoryDesk
     got = await browser.send("/stories/new", do="create", title="A", repository="ghost", form=form)
     assert (got.status, "no repository &#39;ghost&#39;" in got.text) == (400, True)
-    assert await browser.doors.board.cards(owner(browser)) == []
+    assert await browser.dependencies.board.cards(owner(browser)) == []
 
 
 async def test_a_story_is_moved_and_its_history_told(browser: Browser) -> None:
     form = await browser.sign_in()
-    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
     path = f"/stories/{card.story.id}"
     got = await browser.send(f"{path}/move", event="refine", comment=HOSTILE, form=form)
     assert (got.status, got.headers["Location"]) == (303, path)
@@ -175,7 +175,7 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
     browser: Browser,
 ) -> None:
     forms = [await browser.sign_in()]
-    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
 
     async def drawn() -> str:
         text = (await browser.get("/")).text
@@ -208,11 +208,11 @@ async def test_a_board_is_drawn_once_per_set_of_roles_and_holds_no_secret_of_a_s
 async def test_no_path_shows_or_changes_what_is_another_tenants(
     browser: Browser, method: str, path: str
 ) -> None:
-    card = await browser.doors.board.create(
+    card = await browser.dependencies.board.create(
         replace(DRAFT, title="A secret of theirs"), owner(browser), key="one"
     )
     form = await browser.sign_in(OTHER)
-    before = await browser.doors.board.history(card.story.id, owner(browser))
+    before = await browser.dependencies.board.history(card.story.id, owner(browser))
     there = re.sub(r"{[^}]*}", card.story.id, path)
     got = await (
         browser.get(there)
@@ -221,7 +221,7 @@ async def test_no_path_shows_or_changes_what_is_another_tenants(
     )
     assert got.status in {403, 404}
     assert "A secret of theirs" not in got.text
-    assert await browser.doors.board.history(card.story.id, owner(browser)) == before
+    assert await browser.dependencies.board.history(card.story.id, owner(browser)) == before
 
 
 async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
@@ -246,14 +246,14 @@ async def test_the_longest_story_is_shown_and_one_that_is_longer_is_refused(
     ):
         refused = await browser.send("/stories/new", **(fields | more))
         assert (refused.status, "allowed are" in refused.text) == (400, True)
-    assert len(await browser.doors.board.cards(owner(browser))) == 1
+    assert len(await browser.dependencies.board.cards(owner(browser))) == 1
 
 
 async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click(
     browser: Browser,
 ) -> None:
     await browser.sign_in()
-    board, who = browser.doors.board, owner(browser)
+    board, who = browser.dependencies.board, owner(browser)
     ids = [(await board.create(DRAFT, who, key=str(number))).story.id for number in range(33)]
     await board.comment(ids[0], "Mind the old files.", who, key="k")
     first, _, rest = (await browser.get("/")).text.partition("<summary>3 more</summary>")
@@ -263,7 +263,7 @@ async def test_a_column_shows_what_was_heard_of_last_and_the_rest_behind_a_click
 
 async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> None:
     form = await browser.sign_in()
-    story_id = (await browser.doors.board.create(DRAFT, owner(browser), key="1")).story.id
+    story_id = (await browser.dependencies.board.create(DRAFT, owner(browser), key="1")).story.id
     said = await browser.send(f"/stories/{story_id}/comment", form=form, key="k", comment=HOSTILE)
     assert said.status == 303
     assert (
@@ -281,7 +281,7 @@ async def test_words_and_the_check_of_the_whole_are_shown(browser: Browser) -> N
         "branch": "",
         "commit_sha": "",
     }
-    await browser.doors.board._bus.publish(
+    await browser.dependencies.board._bus.publish(
         write(EventType.STORY_CHECKED, story_id, check, tenant=owner(browser).tenant)
     )
     text = (await browser.get(f"/stories/{story_id}")).text
@@ -316,7 +316,7 @@ def test_the_page_comes_again_while_the_house_works(
 
 async def test_what_others_wrote_is_text(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.doors.board.create(
+    card = await browser.dependencies.board.create(
         StoryDraft(HOSTILE, HOSTILE, (HOSTILE,)), owner(browser), key="one"
     )
     for path in ("/", f"/stories/{card.story.id}"):
@@ -332,7 +332,7 @@ def test_what_cannot_be_seen_is_shown() -> None:
 
 async def test_anothers_story_is_not_found(browser: Browser) -> None:
     form = await browser.sign_in(OTHER)
-    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
     for got in (
         await browser.get(f"/stories/{card.story.id}"),
         await browser.send(f"/stories/{card.story.id}/move", event="refine", form=form),
@@ -367,7 +367,7 @@ async def test_every_answer_has_the_policy(browser: Browser, path: str) -> None:
 
 @pytest.mark.parametrize("role", ["po", "qa", "architect"])
 async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> None:
-    card = await browser.doors.board.create(DRAFT, owner(browser), key="one")
+    card = await browser.dependencies.board.create(DRAFT, owner(browser), key="one")
     for state in lifecycle().states:
         stand = replace(card, stand=replace(card.stand, state=state))
         wanted = {
@@ -382,8 +382,8 @@ async def test_buttons_are_what_the_table_says(browser: Browser, role: str) -> N
 
 async def test_what_is_blocked_says_why(browser: Browser) -> None:
     await browser.sign_in()
-    card = await browser.doors.board.create(StoryDraft("A"), owner(browser), key="one")
-    await browser.doors.board.move(card.story.id, "refine", owner(browser))
+    card = await browser.dependencies.board.create(StoryDraft("A"), owner(browser), key="one")
+    await browser.dependencies.board.move(card.story.id, "refine", owner(browser))
     shown = (await browser.get(f"/stories/{card.story.id}")).text
     assert "Blocked: the story coach gives it" in shown
 
@@ -399,9 +399,11 @@ async def test_a_token_alone_opens_no_page_and_a_session_no_door(browser: Browse
 
 async def test_a_process_without_the_page_gives_no_link_to_it() -> None:
     for served, given in ((frozenset({"api"}), False), (frozenset({"page"}), True)):
-        doors = replace(doors_of(MemoryDesk()), served=served)
+        dependencies = replace(doors_of(MemoryDesk()), served=served)
         async with (
-            http_server(WebSettings(port=0), doors, {TOKEN: LOCAL}, configured=False) as door,
+            http_server(
+                WebSettings(port=0), dependencies, {TOKEN: LOCAL}, configured=False
+            ) as door,
             aiohttp.ClientSession(
                 f"http://127.0.0.1:{door.port}", headers={"Authorization": f"Bearer {TOKEN}"}
             ) as session,

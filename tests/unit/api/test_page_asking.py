@@ -22,7 +22,7 @@ from moothall.orchestrator.service import DeliberationService
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.story import Remembering
 
 SEAT = "agent-dev-001"
@@ -34,7 +34,7 @@ class Asked:
 
     browser: Browser
     form: str
-    desk: DeliberationService
+    deliberations: DeliberationService
     bus: MemoryBus
 
     async def answer(self, task_id: str, content: str) -> None:
@@ -52,54 +52,56 @@ class Asked:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[Asked]:
+async def app() -> AsyncIterator[Asked]:
     bus = MemoryBus()
-    desk = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
-    doors = replace(
-        doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple[DeliberationState, ...])
+    deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
+    dependencies = replace(
+        doors_of(MemoryDesk(), bus),
+        deliberations=deliberations,
+        tasks=Overview(bus, tuple[DeliberationState, ...]),
     )
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
-        yield Asked(browser, await browser.sign_in(), desk, bus)
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
+        yield Asked(browser, await browser.sign_in(), deliberations, bus)
 
 
-async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> None:
-    shown = await house.browser.get("/ask")
+async def test_a_question_and_the_next_one_are_a_conversation(app: Asked) -> None:
+    shown = await app.browser.get("/ask")
     assert (shown.status, "Nothing yet." in shown.text) == (200, True)
-    sent = await house.browser.send(
-        "/ask", form=house.form, key="first", question="What does add do?", role="qa"
+    sent = await app.browser.send(
+        "/ask", form=app.form, key="first", question="What does add do?", role="qa"
     )
     assert (sent.status, sent.headers["Location"]) == (303, "/councils/first"), sent.text
-    assert "Ask on" not in (await house.browser.get("/councils/first")).text
-    await house.answer("first", HOSTILE)
-    page = (await house.browser.get("/councils/first")).text
+    assert "Ask on" not in (await app.browser.get("/councils/first")).text
+    await app.answer("first", HOSTILE)
+    page = (await app.browser.get("/councils/first")).text
     assert SHOWN in page
     assert "The next question" in page
     assert '<input type="hidden" name="follows" value="first">' in page
     on = {
-        "form": house.form,
+        "form": app.form,
         "key": "second",
         "question": HOSTILE,
         "follows": "first",
         "role": "qa",
     }
     for _ in range(2):  # sent twice, it is asked once
-        assert (await house.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
-    page = (await house.browser.get("/councils/second")).text
+        assert (await app.browser.send("/ask", **on)).headers["Location"] == "/councils/second"
+    page = (await app.browser.get("/councils/second")).text
     assert "What does add do?" in page
     assert 'href="/councils/first"' in page
-    await house.answer("second", "done")
-    lately = (await house.browser.get("/ask")).text
+    await app.answer("second", "done")
+    lately = (await app.browser.get("/ask")).text
     assert lately.count("<li ") == 2
     assert lately.count(SHOWN) == 1
     assert "goes on from first" in lately
     state = None
-    async for recorded in house.bus.replay():
+    async for recorded in app.bus.replay():
         if recorded.event.subject == "second":
             state = fold(state, recorded.event)
     assert state is not None
@@ -110,8 +112,8 @@ async def test_a_question_and_the_next_one_are_a_conversation(house: Asked) -> N
     ) == ("first", True)
 
 
-async def test_a_fork_says_of_what_it_is_another_run(house: Asked) -> None:
-    await house.browser.send("/ask", form=house.form, key="first", question="What does add do?")
+async def test_a_fork_says_of_what_it_is_another_run(app: Asked) -> None:
+    await app.browser.send("/ask", form=app.form, key="first", question="What does add do?")
     told = {
         "task_id": "first",
         "seat": SEAT,
@@ -120,35 +122,35 @@ async def test_a_fork_says_of_what_it_is_another_run(house: Asked) -> None:
         "turn": 1,
         "operations": [],
     }
-    await house.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
-    made = await house.desk.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
+    await app.bus.publish(new_event(EventType.SEAT_TURN, "first", told))
+    made = await app.deliberations.submit(DeliberationRequest("", "", fork=Fork("first", 1)), LOCAL)
     assert (
         f'Another run of <a href="/councils/first">first</a>, from turn 1 of {SEAT}'
-        in (await house.browser.get(f"/councils/{made.task_id}")).text
+        in (await app.browser.get(f"/councils/{made.task_id}")).text
     )
 
 
-async def test_what_cannot_be_asked_is_said_beside_what_was_written(house: Asked) -> None:
+async def test_what_cannot_be_asked_is_said_beside_what_was_written(app: Asked) -> None:
     for fields, wanted in (
         ({"question": "  "}, "the task is empty"),
         ({"question": "And now?", "follows": "nowhere"}, "no deliberation"),
         ({"question": "x" * 20_001}, "at most 20000"),
         ({"question": "Q", "role": "wizard"}, "unknown role"),
     ):
-        got = await house.browser.send("/ask", form=house.form, key="k", **fields)
+        got = await app.browser.send("/ask", form=app.form, key="k", **fields)
         assert (got.status, wanted in got.text) == (400, True), got.text
         assert 'role="alert"' in got.text
         assert fields["question"].strip() in got.text
-    assert (await house.browser.send("/ask", form="another", key="k", question="Q")).status == 403
+    assert (await app.browser.send("/ask", form="another", key="k", question="Q")).status == 403
 
 
-async def test_what_others_asked_is_theirs(house: Asked) -> None:
-    await house.browser.send("/ask", form=house.form, key="first", question="A secret of mine")
-    await house.answer("first", "yes")
-    form = await house.browser.sign_in(OTHER)
-    assert "A secret of mine" not in (await house.browser.get("/ask")).text
-    got = await house.browser.send(
+async def test_what_others_asked_is_theirs(app: Asked) -> None:
+    await app.browser.send("/ask", form=app.form, key="first", question="A secret of mine")
+    await app.answer("first", "yes")
+    form = await app.browser.sign_in(OTHER)
+    assert "A secret of mine" not in (await app.browser.get("/ask")).text
+    got = await app.browser.send(
         "/ask", form=form, key="k", question="What did they ask?", follows="first"
     )
     assert (got.status, "no deliberation" in got.text) in {(400, True), (403, False)}
-    assert (await house.desk.result("first", LOCAL)).status is DeliberationStatus.COMPLETED
+    assert (await app.deliberations.result("first", LOCAL)).status is DeliberationStatus.COMPLETED

@@ -19,7 +19,7 @@ from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser, Got
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,24 @@ class Story:
         return await self.browser.send(f"/stories/{self.id}/plan", form=form, **named)
 
     async def plan(self) -> str:
-        return changeable(await self.browser.doors.board.card(self.id, LOCAL)).plan_id
+        return changeable(await self.browser.dependencies.board.card(self.id, LOCAL)).plan_id
 
 
 @pytest.fixture
 async def story() -> AsyncIterator[Story]:
     bus = MemoryBus()
-    doors = doors_of(MemoryDesk(), bus)
+    dependencies = doors_of(MemoryDesk(), bus)
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         draft = replace(DRAFT, ac=(DRAFT.ac[0], f"{DRAFT.ac[1]} {HOSTILE}"))
-        card = await doors.board.create(draft, LOCAL, key="1")
+        card = await dependencies.board.create(draft, LOCAL, key="1")
         for event in ("refine", "submit"):
-            await doors.board.move(card.story.id, event, LOCAL)
+            await dependencies.board.move(card.story.id, event, LOCAL)
         task = {
             "task_id": "task-1",
             "role": "dev",
@@ -142,7 +142,7 @@ async def test_another_session_another_tenant_and_a_story_that_is_built_change_n
     form = await story.browser.sign_in()
     fields = {"description_1": "x", "role_1": "dev", "criteria_1": "1, 2"}
     assert (await story.send("other", plan_id="plan-0", **fields)).status == 403
-    await story.browser.doors.board.move(story.id, "accept_design", LOCAL)
+    await story.browser.dependencies.board.move(story.id, "accept_design", LOCAL)
     assert (await story.send(form, plan_id="plan-0", **fields)).status == 400
     assert (await story.browser.get(f"/stories/{story.id}/plan")).status == 400
     assert "Change these tasks" not in (await story.browser.get(f"/stories/{story.id}")).text

@@ -36,7 +36,7 @@ from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import CRITERIA, DRAFT, HOSTILE, SHOWN, Browser, form_of
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.story import Remembering
 
 TASK, SEAT = "task-1", "agent-dev-001"
@@ -63,31 +63,33 @@ class House:
 
 
 @pytest.fixture
-async def house() -> AsyncIterator[House]:
+async def app() -> AsyncIterator[House]:
     bus = MemoryBus()
-    desk = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
-    doors = replace(doors_of(MemoryDesk(), bus), desk=desk, tasks=Overview(bus, tuple))
+    deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
+    dependencies = replace(
+        doors_of(MemoryDesk(), bus), deliberations=deliberations, tasks=Overview(bus, tuple)
+    )
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
-        await desk.submit(
+        await deliberations.submit(
             DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL
         )
         yield House(browser, bus)
 
 
-async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
-    shown = await house.shown()
+async def test_a_running_council_has_a_lane_a_seat(app: House) -> None:
+    shown = await app.shown()
     assert "asked for" in shown
     assert shown.count("Waiting") == 2
-    await house.say(EventType.DELIBERATION_STARTED)
-    await house.say(EventType.SEAT_STARTED, approach=HOSTILE)
-    await house.say(
+    await app.say(EventType.DELIBERATION_STARTED)
+    await app.say(EventType.SEAT_STARTED, approach=HOSTILE)
+    await app.say(
         EventType.MODEL_CALLED,
         call_id="c",
         phase="propose",
@@ -95,10 +97,10 @@ async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
         answer="{}",
     )
     done = [{"tool": HOSTILE, "status": "success"}]
-    await house.say(
+    await app.say(
         EventType.SEAT_TURN, turn=1, operations=done, checks={HOSTILE: "failed"}, thought=HOSTILE
     )
-    shown = await house.shown()
+    shown = await app.shown()
     assert "proposing" in shown
     assert shown.count(SHOWN) == 4
     assert shown.count("<script") == 1
@@ -108,30 +110,30 @@ async def test_a_running_council_has_a_lane_a_seat(house: House) -> None:
     assert f'data-changes="/councils/{TASK}/changes"' in shown
 
 
-async def test_what_happens_in_it_is_told_at_once(house: House) -> None:
+async def test_what_happens_in_it_is_told_at_once(app: House) -> None:
     async with (
         asyncio.timeout(10),
-        house.browser.http.get(f"{house.browser.url}/councils/{TASK}/changes") as told,
+        app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as told,
     ):
         assert (await told.content.readline()).startswith(b":")
-        await house.say(EventType.DELIBERATION_STARTED)
+        await app.say(EventType.DELIBERATION_STARTED)
         while not (line := await told.content.readline()).startswith(b"data:"):
             assert not line.strip() or line.startswith(b":")
 
 
-async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: House) -> None:
-    assert f'data-growing="/councils/{TASK}/text"' in await house.shown()
-    assert f'data-grows="{SEAT}" hidden' in await house.shown()
-    path = f"{house.browser.url}/councils/{TASK}/text"
+async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: House) -> None:
+    assert f'data-growing="/councils/{TASK}/text"' in await app.shown()
+    assert f'data-grows="{SEAT}" hidden' in await app.shown()
+    path = f"{app.browser.url}/councils/{TASK}/text"
     async with (
         asyncio.timeout(10),
-        house.browser.http.get(path) as told,
+        app.browser.http.get(path) as told,
         asyncio.TaskGroup() as group,
     ):
 
         async def write() -> None:
             while True:  # whoever listens hears it; before that it is lost
-                await house.bus.signal(
+                await app.bus.signal(
                     Channel.GROWING.of(TASK), {"task_id": TASK, "seat": SEAT, "text": HOSTILE}
                 )
                 await asyncio.sleep(0.01)
@@ -145,16 +147,16 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(house: H
         "text for textContent, with what is unseen shown"
     )
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
-    await house.bus.put(TASK, dump(outcome))
-    async with asyncio.timeout(10), house.browser.http.get(path) as told:
+    await app.bus.put(TASK, dump(outcome))
+    async with asyncio.timeout(10), app.browser.http.get(path) as told:
         assert (await told.content.read()).strip() == b": what seats write"
-    assert 'data-growing=""' in await house.shown()
-    await house.browser.sign_in(OTHER)
-    assert (await house.browser.get(f"/councils/{TASK}/text")).status == 404
+    assert 'data-growing=""' in await app.shown()
+    await app.browser.sign_in(OTHER)
+    assert (await app.browser.get(f"/councils/{TASK}/text")).status == 404
 
 
 async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
-    house: House,
+    app: House,
 ) -> None:
     evidence = Evidence(
         "tests",
@@ -187,11 +189,11 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         error_message="nobody passed",
         duration_ms=65_000,
     )
-    await house.say(EventType.SEAT_STARTED)
-    await house.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
-    await house.bus.put(TASK, dump(outcome))
-    await house.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    shown = await house.shown()
+    await app.say(EventType.SEAT_STARTED)
+    await app.say(EventType.SEAT_FAILED, error={"code": "OUT_OF_TURNS", "message": HOSTILE})
+    await app.bus.put(TASK, dump(outcome))
+    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    shown = await app.shown()
     assert shown.count(SHOWN) == 4
     for words in (
         "A reason.",
@@ -204,7 +206,7 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         assert words in shown
 
 
-async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: House) -> None:
+async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: House) -> None:
     def result(rank: int, diff: str, *, undecided: bool) -> Result:
         content = f"Adds {diff}, {HOSTILE}"
         return Result(
@@ -228,10 +230,8 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: Ho
         ((one, same, other), True),
         ((one, replace(other, undecided=False)), False),
     ):
-        await house.bus.put(
-            TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results))
-        )
-        shown = await house.shown()
+        await app.bus.put(TASK, dump(Outcome(TASK, DeliberationStatus.COMPLETED, results=results)))
+        shown = await app.shown()
         assert ("Which of them is meant?" in shown) is asked
         if asked:
             assert "<strong>agent-dev-001, agent-dev-002</strong>: Adds x" in shown
@@ -242,76 +242,74 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(house: Ho
 DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 
-async def _story_with_a_diff(house: House) -> str:
+async def _story_with_a_diff(app: House) -> str:
     """Put a story on the board of which the task is, and decide that."""
-    story_id = (await house.browser.doors.board.create(DRAFT, LOCAL, key="1")).story.id
+    story_id = (await app.browser.dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED, story_id=story_id, results=(result,))
-    await house.bus.put(TASK, dump(outcome))
+    await app.bus.put(TASK, dump(outcome))
     return story_id
 
 
-async def test_something_is_said_of_a_line_which_the_diff_names(house: House) -> None:
-    story_id = await _story_with_a_diff(house)
-    shown = await house.shown()
+async def test_something_is_said_of_a_line_which_the_diff_names(app: House) -> None:
+    story_id = await _story_with_a_diff(app)
+    shown = await app.shown()
     assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
     assert "?on=1.1#" not in shown, "nothing is said of a line that only says where the others are"
-    open_form = (await house.browser.get(f"/councils/{TASK}?on=1.5")).text
+    open_form = (await app.browser.get(f"/councils/{TASK}?on=1.5")).text
     form = form_of(open_form)
     assert "What is to be different in this line" in open_form
     path = f"/councils/{TASK}/remark"
-    said = await house.browser.send(
+    said = await app.browser.send(
         path, form=form, key="k", on="1.5", comment=f"Say it in French. {HOSTILE}"
     )
     assert (said.status, said.headers["Location"]) == (303, f"/councils/{TASK}#line-1.5")
-    (card,) = await house.browser.doors.board.cards(LOCAL)
+    (card,) = await app.browser.dependencies.board.cards(LOCAL)
     assert card.remarks == (
         LineComment(TASK, "u.py", 2, f"+{HOSTILE}", f"Say it in French. {HOSTILE}", LOCAL.name),
     )
-    assert f"Say it in French. {SHOWN}" in await house.shown()
-    assert "u.py, line 2" in (await house.browser.get(f"/stories/{story_id}")).text
+    assert f"Say it in French. {SHOWN}" in await app.shown()
+    assert "u.py, line 2" in (await app.browser.get(f"/stories/{story_id}")).text
     for on in ("1.1", "1.99", "2.5", "x", "", "1.5.5"):
-        assert (
-            await house.browser.send(path, form=form, key="l", on=on, comment="x")
-        ).status == 400
+        assert (await app.browser.send(path, form=form, key="l", on=on, comment="x")).status == 400
     assert (
-        await house.browser.send(path, form="other", key="m", on="1.5", comment="x")
+        await app.browser.send(path, form="other", key="m", on="1.5", comment="x")
     ).status == 403
 
 
-async def test_a_running_council_is_cancelled_by_who_has_a_role(house: House) -> None:
-    form = form_of(await house.shown())
+async def test_a_running_council_is_cancelled_by_who_has_a_role(app: House) -> None:
+    form = form_of(await app.shown())
     path = f"/councils/{TASK}/cancel"
-    assert (await house.browser.send(path, form="other")).status == 403
-    assert "Cancel it for good" in await house.shown()
-    assert (await house.browser.send(path, form=form, reason="too dear")).status == 303
-    assert "stopping" in await house.shown()
-    told = [recorded.event async for recorded in house.bus.replay()]
+    assert (await app.browser.send(path, form="other")).status == 403
+    assert "Cancel it for good" in await app.shown()
+    assert (await app.browser.send(path, form=form, reason="too dear")).status == 303
+    assert "stopping" in await app.shown()
+    told = [recorded.event async for recorded in app.bus.replay()]
     (event,) = [event for event in told if event.type is EventType.DELIBERATION_CANCELLED]
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
-async def test_it_is_paused_and_goes_on_by_a_button(house: House) -> None:
-    await house.say(EventType.SEAT_STARTED, approach="")
-    form = form_of(await house.shown())
+async def test_it_is_paused_and_goes_on_by_a_button(app: House) -> None:
+    await app.say(EventType.SEAT_STARTED, approach="")
+    form = form_of(await app.shown())
     path = f"/councils/{TASK}/pause"
-    assert (await house.browser.send(path, form="other", paused="true")).status == 403
-    assert "Pause it" in await house.shown()
-    assert (await house.browser.send(path, form=form, paused="true")).status == 303
-    shown = await house.shown()
+    assert (await app.browser.send(path, form="other", paused="true")).status == 403
+    assert "Pause it" in await app.shown()
+    assert (await app.browser.send(path, form=form, paused="true")).status == 303
+    shown = await app.shown()
     assert "Let it go on" in shown
     assert "· paused ·" in shown
     assert "waits to go on" in shown
-    assert (await house.browser.send(path, form=form, paused="false")).status == 303
-    shown = await house.shown()
+    assert (await app.browser.send(path, form=form, paused="false")).status == 303
+    shown = await app.shown()
     assert "Pause it" in shown
     assert "waits for the model" in shown
-    told = [one.event.type async for one in house.bus.replay()]
+    told = [one.event.type async for one in app.bus.replay()]
     assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 
 
-async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
-    assert "CPU of its tools" not in await house.shown()
+async def test_what_an_agent_tells_of_itself_is_shown(app: House) -> None:
+    assert "CPU of its tools" not in await app.shown()
     metrics = {
         "turns": 3,
         "tool_calls": 4,
@@ -320,7 +318,7 @@ async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
         "cpu_ms": 61_000,
         "max_rss_bytes": 42_000_000,
     }
-    await house.say(
+    await app.say(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         agent="greeting",
@@ -328,66 +326,68 @@ async def test_what_an_agent_tells_of_itself_is_shown(house: House) -> None:
         current_task="at work",
         metrics=metrics,
     )
-    shown = await house.shown()
+    shown = await app.shown()
     assert "<dt>Tool calls</dt><dd>4</dd>" in shown
     assert "<dt>Checks passed</dt><dd>1 of 2</dd>" in shown
     assert "<dd>42 MB</dd>" in shown
     assert "greeting is at 50% of its way" in shown
-    await house.say(
+    await app.say(
         EventType.AGENT_PROGRESS,
         agent_id=TASK,
         progress="<b>",
         current_task="<i>",
         metrics={"turns": "<script>"},
     )
-    assert "<script>" not in (await house.shown()).replace("<script src", "")
+    assert "<script>" not in (await app.shown()).replace("<script src", "")
 
 
-async def test_seats_are_told_something_and_who_heard_it_is_shown(house: House) -> None:
-    form = form_of(await house.shown())
+async def test_seats_are_told_something_and_who_heard_it_is_shown(app: House) -> None:
+    form = form_of(await app.shown())
     path = f"/councils/{TASK}/steer"
-    assert (await house.browser.send(path, form="other", key="k", message="x")).status == 403
-    assert (await house.browser.send(path, form=form, key="k", message=" ")).status == 400
-    assert (await house.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
+    assert (await app.browser.send(path, form="other", key="k", message="x")).status == 403
+    assert (await app.browser.send(path, form=form, key="k", message=" ")).status == 400
+    assert (await app.browser.send(path, form=form, key="k", message="x" * 4_001)).status == 400
     for _ in range(2):  # a browser that sends it twice says it once
-        assert (await house.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
+        assert (await app.browser.send(path, form=form, key="k", message=HOSTILE)).status == 303
     (event,) = [
         one.event
-        async for one in house.bus.replay()
+        async for one in app.bus.replay()
         if one.event.type is EventType.DELIBERATION_STEERED
     ]
-    shown = await house.shown()
+    shown = await app.shown()
     assert "nobody has heard it yet" in shown
     assert f"<strong>{LOCAL.name}</strong>: {SHOWN}" in shown
-    await house.say(
+    await app.say(
         EventType.MODEL_CALLED, call_id="c", phase="propose", usage={}, answer="{}", told=[event.id]
     )
-    assert f"heard by {SEAT}" in await house.shown()
+    assert f"heard by {SEAT}" in await app.shown()
     outcome = Outcome(TASK, DeliberationStatus.COMPLETED)
-    await house.bus.put(TASK, dump(outcome))
-    await house.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
-    assert "Tell them" not in await house.shown()
-    got = await house.browser.send(path, form=form, key="l", message="too late")
+    await app.bus.put(TASK, dump(outcome))
+    await app.say(EventType.DELIBERATION_DECIDED, **dump(outcome))
+    assert "Tell them" not in await app.shown()
+    got = await app.browser.send(path, form=form, key="l", message="too late")
     assert (got.status, "has ended" in got.text) == (400, True)
 
 
-async def test_who_has_no_role_may_only_look(house: House) -> None:
-    form = await house.browser.sign_in(OTHER)
-    doors = house.browser.doors
-    await doors.desk.submit(DeliberationRequest("Say hello", "dev", task_id=TASK), TOKENS[OTHER])
-    assert "Cancel it for good" not in await house.shown()
-    got = await house.browser.send(f"/councils/{TASK}/cancel", form=form)
+async def test_who_has_no_role_may_only_look(app: House) -> None:
+    form = await app.browser.sign_in(OTHER)
+    dependencies = app.browser.dependencies
+    await dependencies.deliberations.submit(
+        DeliberationRequest("Say hello", "dev", task_id=TASK), TOKENS[OTHER]
+    )
+    assert "Cancel it for good" not in await app.shown()
+    got = await app.browser.send(f"/councils/{TASK}/cancel", form=form)
     assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
 
 
-async def test_anothers_council_is_not_found(house: House) -> None:
-    await house.browser.sign_in(OTHER)
+async def test_anothers_council_is_not_found(app: House) -> None:
+    await app.browser.sign_in(OTHER)
     for path in (f"/councils/{TASK}", f"/councils/{TASK}/changes"):
-        assert (await house.browser.get(path)).status == 404
+        assert (await app.browser.get(path)).status == 404
 
 
-async def test_a_story_says_what_became_of_its_tasks_and_draws_them(house: House) -> None:
-    board = Board(house.bus)
+async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: House) -> None:
+    board = Board(app.bus)
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     tasks = [
         {"task_id": TASK, "role": "dev", "description": HOSTILE},
@@ -401,17 +401,17 @@ async def test_a_story_says_what_became_of_its_tasks_and_draws_them(house: House
         "by": "roles",
     }
     derived = write(EventType.PLAN_DERIVED, story_id, plan)
-    await house.bus.publish(derived)
+    await app.bus.publish(derived)
     path = f"/stories/{story_id}"
-    assert (await house.browser.get(path)).text.count('<strong class="open">Waits</strong>') == 2
+    assert (await app.browser.get(path)).text.count('<strong class="open">Waits</strong>') == 2
     end = {
         "story_id": story_id,
         "derivation_id": derived.id,
         "status": "failed",
         "tasks": {TASK: "NO_WINNER", "task-2": "SKIPPED"},
     }
-    await house.bus.publish(write(EventType.PLAN_FINISHED, story_id, end))
-    shown = (await house.browser.get(path)).text
+    await app.bus.publish(write(EventType.PLAN_FINISHED, story_id, end))
+    shown = (await app.browser.get(path)).text
     assert '<strong class="lost">No winner</strong>' in shown
     assert '<strong class="lost">Skipped</strong>' in shown
     assert f'href="/councils/{TASK}"' in shown

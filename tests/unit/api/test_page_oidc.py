@@ -30,7 +30,7 @@ from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser, Got, form_of
 from support.callers import TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.provider import CLIENT, SECRET, Forge, Provider, honest, keys, provider
 
 ROLES = {"product": ("po", "architect"), "house": ("operator",), "guests": ("reader",)}
@@ -45,13 +45,17 @@ def settings(issuer: str, **more: Any) -> config.OidcSettings:
 
 @asynccontextmanager
 async def at_door(asked: config.OidcSettings, **web: Any) -> AsyncIterator[Browser]:
-    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()), stopping=asyncio.Event())
+    dependencies = replace(
+        doors_of(MemoryDesk()), board=Board(MemoryBus()), stopping=asyncio.Event()
+    )
     opened = config.WebSettings(**({"port": 0, "grace_seconds": 0.2} | web))
     async with (
-        http_server(opened, doors, TOKENS, configured=True, provider=Client(asked)) as served,
+        http_server(
+            opened, dependencies, TOKENS, configured=True, provider=Client(asked)
+        ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
 @pytest.fixture
@@ -236,18 +240,18 @@ async def test_another_provider_in_the_answer_is_refused(there: Provider) -> Non
 async def test_a_new_key_is_looked_for_and_one_of_another_kind_serves(there: Provider) -> None:
     there.published, now = ("one",), [0.0]
     client = Client(settings(there.issuer), lambda: now[0])
-    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
     async with (
         http_server(
             config.WebSettings(port=0, grace_seconds=0.2),
-            doors,
+            dependencies,
             TOKENS,
             configured=True,
             provider=client,
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         assert (await sign_in(browser)).status == 200
         there.published, there.kid = ("one", "two"), "two"
         assert (
@@ -296,7 +300,7 @@ async def test_a_tenant_sees_its_own(there: Provider) -> None:
     from support.browsing import DRAFT
 
     async with at_door(settings(there.issuer, tenant_claim="org")) as browser:
-        await browser.doors.board.create(DRAFT, Principal("bob", "team-b"), key="one")
+        await browser.dependencies.board.create(DRAFT, Principal("bob", "team-b"), key="one")
         for tenant, sees in (("team-a", False), ("team-b", True)):
             there.claims = {"sub": "ann", "groups": ["product"], "org": tenant}
             await sign_in(browser)

@@ -18,7 +18,7 @@ from moothall.domain.codec import dump
 from moothall.testing.bus import MemoryBus
 from support.browsing import HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.visits import visiting
 
 ITEM = Parked(
@@ -55,39 +55,39 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[House]:
     bus = MemoryBus()
     async with visiting(tmp_path, bus) as behind:
         assert behind.parking is not None
-        doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
         async with (
             http_server(
-                config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+                config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
             ) as served,
             aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         ):
             yield House(
-                Browser(http, f"http://127.0.0.1:{served.port}", doors), bus, behind.parking
+                Browser(http, f"http://127.0.0.1:{served.port}", dependencies), bus, behind.parking
             )
 
 
-async def test_an_operator_sees_what_waits_and_says_a_word_once(house: House) -> None:
-    form = await house.browser.sign_in()
-    assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
-    await house.park(
+async def test_an_operator_sees_what_waits_and_says_a_word_once(app: House) -> None:
+    form = await app.browser.sign_in()
+    assert "Nothing waits for an operator." in (await app.browser.get("/house/parked")).text
+    await app.park(
         ITEM, replace(ITEM, id="b2", request_id="r-2"), replace(ITEM, id="c3", tenant="elsewhere")
     )
-    shown = (await house.browser.get("/house/parked")).text
+    shown = (await app.browser.get("/house/parked")).text
     assert shown.count('class="panel"') == 2
     assert shown.count("<script") == 1
     assert shown.count(SHOWN) == 6
-    allowed = await house.browser.send("/house/parked/a1", form=form, do="allow", reason="fine")
+    allowed = await app.browser.send("/house/parked/a1", form=form, do="allow", reason="fine")
     assert (allowed.status, allowed.headers["Location"]) == (303, "/house/parked")
     assert (
-        await house.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
+        await app.browser.send("/house/parked/b2", form=form, do="refuse", reason="no")
     ).status == 303
-    assert "Nothing waits for an operator." in (await house.browser.get("/house/parked")).text
-    kept = await house.bus.bucket(BUCKET).entries()
+    assert "Nothing waits for an operator." in (await app.browser.get("/house/parked")).text
+    kept = await app.bus.bucket(BUCKET).entries()
     told = {
         key: (item["state"], item["approver"], item["comment"], bool(item["grant"][0]))
         for key, item in kept.items()
@@ -95,18 +95,18 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(house: House) ->
     assert told["local.a1"] == ("allowed", "local", "fine", True)
     assert told["local.b2"] == ("refused", "local", "no", False)
     assert told["elsewhere.c3"] == ("waiting", "", "", False)
-    again = await house.browser.send("/house/parked/a1", form=form, do="refuse")
+    again = await app.browser.send("/house/parked/a1", form=form, do="refuse")
     assert (again.status, "it was allowed already" in again.text) == (400, True)
 
 
-async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(house: House) -> None:
-    form = await house.browser.sign_in()
-    await house.park(ITEM)
-    assert (await house.browser.send("/house/parked/a1", form="other", do="allow")).status == 403
-    assert (await house.browser.send("/house/parked/a1", form=form, do="maybe")).status == 400
-    assert (await house.browser.send("/house/parked/nothing", form=form, do="allow")).status == 404
-    mine = await house.browser.sign_in(OTHER)
-    assert (await house.browser.get("/house/parked")).status == 403
-    assert (await house.browser.send("/house/parked/a1", form=mine, do="allow")).status == 403
-    assert "/house/parked" not in (await house.browser.get("/house")).text
-    assert [item.id for item in house.parking.list_waiting("local")] == ["a1"]
+async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(app: House) -> None:
+    form = await app.browser.sign_in()
+    await app.park(ITEM)
+    assert (await app.browser.send("/house/parked/a1", form="other", do="allow")).status == 403
+    assert (await app.browser.send("/house/parked/a1", form=form, do="maybe")).status == 400
+    assert (await app.browser.send("/house/parked/nothing", form=form, do="allow")).status == 404
+    mine = await app.browser.sign_in(OTHER)
+    assert (await app.browser.get("/house/parked")).status == 403
+    assert (await app.browser.send("/house/parked/a1", form=mine, do="allow")).status == 403
+    assert "/house/parked" not in (await app.browser.get("/house")).text
+    assert [item.id for item in app.parking.list_waiting("local")] == ["a1"]

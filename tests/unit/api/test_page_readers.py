@@ -19,7 +19,7 @@ from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser
 from support.callers import OTHER, TOKEN, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 MANY = 40
 
@@ -54,16 +54,16 @@ def bus() -> CountingBus:
 
 @pytest.fixture
 async def browser(bus: CountingBus) -> AsyncIterator[Browser]:
-    doors = replace(doors_of(MemoryDesk()), board=Board(bus))
+    dependencies = replace(doors_of(MemoryDesk()), board=Board(bus))
     settings = config.WebSettings(port=0, grace_seconds=0.2, calls=2, readers=MANY)
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        http_server(settings, doors, TOKENS, configured=True) as served,
+        http_server(settings, dependencies, TOKENS, configured=True) as served,
         aiohttp.ClientSession(
             cookie_jar=aiohttp.CookieJar(unsafe=True), connector=connector
         ) as http,
     ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
 async def listen(browser: Browser, stack: AsyncExitStack) -> aiohttp.ClientResponse:
@@ -83,7 +83,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
     browser: Browser, bus: CountingBus
 ) -> None:
     await browser.sign_in()
-    await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="before")
+    await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="before")
     before = bus.reads
     async with AsyncExitStack() as stack:
         streams = [await listen(browser, stack) for _ in range(MANY)]
@@ -101,7 +101,7 @@ async def test_many_readers_cost_no_calls_and_the_log_is_read_once(
             True,
             True,
         )
-        await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="after")
+        await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="after")
         assert len({await told(stream) for stream in streams}) == 1
         streams[0].close()
         async with asyncio.timeout(10):
@@ -123,7 +123,7 @@ async def test_what_happens_at_once_is_told_once(browser: Browser) -> None:
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
         cards = [
-            await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
+            await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key=str(number))
             for number in range(20)
         ]
         heard = [await told(stream)]
@@ -143,15 +143,15 @@ async def test_readers_of_one_tenant_hear_nothing_of_another(browser: Browser) -
     await browser.sign_in(OTHER)
     async with AsyncExitStack() as stack:
         stream = await listen(browser, stack)
-        await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
-        own = await browser.doors.board.create(DRAFT, TOKENS[OTHER], key="own")
+        await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="theirs")
+        own = await browser.dependencies.board.create(DRAFT, TOKENS[OTHER], key="own")
         assert await told(stream) == f"data: {own.seq}\n".encode()
 
 
 async def test_who_was_away_hears_what_it_missed_and_then_what_comes_each_once(
     browser: Browser,
 ) -> None:
-    board, who = browser.doors.board, TOKENS[TOKEN]
+    board, who = browser.dependencies.board, TOKENS[TOKEN]
     cards = [await board.create(DRAFT, who, key=str(number)) for number in range(4)]
     here, late = board.watch(None, who), board.watch(cards[0].seq, who)
     assert await anext(here) == []

@@ -21,7 +21,7 @@ from moothall.errors import GraphUnavailable
 from moothall.repositories.service import RepositoryService
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.graph import MemoryGraph
 from support.repos import make_repo
 
@@ -52,7 +52,7 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[House]:
     repo = make_repo(
         tmp_path / "project",
         {"src/a.py": "one\n" * 900, f"{HOSTILE.replace('/', '')}.txt": "x\n", "raw.bin": "a\0b"},
@@ -66,30 +66,30 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     repositories = RepositoryService(data, config.WorkspaceSettings(), prepare)
     await repositories.register(str(repo.path), id="project")
     graph = MemoryGraph()
-    doors = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
+    dependencies = replace(doors_of(MemoryDesk(), graph=graph), repositories=repositories)
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        browser = Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
         yield House(browser, graph, head)
 
 
-async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(house: House) -> None:
-    assert "<option>project</option>" in await house.shown("/origins")
-    files = await house.shown("/origins", repository="project")
-    assert f"ref={house.head}&amp;path=src/a.py" in files
-    text = await house.shown("/origins", repository="project", ref=house.head, path="src/a.py")
+async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: House) -> None:
+    assert "<option>project</option>" in await app.shown("/origins")
+    files = await app.shown("/origins", repository="project")
+    assert f"ref={app.head}&amp;path=src/a.py" in files
+    text = await app.shown("/origins", repository="project", ref=app.head, path="src/a.py")
     assert text.count('class="line') == 400
     assert "There is more" in text
-    house.graph.tell("provenance", ROW)
-    shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert house.graph.asked[-1] == (
+    app.graph.tell("provenance", ROW)
+    shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
+    assert app.graph.asked[-1] == (
         "provenance",
-        {"tenant": "local", "commit_sha": house.head, "path": "src/a.py"},
+        {"tenant": "local", "commit_sha": app.head, "path": "src/a.py"},
     )
     assert shown.count(SHOWN) == 6, "the line twice, headline, approach, review and decision"
     for words in (
@@ -104,19 +104,19 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(house: Hous
 
 
 async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
-    house: House,
+    app: House,
 ) -> None:
-    shown = await house.shown("/origins", repository="project", path="src/a.py", line="900")
+    shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
     assert "No council of this house made it" in shown
 
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")
 
-    doors = replace(house.browser.doors, ask=down)
+    dependencies = replace(app.browser.dependencies, ask=down)
     async with http_server(
-        config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+        config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
     ) as served:
-        browser = Browser(house.browser.http, f"http://127.0.0.1:{served.port}", doors)
+        browser = Browser(app.browser.http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
         got = await browser.get("/origins?repository=project&path=src/a.py&line=900")
         assert (got.status, "cannot be asked now: it is away" in got.text) == (200, True)
@@ -137,16 +137,14 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_what_is_not_there_is_refused(
-    house: House, asked: dict[str, str], status: int
-) -> None:
-    got = await house.browser.get(f"/origins?{urlencode(asked)}")
+async def test_what_is_not_there_is_refused(app: House, asked: dict[str, str], status: int) -> None:
+    got = await app.browser.get(f"/origins?{urlencode(asked)}")
     assert got.status == status, got.text
     assert "Traceback" not in got.text
 
 
-async def test_another_tenant_sees_neither_repository_nor_node(house: House) -> None:
-    house.graph.tell(
+async def test_another_tenant_sees_neither_repository_nor_node(app: House) -> None:
+    app.graph.tell(
         "neighbours",
         {
             "node": {"label": "Story", "id": "s", "properties": {}},
@@ -154,23 +152,25 @@ async def test_another_tenant_sees_neither_repository_nor_node(house: House) -> 
             "relationships": [],
         },
     )
-    await house.browser.sign_in(OTHER)
-    assert "No repository is registered" in await house.shown("/origins")
-    assert (await house.browser.get("/origins?repository=project")).status == 404
-    assert (await house.browser.get("/graph?label=Story&id=s")).status == 404
-    assert house.graph.asked[-1][1]["tenant"] == TOKENS[OTHER].tenant
+    await app.browser.sign_in(OTHER)
+    assert "No repository is registered" in await app.shown("/origins")
+    assert (await app.browser.get("/origins?repository=project")).status == 404
+    assert (await app.browser.get("/graph?label=Story&id=s")).status == 404
+    assert app.graph.asked[-1][1]["tenant"] == TOKENS[OTHER].tenant
 
 
-async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: House) -> None:
-    assert "No story yet." in await house.shown("/graph")
-    card = await house.browser.doors.board.create(replace(DRAFT, title=HOSTILE), LOCAL, key="1")
-    begin = await house.shown("/graph")
+async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: House) -> None:
+    assert "No story yet." in await app.shown("/graph")
+    card = await app.browser.dependencies.board.create(
+        replace(DRAFT, title=HOSTILE), LOCAL, key="1"
+    )
+    begin = await app.shown("/graph")
     assert f"/graph?label=Story&amp;id={card.story.id}" in begin
     here, task, word = (
         {"label": label, "id": name}
         for label, name in (("Story", "s"), ("Task", "t/1"), ("Comment", "c"))
     )
-    house.graph.tell(
+    app.graph.tell(
         "neighbours",
         {
             "node": {
@@ -188,7 +188,7 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
             ],
         },
     )
-    shown = await house.shown("/graph", label="Story", id="s")
+    shown = await app.shown("/graph", label="Story", id="s")
     assert "has task <a" in shown
     assert "</a> said of this" in shown
     assert ">Task <tspan>has task</tspan></text>" in shown
@@ -201,12 +201,12 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(house: Hous
     assert SHOWN in shown
 
 
-async def test_forms_offer_the_repositories_of_the_tenant(house: House) -> None:
+async def test_forms_offer_the_repositories_of_the_tenant(app: House) -> None:
     for path in ("/stories/new", "/ask"):
-        assert '<option value="project">' in await house.shown(path)
-    await house.browser.sign_in(OTHER)
+        assert '<option value="project">' in await app.shown(path)
+    await app.browser.sign_in(OTHER)
     for path in ("/stories/new", "/ask"):
-        assert '<option value="project">' not in await house.shown(path)
+        assert '<option value="project">' not in await app.shown(path)
 
 
 def test_more_than_fits_is_listed_and_not_drawn_and_nothing_lies_outside() -> None:

@@ -21,7 +21,7 @@ from moothall.stories.board import Board
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, Browser, form_of
 from support.callers import TOKEN, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 GOOD, OTHER = "correct horse battery", "another horse battery"
@@ -37,7 +37,7 @@ def people(tmp_path: Path) -> UserAccounts:
 
 @pytest.fixture
 def serve(people: UserAccounts) -> Serve:
-    doors = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
+    dependencies = replace(doors_of(MemoryDesk()), board=Board(MemoryBus()))
 
     @asynccontextmanager
     async def serving(jar: aiohttp.CookieJar | None = None) -> AsyncIterator[Browser]:
@@ -46,14 +46,14 @@ def serve(people: UserAccounts) -> Serve:
         async with (
             http_server(
                 settings,
-                replace(doors, stopping=asyncio.Event()),
+                replace(dependencies, stopping=asyncio.Event()),
                 TOKENS,
                 configured=True,
                 people=people,
             ) as served,
             aiohttp.ClientSession(cookie_jar=jar) as http,
         ):
-            yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+            yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
     return serving
 
@@ -233,7 +233,7 @@ async def test_who_is_removed_is_signed_out_and_hears_nothing_more(
         async with browser.http.get(f"{browser.url}/changes") as stream:
             assert (await stream.content.readline()).startswith(b": the board")
             people.remove("alice")
-            await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="one")
+            await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="one")
             assert b"data:" not in await stream.content.read()
         got = await browser.send("/stories/new", title="A", do="create")
         assert got.status == 403
@@ -246,7 +246,7 @@ async def test_a_role_is_what_the_account_has_and_a_tenant_too(
     people.add("eve", GOOD, tenant="elsewhere", roles=["po"])
     people.add("qa-one", GOOD, roles=["qa"])
     async with serve() as browser:
-        card = await browser.doors.board.create(DRAFT, TOKENS[TOKEN], key="one")
+        card = await browser.dependencies.board.create(DRAFT, TOKENS[TOKEN], key="one")
         await browser.send("/sign-in", name="eve", password=GOOD)
         assert (await browser.get(f"/stories/{card.story.id}")).status == 404
         await browser.send("/sign-in", name="qa-one", password=GOOD)

@@ -27,7 +27,7 @@ from moothall.errors import (
     Temporary,
 )
 from support.callers import EVERYWHERE, OTHER, TOKEN, certificate, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.visits import visiting
 
 ASKED = DeliberationRequest(
@@ -42,15 +42,15 @@ ASKED = DeliberationRequest(
 QUICK = [(f"grpc.{name}_reconnect_backoff_ms", 50) for name in ("initial", "min", "max")]
 
 
-async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_a_task_from_its_prompt_to_its_end(deliberations: MemoryDesk, tmp_path: Path) -> None:
     async with (
         visiting(tmp_path) as behind,
-        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
-        remote_kernel(house.server.target, TOKEN) as kernel,
+        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        remote_kernel(app.server.target, TOKEN) as kernel,
     ):
         await kernel.submit(ASKED, LOCAL)
         await kernel.submit(ASKED, LOCAL)
-        request = desk.request("task-1")
+        request = deliberations.request("task-1")
         assert (request.description, request.role, request.budget.seconds) == (
             "What does greet do?",
             "DEV",
@@ -68,7 +68,7 @@ async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Pat
             results=(result,),
             duration_ms=2**40,
         )
-        await desk.decide(outcome)
+        await deliberations.decide(outcome)
         assert await kernel.wait("task-1", LOCAL) == outcome
         assert await kernel.result("task-1", LOCAL) == outcome
         assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
@@ -79,40 +79,45 @@ async def test_a_task_from_its_prompt_to_its_end(desk: MemoryDesk, tmp_path: Pat
     reason="needs openssl to make a certificate: apt-get install openssl",
 )
 async def test_a_server_that_is_not_on_loopback_is_asked_over_tls(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     files = certificate(tmp_path)
     async with (
         visiting(tmp_path) as behind,
         serving(
-            desk, replace(doors_of(desk), visits=behind.visits), host=EVERYWHERE, **files
-        ) as house,
+            deliberations,
+            replace(doors_of(deliberations), visits=behind.visits),
+            host=EVERYWHERE,
+            **files,
+        ) as app,
     ):
         # no address of loopback to whoever reads it, though one leads there
-        server = f"{EVERYWHERE}:{house.server.port}"
+        server = f"{EVERYWHERE}:{app.server.port}"
         async with remote_kernel(server, TOKEN, files["tls_cert"]) as kernel:
             await kernel.submit(ASKED, LOCAL)
-        assert desk.request("task-1").description == ASKED.description
+        assert deliberations.request("task-1").description == ASKED.description
 
 
-async def test_a_council_is_asked_of_a_door_that_has_no_kernel(desk: MemoryDesk) -> None:
+async def test_a_council_is_asked_of_a_door_that_has_no_kernel(deliberations: MemoryDesk) -> None:
     """As the role `api` serves it."""
-    async with serving(desk) as house, remote_kernel(house.server.target, TOKEN) as kernel:
+    async with serving(deliberations) as app, remote_kernel(app.server.target, TOKEN) as kernel:
         await kernel.submit(replace(ASKED, protocol="vote"), LOCAL)
         following = asyncio.create_task(kernel.wait("task-1", LOCAL))
         outcome = Outcome("task-1", DeliberationStatus.COMPLETED, final_state="none")
-        await desk.decide(outcome)
+        await deliberations.decide(outcome)
         assert await following == outcome
         assert await kernel.cancel("task-1", "too late", LOCAL) is DeliberationStatus.COMPLETED
 
 
-async def test_what_the_server_says_is_said_in_our_errors(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_what_the_server_says_is_said_in_our_errors(
+    deliberations: MemoryDesk, tmp_path: Path
+) -> None:
     async with (
         visiting(tmp_path) as behind,
-        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
-        remote_kernel(house.server.target, "nobody") as stranger,
-        remote_kernel(house.server.target, OTHER) as eve,
-        remote_kernel(house.server.target, TOKEN) as kernel,
+        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        remote_kernel(app.server.target, "nobody") as stranger,
+        remote_kernel(app.server.target, OTHER) as eve,
+        remote_kernel(app.server.target, TOKEN) as kernel,
     ):
         await kernel.submit(ASKED, LOCAL)
         with pytest.raises(Refused, match="token is needed") as refused:
@@ -130,16 +135,18 @@ async def test_what_the_server_says_is_said_in_our_errors(desk: MemoryDesk, tmp_
                 await kernel.submit(wrong, LOCAL)
 
 
-async def test_a_council_is_asked_for_whole_or_not_at_all(desk: MemoryDesk, tmp_path: Path) -> None:
+async def test_a_council_is_asked_for_whole_or_not_at_all(
+    deliberations: MemoryDesk, tmp_path: Path
+) -> None:
     constraints = Constraints("short", ("polite",), max_iterations=3)
     council = replace(ASKED, protocol="vote", num_agents=4, rounds=2, constraints=constraints)
     async with (
         visiting(tmp_path) as behind,
-        serving(desk, replace(doors_of(desk), visits=behind.visits)) as house,
-        remote_kernel(house.server.target, TOKEN) as kernel,
+        serving(deliberations, replace(doors_of(deliberations), visits=behind.visits)) as app,
+        remote_kernel(app.server.target, TOKEN) as kernel,
     ):
         await kernel.submit(council, LOCAL)
-        assert desk.request("task-1") == council
+        assert deliberations.request("task-1") == council
         with pytest.raises(InvalidRequest, match=r"^peer review, seed cannot be said"):
             await kernel.submit(replace(council, seed=1, peer_review=True), LOCAL)
         for wrong in (
@@ -152,26 +159,28 @@ async def test_a_council_is_asked_for_whole_or_not_at_all(desk: MemoryDesk, tmp_
 
 
 async def test_a_lost_server_is_found_again_and_nothing_is_seen_twice(
-    desk: MemoryDesk, tmp_path: Path
+    deliberations: MemoryDesk, tmp_path: Path
 ) -> None:
     async with visiting(tmp_path) as behind, AsyncExitStack() as later:
-        doors = replace(doors_of(desk), visits=behind.visits)
-        async with serving(desk, doors) as house:
-            port = house.server.port
+        dependencies = replace(doors_of(deliberations), visits=behind.visits)
+        async with serving(deliberations, dependencies) as app:
+            port = app.server.port
             channel = await later.enter_async_context(
-                grpc.aio.insecure_channel(house.server.target, options=QUICK)
+                grpc.aio.insecure_channel(app.server.target, options=QUICK)
             )
             kernel = RemoteKernel(channel, TOKEN, pause_seconds=0.05)
             await kernel.submit(ASKED, LOCAL)
-            await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1})
+            await deliberations.record(
+                "task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 1}
+            )
             events = await later.enter_async_context(aclosing(kernel.watch("task-1", 0, LOCAL)))
             seen = [(await anext(events)).seq, (await anext(events)).seq]
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0.2)
         assert not waiting.done()
-        await desk.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 2})
-        await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED))
-        async with serving(desk, doors, port=port):
+        await deliberations.record("task-1", EventType.SEAT_TURN, {"task_id": "task-1", "turn": 2})
+        await deliberations.decide(Outcome("task-1", DeliberationStatus.COMPLETED))
+        async with serving(deliberations, dependencies, port=port):
             seen.append((await waiting).seq)
             seen += [recorded.seq async for recorded in events]
     assert seen == [1, 2, 3, 4]

@@ -42,7 +42,7 @@ from moothall.pb.shannon.common import common_pb2 as common
 from support.agents import Agent, serving_agents
 from support.callers import TOKEN
 from support.council import append, by_seat, of, open_council, outcomes
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 ENDPOINT = "grpc://coders.example:50051"
 USED = Usage(prompt_tokens=10, completion_tokens=5, calls=1, cost_usd=0.5)
@@ -75,7 +75,7 @@ def asked(seconds: float = 30) -> ChatRequest:
 async def answer(agent: Agent, task_id: str, **more: Any) -> None:
     """Play the council of a replica: it ends with this diff."""
     async with asyncio.timeout(20):
-        while task_id not in agent.desk.known():
+        while task_id not in agent.deliberations.known():
             await asyncio.sleep(0.01)
     best = Result(
         1,
@@ -96,7 +96,7 @@ async def answer(agent: Agent, task_id: str, **more: Any) -> None:
         usage=USED,
         agent_count=1,
     )
-    await agent.desk.decide(replace(done, **more))
+    await agent.deliberations.decide(replace(done, **more))
 
 
 @dataclass
@@ -135,10 +135,10 @@ async def elsewhere(folder: Path, count: int = 2, **settings: Any) -> AsyncItera
 async def test_it_is_asked_with_the_base_and_answers_with_a_diff_and_what_it_used(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path, 1) as house, asyncio.TaskGroup() as group:
-        group.create_task(answer(house.replicas[0], TASK))
-        reply = await house.model.chat(asked())
-        request = house.replicas[0].desk.request(TASK)
+    async with elsewhere(tmp_path, 1) as app, asyncio.TaskGroup() as group:
+        group.create_task(answer(app.replicas[0], TASK))
+        reply = await app.model.chat(asked())
+        request = app.replicas[0].deliberations.request(TASK)
     assert (request.description.splitlines()[0], request.role) == ("Add it", "dev")
     assert request.repository is not None
     assert (request.repository.id, request.repository.ref) == ("sample", "a" * 40)
@@ -152,12 +152,12 @@ def about_text(seconds: float = 30) -> ChatRequest:
 
 
 async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path, 1) as house:
-        (far,) = house.replicas
-        far.desk.writes = [Writing("agent-dev-001", "It is", "It is")]
+    async with elsewhere(tmp_path, 1) as app:
+        (far,) = app.replicas
+        far.deliberations.writes = [Writing("agent-dev-001", "It is", "It is")]
         pieces: list[str] = []
-        reply = asyncio.create_task(house.model.chat(about_text(), pieces.append))
-        await far.desk.written.wait()
+        reply = asyncio.create_task(app.model.chat(about_text(), pieces.append))
+        await far.deliberations.written.wait()
         await answer(far, TASK)
         told = await reply
         assert (json.loads(told.text), told.usage, told.model) == (
@@ -167,7 +167,7 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
         )
         assert pieces == ["It is", " there."]
         whole = asyncio.create_task(
-            house.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
+            app.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"), pieces.append)
         )
         await answer(far, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "diff" in (await whole).text
@@ -184,9 +184,9 @@ async def test_where_no_tools_are_involved_its_text_is_told_while_it_comes(tmp_p
 async def test_a_stream_that_comes_to_nothing_says_so(
     tmp_path: Path, status: DeliberationStatus, seconds: float, error: type[Exception], said: str
 ) -> None:
-    async with elsewhere(tmp_path, 1) as house:
-        reply = asyncio.create_task(house.model.chat(about_text(seconds)))
-        await answer(house.replicas[0], TASK, status=status, error_message="nobody knew")
+    async with elsewhere(tmp_path, 1) as app:
+        reply = asyncio.create_task(app.model.chat(about_text(seconds)))
+        await answer(app.replicas[0], TASK, status=status, error_message="nobody knew")
         with pytest.raises(error, match=said):
             await reply
 
@@ -223,11 +223,11 @@ class Streams:
 async def test_a_stream_that_means_no_good_is_no_answer(
     tmp_path: Path, updates: list[pb.TaskUpdate], said: str
 ) -> None:
-    async with elsewhere(tmp_path, 1, endpoint_chars=1000) as house:
-        replica = house.model._replicas[0]
+    async with elsewhere(tmp_path, 1, endpoint_chars=1000) as app:
+        replica = app.model._replicas[0]
         replica.stub = stream = Streams(replica.stub, *updates)
         with pytest.raises(ModelReplyInvalid, match=said):
-            await house.model.chat(about_text())
+            await app.model.chat(about_text())
         assert stream.stopped
 
 
@@ -242,10 +242,10 @@ async def test_what_a_stream_says_that_it_used_is_a_count_or_nothing(tmp_path: P
         tool_id="usage_metrics", output=protobuf.value(used), status=common.STATUS_CODE_OK
     )
     end = pb.TaskUpdate(state=pb.AGENT_STATE_COMPLETED, message="done")
-    async with elsewhere(tmp_path, 1) as house:
-        replica = house.model._replicas[0]
+    async with elsewhere(tmp_path, 1) as app:
+        replica = app.model._replicas[0]
         replica.stub = Streams(replica.stub, pb.TaskUpdate(tool_result=told), end)
-        reply = await house.model.chat(about_text())
+        reply = await app.model.chat(about_text())
     assert (json.loads(reply.text)["result"], reply.usage, reply.model) == (
         "done",
         Usage(calls=1),
@@ -288,12 +288,12 @@ async def test_usage_is_read_as_other_systems_write_it_with_the_end_or_not_at_al
             tool_id="usage_metrics", output=protobuf.value(told), status=common.STATUS_CODE_OK
         )
         end.tool_result.CopyFrom(result)
-    async with elsewhere(tmp_path, 1) as house:
-        replica = house.model._replicas[0]
+    async with elsewhere(tmp_path, 1) as app:
+        replica = app.model._replicas[0]
         replica.stub = Streams(
             replica.stub, pb.TaskUpdate(state=pb.AGENT_STATE_EXECUTING, delta="done"), end
         )
-        reply = await house.model.chat(about_text())
+        reply = await app.model.chat(about_text())
     assert (json.loads(reply.text)["result"], reply.usage) == ("done", used)
 
 
@@ -304,63 +304,65 @@ async def test_a_stream_that_failed_is_no_answer_whatever_its_usage_says(tmp_pat
         status=common.STATUS_CODE_OK,
     )
     end = pb.TaskUpdate(state=pb.AGENT_STATE_FAILED, message="nobody knew", tool_result=told)
-    async with elsewhere(tmp_path, 1) as house:
-        replica = house.model._replicas[0]
+    async with elsewhere(tmp_path, 1) as app:
+        replica = app.model._replicas[0]
         replica.stub = Streams(replica.stub, end)
         with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
-            await house.model.chat(about_text())
+            await app.model.chat(about_text())
 
 
 async def test_of_two_the_one_with_more_room_is_asked(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path) as house:
-        full, free = house.replicas
+    async with elsewhere(tmp_path) as app:
+        full, free = app.replicas
         full.tasks._enforcer._active[LOCAL.tenant] = 60
-        reply = asyncio.create_task(house.model.chat(asked()))
+        reply = asyncio.create_task(app.model.chat(asked()))
         await answer(free, TASK)
         assert "It is there." in (await reply).text
-        assert TASK not in full.desk.known()
+        assert TASK not in full.deliberations.known()
 
 
 async def test_a_replica_that_is_killed_under_a_call_is_made_up_for_by_the_other_once(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path) as house:
-        reply = asyncio.create_task(house.model.chat(asked()))
+    async with elsewhere(tmp_path) as app:
+        reply = asyncio.create_task(app.model.chat(asked()))
         async with asyncio.timeout(20):
             while not (
                 begun := [
-                    number for number, one in enumerate(house.replicas) if TASK in one.desk.known()
+                    number
+                    for number, one in enumerate(app.replicas)
+                    if TASK in one.deliberations.known()
                 ]
             ):
                 await asyncio.sleep(0.01)
         (first,) = begun
-        await house.ends[first].aclose()
-        other = house.replicas[1 - first]
+        await app.ends[first].aclose()
+        other = app.replicas[1 - first]
         await answer(other, TASK)
         assert "It is there." in (await reply).text
         again = asyncio.create_task(
-            house.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"))
+            app.model.chat(replace(asked(), call_id="task-2/s/elsewhere/0.1"))
         )
         await answer(other, f"task-{digest('task-2/s/elsewhere/0.1')[:24]}")
         assert "It is there." in (await again).text
 
 
 async def test_where_none_is_left_it_says_so_and_what_is_over_is_over(tmp_path: Path) -> None:
-    async with elsewhere(tmp_path, 1) as house:
+    async with elsewhere(tmp_path, 1) as app:
         with pytest.raises(DeadlineExceeded):
-            await house.model.chat(asked(0))
-        reply = asyncio.create_task(house.model.chat(asked()))
+            await app.model.chat(asked(0))
+        reply = asyncio.create_task(app.model.chat(asked()))
         await answer(
-            house.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
+            app.replicas[0], TASK, status=DeliberationStatus.FAILED, error_message="nobody knew"
         )
         with pytest.raises(ModelReplyInvalid, match="says: nobody knew"):
             await reply
-        await house.ends[0].aclose()
-        house.model._replicas[0].looked = float("-inf")
+        await app.ends[0].aclose()
+        app.model._replicas[0].looked = float("-inf")
         with pytest.raises(
             ModelUnavailable, match=f"no replica of the agent at {ENDPOINT} answers"
         ):
-            await house.model.chat(asked())
+            await app.model.chat(asked())
 
 
 class Gone:
@@ -386,17 +388,17 @@ class Gone:
 async def test_the_breaker_lives_across_calls_and_recovers_through_one_that_is_let_through(
     tmp_path: Path,
 ) -> None:
-    async with elsewhere(tmp_path, 1, breaker_seconds=0.3) as house:
-        replica = house.model._replicas[0]
+    async with elsewhere(tmp_path, 1, breaker_seconds=0.3) as app:
+        replica = app.model._replicas[0]
         replica.stub = gone = Gone(replica.stub)
         for _ in range(4):
             with pytest.raises(ModelUnavailable):
-                await house.model.chat(asked())
+                await app.model.chat(asked())
         assert gone.asked == 2, "from the second failure on it is let alone"
         gone.gone = False
         await asyncio.sleep(0.35)
-        reply = asyncio.create_task(house.model.chat(asked()))
-        await answer(house.replicas[0], TASK)
+        reply = asyncio.create_task(app.model.chat(asked()))
+        await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 
 
@@ -404,12 +406,12 @@ async def test_a_replica_that_refuses_too_long_queries_is_asked_again_at_once(
     tmp_path: Path,
 ) -> None:
     long = replace(asked(), messages=(asked().messages[0], Message("user", "Add it " * 70_000)))
-    async with elsewhere(tmp_path, 1) as house:
+    async with elsewhere(tmp_path, 1) as app:
         for _ in range(3):
             with pytest.raises(ModelUnavailable, match="token_limit"):
-                await house.model.chat(long)
-        reply = asyncio.create_task(house.model.chat(asked()))
-        await answer(house.replicas[0], TASK)
+                await app.model.chat(long)
+        reply = asyncio.create_task(app.model.chat(asked()))
+        await answer(app.replicas[0], TASK)
         assert "It is there." in (await reply).text
 
 
@@ -448,10 +450,10 @@ async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_ag
     tmp_path: Path,
 ) -> None:
     far = Telling(diff=DIFF)
-    async with open_council(tmp_path, by_seat(one=append())) as house:
-        house.parts = replace(house.parts, remote_agents={ENDPOINT: far})
-        d = house.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
-        events = await house.run(d)
+    async with open_council(tmp_path, by_seat(one=append())) as app:
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: far})
+        d = app.deliberation(seats=2, elsewhere={TWO: ENDPOINT})
+        events = await app.run(d)
         assert outcomes(events) == {ONE: "proposed", TWO: "proposed"}
         proposals = {data["seat"]: data["proposal"] for data in of(events, EventType.SEAT_PROPOSED)}
         assert "+def hello_world" in proposals[TWO]["diff"]
@@ -466,7 +468,7 @@ async def test_its_proposal_is_a_diff_re_checked_like_any_other_and_not_asked_ag
             "id": "sample",
             "ref": d.base_sha,
         }
-        await house.run(d, Recording.of(events))
+        await app.run(d, Recording.of(events))
         assert len(far.asked) == 1, "what is recorded is not asked again"
 
 
@@ -481,9 +483,9 @@ HOSTILE = [
 async def test_what_is_no_patch_of_the_repository_is_refused(
     tmp_path: Path, told: dict[str, str], code: str
 ) -> None:
-    async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
-        events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
+    async with open_council(tmp_path, by_seat()) as app:
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(**told)})
+        events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: f"failed {code}"}
 
 
@@ -499,9 +501,9 @@ ANSWERS = [
 async def test_a_question_is_answered_in_words_or_by_a_change(
     tmp_path: Path, told: dict[str, str], end: str
 ) -> None:
-    async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(**told)})
-        events = await house.run(house.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
+    async with open_council(tmp_path, by_seat()) as app:
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(**told)})
+        events = await app.run(app.deliberation("ask", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: end}
         for data in of(events, EventType.SEAT_PROPOSED):
             proposal = data["proposal"]
@@ -514,17 +516,17 @@ async def test_a_question_is_answered_in_words_or_by_a_change(
 async def test_where_the_task_narrows_its_tools_to_reading_a_diff_is_refused(
     tmp_path: Path,
 ) -> None:
-    async with open_council(tmp_path, by_seat()) as house:
-        house.parts = replace(house.parts, remote_agents={ENDPOINT: Telling(diff=DIFF)})
-        events = await house.run(
-            house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",))
+    async with open_council(tmp_path, by_seat()) as app:
+        app.parts = replace(app.parts, remote_agents={ENDPOINT: Telling(diff=DIFF)})
+        events = await app.run(
+            app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}, tools=("files.read",))
         )
         assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
 
 
 async def test_one_that_the_settings_allow_no_more_is_not_asked(tmp_path: Path) -> None:
-    async with open_council(tmp_path, by_seat()) as house:
-        events = await house.run(house.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
+    async with open_council(tmp_path, by_seat()) as app:
+        events = await app.run(app.deliberation("single", seats=1, elsewhere={ONE: ENDPOINT}))
         assert outcomes(events) == {ONE: "failed CONFIGURATION"}
 
 

@@ -20,7 +20,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.errors import ModelUnavailable
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, call, opened, problem, serving_http
 from support.visits import Visiting, visiting
 
@@ -151,8 +151,8 @@ async def test_pages_of_others_reach_nothing(web: Web, headers: dict[str, str], 
 
 
 async def test_our_own_names_and_pages_are_answered(behind: Visiting) -> None:
-    doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
-    async with serving_http(doors, hosts=("moothall.internal",)) as web:
+    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    async with serving_http(dependencies, hosts=("moothall.internal",)) as web:
         for host in ("127.0.0.1", f"localhost:{web.port}", "[::1]:80", "moothall.internal:8080"):
             headers = {"Host": host, "Origin": f"http://{host}"}
             assert (await web("GET", "/v1/tools", headers=headers)).status == 200
@@ -174,7 +174,7 @@ async def test_a_request_that_dies_with_its_client_stops_its_tool(
     await inside.entered.wait()
     asking.cancel()
     async with asyncio.timeout(20):
-        while not any(record.get("status") == "cancelled" for record in behind.house.records()):
+        while not any(record.get("status") == "cancelled" for record in behind.app.records()):
             await asyncio.sleep(0.01)
     inside.open.set()
     assert (await web("POST", "/v1/tools/files.read", call(room, "r-2", path="a.py"))).json[
@@ -236,8 +236,8 @@ async def test_a_parked_request_that_is_allowed_runs_once(tmp_path: Path) -> Non
                 raise Stopped(ToolStatus.BLOCKED, "ask first", may_be_allowed=True)
 
     async with visiting(tmp_path, MemoryBus(), policy=Parks("off", None)) as behind:
-        doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
-        async with serving_http(doors) as web, asyncio.TaskGroup() as group:
+        dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+        async with serving_http(dependencies) as web, asyncio.TaskGroup() as group:
             assert behind.parking is not None
             following = group.create_task(behind.parking.run())
             room = await opened(web)
@@ -284,9 +284,9 @@ async def test_health_is_503_where_a_needed_part_is_down(behind: Visiting) -> No
         {"model": Probe(probe("model")), "graph": Probe(probe("graph"), needed=False)},
         keep_seconds=0,
     )
-    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
-    doors.taking.set()
-    async with serving_http(doors) as web:
+    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, checkup=checkup)
+    dependencies.taking.set()
+    async with serving_http(dependencies) as web:
         answer = await web("GET", "/health", token=None)
         assert (answer.status, answer.json["status"]) == (200, "healthy")
         assert [part["detail"] for part in answer.json["parts"]] == [

@@ -25,7 +25,7 @@ from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.tool.v1 import tool_pb2
 from moothall.tool_sessions.executions import Executions
 from support.callers import OTHER, TOKEN, Client, Serving, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, call, opened, problem, serving_http
 from support.visits import Visiting
 
@@ -34,18 +34,20 @@ ORCHESTRATOR, TOOLS = "/orchestrator.v1.OrchestratorService", "/tool.v1.ToolServ
 
 
 @pytest.fixture
-async def over_http(desk: MemoryDesk, behind: Visiting) -> AsyncIterator[Web]:
+async def over_http(deliberations: MemoryDesk, behind: Visiting) -> AsyncIterator[Web]:
     async with serving_http(
-        replace(doors_of(desk), visits=behind.visits, parking=behind.parking)
+        replace(doors_of(deliberations), visits=behind.visits, parking=behind.parking)
     ) as web:
         yield web
 
 
 async def test_every_method_of_the_protos_is_answered_and_served(
-    desk: MemoryDesk, behind: Visiting
+    deliberations: MemoryDesk, behind: Visiting
 ) -> None:
     executions = cast("Executions", object())
-    services = services_of(replace(doors_of(desk), visits=behind.visits, executions=executions))
+    services = services_of(
+        replace(doors_of(deliberations), visits=behind.visits, executions=executions)
+    )
     assert {service.descriptor.full_name.partition(".")[0] for service in services} == {
         "orchestrator",
         "tool",
@@ -69,9 +71,9 @@ async def test_every_method_of_the_protos_is_answered_and_served(
 
 
 async def test_an_answer_is_the_one_that_grpc_gives(
-    desk: MemoryDesk, over_http: Web, house: Serving
+    deliberations: MemoryDesk, over_http: Web, app: Serving
 ) -> None:
-    client = Client(house.channel)
+    client = Client(app.channel)
     made = await over_http("POST", f"{ORCHESTRATOR}/CreateCouncil", {"role": "qa", "num_agents": 2})
     assert (made.status, made.json["council_id"], made.json["agents_created"]) == (
         200,
@@ -88,7 +90,7 @@ async def test_an_answer_is_the_one_that_grpc_gives(
         "status": "DELIBERATION_STATUS_PENDING",
         "agent_count": 3,
     }
-    await desk.decide(
+    await deliberations.decide(
         Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001", duration_ms=5)
     )
     found = await over_http("POST", f"{ORCHESTRATOR}/GetDeliberationResult", {"task_id": "task-1"})
@@ -98,7 +100,9 @@ async def test_an_answer_is_the_one_that_grpc_gives(
     )  # 64 bits, as protobuf's JSON has them
 
 
-async def test_a_stream_is_a_line_for_each_message(desk: MemoryDesk, over_http: Web) -> None:
+async def test_a_stream_is_a_line_for_each_message(
+    deliberations: MemoryDesk, over_http: Web
+) -> None:
     url = f"http://127.0.0.1:{over_http.port}{ORCHESTRATOR}/StreamDeliberation"
     async with over_http.session.post(
         url, json=ASK, headers={"Authorization": f"Bearer {TOKEN}"}
@@ -109,7 +113,7 @@ async def test_a_stream_is_a_line_for_each_message(desk: MemoryDesk, over_http: 
             "task-1",
             EventType.DELIBERATION_REQUESTED.value,
         )
-        await desk.decide(Outcome("task-1", DeliberationStatus.FAILED))
+        await deliberations.decide(Outcome("task-1", DeliberationStatus.FAILED))
         rest = [json.loads(line) async for line in response.content]
         assert rest[-1]["status"] == "FAILED"
     wrong = await over_http(
@@ -122,18 +126,18 @@ async def test_a_stream_is_a_line_for_each_message(desk: MemoryDesk, over_http: 
 
 
 async def test_a_deliberation_dies_with_the_call_and_a_stream_only_detaches(
-    desk: MemoryDesk, over_http: Web
+    deliberations: MemoryDesk, over_http: Web
 ) -> None:
     for method, dies in (("Deliberate", True), ("StreamDeliberation", False)):
         body = ASK | {"task_id": f"task-{method.lower()}"}
         asking = asyncio.ensure_future(over_http("POST", f"{ORCHESTRATOR}/{method}", body))
         async with asyncio.timeout(10):
-            while body["task_id"] not in desk.known():
+            while body["task_id"] not in deliberations.known():
                 await asyncio.sleep(0.01)
             asking.cancel()
-            while (body["task_id"] in desk.cancelled) != dies or desk.watchers:
+            while (body["task_id"] in deliberations.cancelled) != dies or deliberations.watchers:
                 await asyncio.sleep(0.01)
-        assert (body["task_id"] in desk.cancelled) == dies
+        assert (body["task_id"] in deliberations.cancelled) == dies
 
 
 async def test_tools_go_by_it_too_under_the_same_tokens(over_http: Web, behind: Visiting) -> None:

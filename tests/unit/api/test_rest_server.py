@@ -34,7 +34,7 @@ from moothall.domain.status import Condition
 from moothall.errors import ConfigurationError
 from moothall.telemetry import metrics
 from support.callers import EVERYWHERE, TOKEN, TOKENS, certificate, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, call, opened, problem, serving_http
 from support.visits import Visiting
 
@@ -101,8 +101,8 @@ async def test_figures_and_spans_know_routes_and_no_paths(web: Web) -> None:
 
 async def test_over_tls_with_a_certificate(behind: Visiting, tmp_path: Path) -> None:
     files = certificate(tmp_path)
-    doors = replace(doors_of(MemoryDesk()), visits=behind.visits)
-    async with serving_http(doors, host=EVERYWHERE, **files) as web:
+    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits)
+    async with serving_http(dependencies, host=EVERYWHERE, **files) as web:
         trusted = ssl.create_default_context(cafile=str(files["tls_cert"]))
         url = f"https://localhost:{web.port}/v1/tools"
         async with web.session.get(
@@ -171,8 +171,8 @@ async def test_a_chosen_port_that_is_taken_is_an_error_and_tokens_are_needed() -
 async def test_connections_that_ask_for_nothing_are_closed_and_others_are_not(
     behind: Visiting,
 ) -> None:
-    doors = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
-    async with serving_http(doors, head_seconds=0.3) as web:
+    dependencies = replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
+    async with serving_http(dependencies, head_seconds=0.3) as web:
         silent = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(20)]
         for _, writer in silent[10:]:
             writer.write(b"GET /tasks HTTP/1.1\r\nHost: ")
@@ -218,7 +218,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length[1]) if length else 0)
 
 
-def doors(behind: Visiting) -> ApiDependencies:
+def dependencies(behind: Visiting) -> ApiDependencies:
     return replace(doors_of(MemoryDesk()), visits=behind.visits, parking=behind.parking)
 
 
@@ -226,7 +226,7 @@ def doors(behind: Visiting) -> ApiDependencies:
 async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
     behind: Visiting, more: bytes
 ) -> None:
-    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
         assert b"200 OK" in (await answer_of(reader))[0]
@@ -241,7 +241,7 @@ async def test_what_trickles_in_after_an_answer_must_become_a_request_in_time(
 
 
 async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) -> None:
-    async with serving_http(doors(behind), head_seconds=0.3) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(behind), head_seconds=0.3) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(
             b"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n{"
@@ -256,7 +256,7 @@ async def test_a_body_that_nobody_reads_holds_no_connection(behind: Visiting) ->
 
 
 async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visiting) -> None:
-    async with serving_http(doors(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(behind), keep_seconds=0.6) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         writer.write(ASK)
         await answer_of(reader)
@@ -265,7 +265,7 @@ async def test_a_connection_that_asks_for_nothing_more_is_closed(behind: Visitin
 
 
 async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting) -> None:
-    async with serving_http(doors(behind), body_seconds=0.2) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(behind), body_seconds=0.2) as web, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         head = (
             f"POST /v1/workspaces HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
@@ -281,7 +281,7 @@ async def test_a_slow_body_and_one_that_is_encoded_are_refused(behind: Visiting)
 
 
 async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> None:
-    async with serving_http(doors(behind), connections=3) as web, asyncio.timeout(10):
+    async with serving_http(dependencies(behind), connections=3) as web, asyncio.timeout(10):
         open_now = [await asyncio.open_connection("127.0.0.1", web.port) for _ in range(3)]
         for reader, writer in open_now:
             writer.write(ASK)
@@ -303,7 +303,7 @@ async def test_more_connections_than_allowed_are_closed(behind: Visiting) -> Non
 
 
 async def test_a_client_that_takes_nothing_of_its_answer_is_let_go(behind: Visiting) -> None:
-    async with serving_http(doors(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
+    async with serving_http(dependencies(behind), stall_seconds=0.3) as web, asyncio.timeout(20):
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
@@ -326,7 +326,10 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
         return Condition.HEALTHY, "where it is"
 
     checkup = HealthCheck({"bus": Probe(look)})
-    async with serving_http(replace(doors(behind), checkup=checkup)) as web, asyncio.timeout(10):
+    async with (
+        serving_http(replace(dependencies(behind), checkup=checkup)) as web,
+        asyncio.timeout(10),
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
         known, unknown = (
             ASK.replace(b"/v1/tools?limit=1", b"/health"),
@@ -341,13 +344,13 @@ async def test_a_request_sent_along_with_another_is_nobody_elses(behind: Visitin
 async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_stopped(
     behind: Visiting,
 ) -> None:
-    async with serving_http(doors(behind)) as web:
+    async with serving_http(dependencies(behind)) as web:
         room = await opened(web)
         inside = behind.rooms.rooms[room["workspace_id"]]
         for grace, wanted in ((5.0, "success"), (0.1, "")):
             async with AsyncExitStack() as stack:
                 served = await stack.enter_async_context(
-                    serving_http(doors(behind), grace_seconds=grace)
+                    serving_http(dependencies(behind), grace_seconds=grace)
                 )
                 inside.open.clear()
                 inside.entered.clear()
@@ -368,7 +371,7 @@ async def test_at_its_end_a_request_under_way_may_end_and_one_that_does_not_is_s
                         async with asyncio.timeout(20):
                             while not any(
                                 record.get("status") == "cancelled"
-                                for record in behind.house.records()
+                                for record in behind.app.records()
                             ):
                                 await asyncio.sleep(0.01)
                 with pytest.raises(OSError, match="Connect"):
@@ -382,7 +385,7 @@ async def test_a_bug_behind_the_door_is_logged_and_not_told(
         raise RuntimeError("a detail of ours")
 
     async with serving_http(
-        replace(doors(behind), checkup=HealthCheck({"bus": Probe(look)}))
+        replace(dependencies(behind), checkup=HealthCheck({"bus": Probe(look)}))
     ) as web:
         answer = await web("GET", "/health")
         assert problem(answer) == (500, "INTERNAL", "internal error; the server's log says more")
@@ -430,10 +433,10 @@ async def test_an_answer_that_fails_by_a_bug_on_its_way_is_cut_off(behind: Visit
     async def stream(_request: Request) -> Response:
         return await lines(facts(), str)
 
-    app = application(config.WebSettings(), doors(behind), TOKENS, Sessions(1, 1, 1))
-    app.router.routes.append(Route("/stream", stream))
+    site = application(config.WebSettings(), dependencies(behind), TOKENS, Sessions(1, 1, 1))
+    site.router.routes.append(Route("/stream", stream))
     async with (
-        serving(app, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
+        serving(site, ListenAddress("HTTP", "web", "127.0.0.1", 0, 0), ServerLimits()) as port,
         aiohttp.ClientSession() as session,
     ):
         headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -18,7 +18,7 @@ from moothall.stories.board import Board
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.rest import Web, problem, serving_http
 
 STORIES = "/api/v1/stories"
@@ -35,8 +35,8 @@ STORY: dict[str, Any] = {
 
 
 @pytest.fixture
-async def web(desk: MemoryDesk) -> AsyncIterator[Web]:
-    async with serving_http(replace(doors_of(desk), board=Board(MemoryBus()))) as found:
+async def web(deliberations: MemoryDesk) -> AsyncIterator[Web]:
+    async with serving_http(replace(doors_of(deliberations), board=Board(MemoryBus()))) as found:
         yield found
 
 
@@ -139,10 +139,10 @@ async def test_a_comment_since_it_was_seen_refuses_a_move_too(web: Web) -> None:
 
 
 async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
-    web: Web, desk: MemoryDesk
+    web: Web, deliberations: MemoryDesk
 ) -> None:
     story, task = await made(web), "/api/v1/deliberations/task-1"
-    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    await deliberations.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
     for _ in range(2):
         words = {"message": "In French."}
         assert (
@@ -150,7 +150,7 @@ async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
         ).status == 204
     diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
     result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
-    await desk.decide(
+    await deliberations.decide(
         Outcome("task-1", DeliberationStatus.COMPLETED, story_id=story, results=(result,))
     )
     said = {"comment": "Say it in French.", "on": {"task_id": "task-1", "path": "u.py", "line": 1}}
@@ -166,23 +166,23 @@ async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
     assert (
         problem(await web("POST", f"{task}/steer", {"message": "x", "task_id": "task-2"}))[0] == 400
     )
-    told = [event.data async for event in _steered(desk)]
+    told = [event.data async for event in _steered(deliberations)]
     assert len({event["key"] for event in told}) == 1, (
         "the desk is told one key, by which it knows them for one"
     )
 
 
-async def _steered(desk: MemoryDesk) -> AsyncIterator[Any]:
-    async for recorded in desk.watch("task-1", 0, LOCAL):
+async def _steered(deliberations: MemoryDesk) -> AsyncIterator[Any]:
+    async for recorded in deliberations.watch("task-1", 0, LOCAL):
         if recorded.event.type is EventType.DELIBERATION_STEERED:
             yield recorded.event
 
 
 async def test_tasks_are_changed_before_they_begin_and_who_is_late_gets_409(
-    desk: MemoryDesk,
+    deliberations: MemoryDesk,
 ) -> None:
     bus = MemoryBus()
-    async with serving_http(doors_of(desk, bus)) as web:
+    async with serving_http(doors_of(deliberations, bus)) as web:
         story = await made(web)
         path = f"{STORIES}/{story}/plan"
         assert (await web("GET", path)).json == {"json": "", "plan_id": "", "tasks": []}
@@ -238,10 +238,12 @@ async def test_the_score_rises_with_criteria(web: Web) -> None:
     assert bare.json["findings"]
 
 
-async def test_a_deliberation_is_told_as_over_grpc(desk: MemoryDesk, web: Web) -> None:
+async def test_a_deliberation_is_told_as_over_grpc(deliberations: MemoryDesk, web: Web) -> None:
     ask = {"task_description": "Add hello_world()", "role": "DEV", "task_id": "task-1"}
     await web("POST", "/orchestrator.v1.OrchestratorService/SubmitDeliberation", ask)
-    await desk.decide(Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
+    await deliberations.decide(
+        Outcome("task-1", DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
+    )
     rpc = await web(
         "POST", "/orchestrator.v1.OrchestratorService/GetDeliberationResult", {"task_id": "task-1"}
     )

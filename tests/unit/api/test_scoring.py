@@ -10,14 +10,14 @@ import pytest
 from moothall.pb.workspace.v1 import workspace_pb2 as pb
 from moothall.pb.workspace.v1 import workspace_pb2_grpc as pb_grpc
 from support.callers import TOKEN, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 TOLD = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 
 
-async def test_a_report_is_scored_by_its_level(desk: MemoryDesk) -> None:
-    async with serving(desk) as house:
-        stub: Any = pb_grpc.WorkspaceServiceStub(house.channel)
+async def test_a_report_is_scored_by_its_level(deliberations: MemoryDesk) -> None:
+    async with serving(deliberations) as app:
+        stub: Any = pb_grpc.WorkspaceServiceStub(app.channel)
         report = pb.Report(
             build=pb.Build(ok=True),
             unit=pb.Tests(ok=True, passed=3, coverage=0.75),
@@ -49,10 +49,10 @@ async def test_a_report_is_scored_by_its_level(desk: MemoryDesk) -> None:
     ],
 )
 async def test_what_is_wrong_is_named(
-    desk: MemoryDesk, report: dict[str, Any], level: str, said: str
+    deliberations: MemoryDesk, report: dict[str, Any], level: str, said: str
 ) -> None:
-    async with serving(desk) as house:
-        stub: Any = pb_grpc.WorkspaceServiceStub(house.channel)
+    async with serving(deliberations) as app:
+        stub: Any = pb_grpc.WorkspaceServiceStub(app.channel)
         asked = pb.ScoreWorkspaceRequest(
             job_id="job-1", report=pb.Report(**report), rigor_level=level
         )

@@ -21,7 +21,7 @@ from moothall.stories.board import Board
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, TOKEN, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 STORY: Any = {
     "title": "Export invoices as CSV",
@@ -53,9 +53,9 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def calls(desk: MemoryDesk, bus: MemoryBus) -> AsyncIterator[Calls]:
-    async with serving(desk, replace(doors_of(desk), board=Board(bus))) as house:
-        yield Calls(house.channel)
+async def calls(deliberations: MemoryDesk, bus: MemoryBus) -> AsyncIterator[Calls]:
+    async with serving(deliberations, replace(doors_of(deliberations), board=Board(bus))) as app:
+        yield Calls(app.channel)
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
@@ -65,9 +65,9 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 
 
 async def test_a_story_on_a_repository_that_is_not_there_is_refused(
-    calls: Calls, desk: MemoryDesk
+    calls: Calls, deliberations: MemoryDesk
 ) -> None:
-    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
     code, said = await refused(
         calls.CreateStory(pb.CreateStoryRequest(**STORY, repository="ghost"))
     )
@@ -172,17 +172,17 @@ async def test_a_watcher_sees_every_move_and_misses_none_when_it_comes_back(call
 
 
 async def test_something_is_said_of_a_story_and_of_a_line(
-    calls: Calls, bus: MemoryBus, desk: MemoryDesk
+    calls: Calls, bus: MemoryBus, deliberations: MemoryDesk
 ) -> None:
     made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
     for _ in range(2):
         await calls.Comment(
             pb.CommentRequest(story_id=made.story_id, comment="Soon.", request_id="one")
         )
-    await desk.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
+    await deliberations.submit(DeliberationRequest("do it", "dev", task_id="task-1"), LOCAL)
     diff = "--- a/u.py\n+++ b/u.py\n@@ -0,0 +1 @@\n+new\n"
     result = Result(1, "agent-dev-001", "dev", 0.5, (), passed_gates=True, proven=True, diff=diff)
-    await desk.decide(
+    await deliberations.decide(
         Outcome("task-1", DeliberationStatus.COMPLETED, story_id=made.story_id, results=(result,))
     )
     on = pb.DiffLine(task_id="task-1", path="u.py", line=1)
@@ -207,10 +207,10 @@ async def test_something_is_said_of_a_story_and_of_a_line(
     assert code is grpc.StatusCode.NOT_FOUND
 
 
-async def test_tasks_are_told_and_changed_before_they_begin(desk: MemoryDesk) -> None:
+async def test_tasks_are_told_and_changed_before_they_begin(deliberations: MemoryDesk) -> None:
     bus = MemoryBus()
-    async with serving(desk, doors_of(desk, bus)) as house:
-        calls = Calls(house.channel)
+    async with serving(deliberations, doors_of(deliberations, bus)) as app:
+        calls = Calls(app.channel)
         made = await calls.CreateStory(pb.CreateStoryRequest(**STORY))
         for event in ("refine", "submit"):
             await calls.Transition(pb.TransitionRequest(story_id=made.story_id, event=event))

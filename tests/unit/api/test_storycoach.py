@@ -11,14 +11,14 @@ from moothall.orchestrator.story_writer import RULES
 from moothall.pb.storycoach.v1 import storycoach_pb2 as pb
 from moothall.pb.storycoach.v1 import storycoach_pb2_grpc as pb_grpc
 from support.callers import TOKEN, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 TOLD = {"metadata": [("authorization", f"Bearer {TOKEN}")], "timeout": 20}
 
 
-async def test_a_story_is_scored_refined_and_suggested_over_grpc(desk: MemoryDesk) -> None:
-    async with serving(desk) as house:
-        stub: Any = pb_grpc.StoryCoachServiceStub(house.channel)
+async def test_a_story_is_scored_refined_and_suggested_over_grpc(deliberations: MemoryDesk) -> None:
+    async with serving(deliberations) as app:
+        stub: Any = pb_grpc.StoryCoachServiceStub(app.channel)
         scored = await stub.ScoreStory(
             pb.ScoreStoryRequest(title="Export", ac=["It is fast"]), **TOLD
         )

@@ -41,12 +41,12 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
 ) -> None:
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
-        house = House(tmp_path, audit, GuardSettings())
-        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
-        seat = house.seat()
-        assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
-        everything = house.seat(grant=Grant(tools=("*",)))
-        pushed = await house.gate.call(everything, tool_call("git.push", number=2, branch="main"))
+        app = House(tmp_path, audit, GuardSettings())
+        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        seat = app.seat()
+        assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+        everything = app.seat(grant=Grant(tools=("*",)))
+        pushed = await app.gate.call(everything, tool_call("git.push", number=2, branch="main"))
         assert (pushed.status, "acts beyond the workspace" in pushed.error) == (
             ToolStatus.PARKED,
             True,
@@ -55,7 +55,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
         async with asyncio.timeout(20):
             number = 3
             while (
-                await house.gate.call(seat, tool_call(path="a", number=number))
+                await app.gate.call(seat, tool_call(path="a", number=number))
             ).status is not ToolStatus.BLOCKED:
                 number += 1
                 await asyncio.sleep(0.01)
@@ -83,15 +83,15 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     assert there.guard not in {here.guard, hashlib.sha256(here.guard).digest()}
     assert here.guard.hex() not in repr(there) + repr(here)
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
-    house, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
-    assert host.check(house.sign(subject, "ann"), subject).approver == "ann"
+    app, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
+    assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
     with pytest.raises(Refused, match="where the house is"):
         host.sign(subject, "eve")
     for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
         with pytest.raises(Refused):
             host.check(forger.sign(subject, "eve"), subject)
         with pytest.raises(Refused):
-            house.check(forger.sign(subject, "eve"), subject)
+            app.check(forger.sign(subject, "eve"), subject)
     bus = MemoryBus()
     async with (
         open_rules(settings(tmp_path / "host"), bus, keys=there) as far,

@@ -24,16 +24,16 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         },
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
-        house = House(tmp_path, audit, GuardSettings())
-        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        app = House(tmp_path, audit, GuardSettings())
+        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
-        assert [spec.name for spec in house.gate.list_tools("local", grant)] == ["db.redis"]
-        assert [spec.name for spec in house.gate.list_tools("acme", grant)] == ["db.neo4j"]
-        seat = house.seat(grant=grant)
-        missing = await house.gate.call(seat, tool_call("db.postgres", query="select 1"))
+        assert [spec.name for spec in app.gate.list_tools("local", grant)] == ["db.redis"]
+        assert [spec.name for spec in app.gate.list_tools("acme", grant)] == ["db.neo4j"]
+        seat = app.seat(grant=grant)
+        missing = await app.gate.call(seat, tool_call("db.postgres", query="select 1"))
         assert missing.status is ToolStatus.BLOCKED
         assert "MOOTHALL_DB__POSTGRES_URL is not set" in missing.error
-        there = await house.gate.call(
+        there = await app.gate.call(
             seat, tool_call("db.redis", number=2, command="GET", args=["a"])
         )
         assert there.status is ToolStatus.PARKED

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from support.gate import House, open_house
+from support.gate import House, open_app
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with open_house(tmp_path) as opened:
+async def app(tmp_path: Path) -> AsyncIterator[House]:
+    async with open_app(tmp_path) as opened:
         yield opened

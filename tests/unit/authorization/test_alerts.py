@@ -11,29 +11,29 @@ from moothall.config import GuardSettings
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.events.registry import subject_of
-from support.gate import House, open_house, tool_call
+from support.gate import House, open_app, tool_call
 
 
-def alerts_of(house: House) -> list[Event]:
-    return [event for event in house.facts.events if event.type == EventType.GUARD_ALERTED]
+def alerts_of(app: House) -> list[Event]:
+    return [event for event in app.facts.events if event.type == EventType.GUARD_ALERTED]
 
 
 async def refused(
-    house: House, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
+    app: House, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
 ) -> None:
     for number in range(first, first + times):
-        result = await house.gate.call(house.seat(), tool_call(tool, number=number, **arguments))
+        result = await app.gate.call(app.seat(), tool_call(tool, number=number, **arguments))
         assert result.status is ToolStatus.BLOCKED
 
 
 async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
     tmp_path: Path,
 ) -> None:
-    async with open_house(tmp_path, alert_denials=5) as house:
-        await refused(house, 4, branch="x")
-        assert alerts_of(house) == []
-        await refused(house, 3, first=5, branch="x")
-        [alert] = alerts_of(house)
+    async with open_app(tmp_path, alert_denials=5) as app:
+        await refused(app, 4, branch="x")
+        assert alerts_of(app) == []
+        await refused(app, 3, first=5, branch="x")
+        [alert] = alerts_of(app)
         assert (
             alert.data["kind"],
             alert.data["count"],
@@ -42,22 +42,22 @@ async def test_many_refusals_raise_one_alert_and_then_the_counting_begins_anew(
         ) == (
             "denials",
             5,
-            house.seat().principal.name,
+            app.seat().principal.name,
             "git.push",
         )
         assert (subject_of(alert), "not granted" in alert.data["reason"]) == ("audit.local", True)
-        await refused(house, 3, first=8, branch="x")
-        assert len(alerts_of(house)) == 2
-        assert len({event.id for event in alerts_of(house)}) == 2
+        await refused(app, 3, first=8, branch="x")
+        assert len(alerts_of(app)) == 2
+        assert len({event.id for event in alerts_of(app)}) == 2
 
 
 @pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd", "a/../../b"])
 async def test_attempts_to_leave_the_workspace_are_called_out_soon(
     tmp_path: Path, path: str
 ) -> None:
-    async with open_house(tmp_path, alert_escapes=3) as house:
-        await refused(house, 3, "files.read", path=path)
-        [alert] = alerts_of(house)
+    async with open_app(tmp_path, alert_escapes=3) as app:
+        await refused(app, 3, "files.read", path=path)
+        [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["count"]) == ("escapes", 3)
 
 
@@ -67,10 +67,10 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
             call.request_id, call.tool, ToolStatus.BLOCKED, error="a link that leaves the workspace"
         )
 
-    async with open_house(tmp_path, alert_escapes=2) as house:
-        house.room.answer = wall
-        await refused(house, 2, "files.read", path="link")
-        [alert] = alerts_of(house)
+    async with open_app(tmp_path, alert_escapes=2) as app:
+        app.room.answer = wall
+        await refused(app, 2, "files.read", path="link")
+        [alert] = alerts_of(app)
     assert (alert.data["kind"], alert.data["reason"]) == (
         "escapes",
         "a link that leaves the workspace",
@@ -78,23 +78,23 @@ async def test_what_a_wall_refuses_is_an_attempt_to_get_past_it(tmp_path: Path) 
 
 
 async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
-    async with open_house(tmp_path, alert_denials=2, alert_escapes=1) as house:
+    async with open_app(tmp_path, alert_denials=2, alert_escapes=1) as app:
         for number in range(6):
-            await house.gate.call(house.seat(), tool_call("files.raed", number=number))
-            await house.gate.call(house.seat(), tool_call("files.read", number=number, path=7))
-        assert alerts_of(house) == []
+            await app.gate.call(app.seat(), tool_call("files.raed", number=number))
+            await app.gate.call(app.seat(), tool_call("files.read", number=number, path=7))
+        assert alerts_of(app) == []
 
 
-async def test_one_window_knows_nothing_of_what_is_long_past(house: House) -> None:
+async def test_one_window_knows_nothing_of_what_is_long_past(app: House) -> None:
     now = 0.0
     alerts = Alerts(GuardSettings(alert_denials=3, alert_seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):
         now = moment
-        alerts.count_refusal(house.seat(), tool_call(path="a"), "no", escape=False)
+        alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)
     assert alerts.take() != ()
     for moment in (100, 106, 112, 118):
         now = moment
-        alerts.count_refusal(house.seat(), tool_call(path="a"), "no", escape=False)
+        alerts.count_refusal(app.seat(), tool_call(path="a"), "no", escape=False)
     assert alerts.take() == []
 
 
@@ -111,14 +111,12 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
 
     bus = MemoryBus()
     parking = ApprovalQueue(bus.bucket(BUCKET), bus.bucket(SPENT_BUCKET), Approvals(b"k" * 32, 60))
-    async with open_house(
-        tmp_path, policy=Policy("enforce", Parks().decide), parking=parking
-    ) as house:
+    async with open_app(tmp_path, policy=Policy("enforce", Parks().decide), parking=parking) as app:
         call = tool_call(path="a")
-        assert (await house.gate.call(house.seat(), call)).status is ToolStatus.PARKED
+        assert (await app.gate.call(app.seat(), call)).status is ToolStatus.PARKED
         await parking.resolve("local", call.request_id, allow=True, approver="ann")
-        assert (await house.gate.call(house.seat(), call)).status is ToolStatus.SUCCESS
-        phases = [(record["phase"], record.get("approved_by")) for record in house.records()]
+        assert (await app.gate.call(app.seat(), call)).status is ToolStatus.SUCCESS
+        phases = [(record["phase"], record.get("approved_by")) for record in app.records()]
         assert phases == [
             ("start", None),
             ("finish", None),
@@ -134,8 +132,8 @@ async def test_who_approved_is_on_the_audit_before_it_runs(tmp_path: Path) -> No
             "files.read",
             call.request_id,
         )
-        lines = house.chain.read_text(encoding="ascii")
-        house.chain.write_text(
+        lines = app.chain.read_text(encoding="ascii")
+        app.chain.write_text(
             lines.replace('"approved_by":"ann"', '"approved_by":"bob"'), encoding="ascii"
         )
         assert not verify_all(tmp_path).ok

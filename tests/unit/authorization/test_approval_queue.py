@@ -19,7 +19,7 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolStatus
 from moothall.errors import InvalidRequest, NotFound, Refused
 from moothall.testing.bus import MemoryBus
-from support.gate import House, open_house, tool_call
+from support.gate import House, open_app, tool_call
 
 KEY = b"k" * 32
 SUBJECT = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
@@ -37,22 +37,22 @@ def parking_on(bus: MemoryBus, key: bytes = KEY, seconds: float = 900) -> Approv
 
 
 def house_of(folder: Path, parking: ApprovalQueue) -> Any:
-    return open_house(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
+    return open_app(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
 async def delete(
-    house: House, number: int = 1, path: str = "a", **seat: Any
+    app: House, number: int = 1, path: str = "a", **seat: Any
 ) -> tuple[ToolStatus, str]:
-    result = await house.gate.call(
-        house.seat(**seat), tool_call("files.delete", number=number, path=path)
+    result = await app.gate.call(
+        app.seat(**seat), tool_call("files.delete", number=number, path=path)
     )
     return result.status, result.error
 
 
 async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as house:
-        status, words = await delete(house)
+    async with house_of(tmp_path, parking) as app:
+        status, words = await delete(app)
         [item] = parking.list_waiting("local")
         assert status is ToolStatus.PARKED
         assert f"waits for an operator as {item.id}" in words
@@ -63,21 +63,21 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
             "local",
         )
         assert parking.list_waiting("other") == []
-        assert house.room.calls == []
+        assert app.room.calls == []
 
         await parking.resolve("local", item.id, allow=True, approver="ann")
         assert parking.list_waiting("local") == []
-        assert (await delete(house, path="b", number=2))[
+        assert (await delete(app, path="b", number=2))[
             0
         ] is ToolStatus.PARKED  # other arguments are another request
-        assert (await delete(house))[0] is ToolStatus.SUCCESS
-        assert await delete(house) == (ToolStatus.BLOCKED, "the approval was used already")
-        assert [call.arguments for call in house.room.calls] == [{"path": "a"}]
-        ids = [event.id for event in house.facts.events]
+        assert (await delete(app))[0] is ToolStatus.SUCCESS
+        assert await delete(app) == (ToolStatus.BLOCKED, "the approval was used already")
+        assert [call.arguments for call in app.room.calls] == [{"path": "a"}]
+        ids = [event.id for event in app.facts.events]
         assert len(ids[:1] + ids[2:3]) == len(
             {ids[0], ids[2]}
         )  # that it was parked, and how it ended, are two events
-        assert [record["status"] for record in house.records() if record["phase"] == "finish"] == [
+        assert [record["status"] for record in app.records() if record["phase"] == "finish"] == [
             "parked",
             "parked",
             "success",
@@ -87,14 +87,14 @@ async def test_an_allowed_request_runs_once(tmp_path: Path) -> None:
 
 async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as house:
-        await delete(house, 1)
-        await delete(house, 2)
+    async with house_of(tmp_path, parking) as app:
+        await delete(app, 1)
+        await delete(app, 2)
         assert len(parking.list_waiting("local")) == 1
         await parking.resolve("local", "request-1", allow=True, approver="ann")
-        assert (await delete(house, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
-        assert (await delete(house, 4))[0] is ToolStatus.SUCCESS
-        assert (await delete(house, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
+        assert (await delete(app, 3, role="qa"))[0] is ToolStatus.PARKED  # another seat
+        assert (await delete(app, 4))[0] is ToolStatus.SUCCESS
+        assert (await delete(app, 5))[0] is ToolStatus.PARKED  # once is once; this waits anew
         assert {item.request_id for item in parking.list_waiting("local")} == {
             "request-3",
             "request-5",
@@ -103,10 +103,10 @@ async def test_a_seat_that_asks_again_later_spends_the_approval(tmp_path: Path) 
 
 async def test_a_refused_request_is_refused_for_good_and_says_why(tmp_path: Path) -> None:
     parking = parking_on(MemoryBus())
-    async with house_of(tmp_path, parking) as house:
-        await delete(house)
+    async with house_of(tmp_path, parking) as app:
+        await delete(app)
         await parking.resolve("local", "request-1", allow=False, approver="ann", comment="keep it")
-        assert await delete(house, 2) == (ToolStatus.BLOCKED, "an operator refused it: keep it")
+        assert await delete(app, 2) == (ToolStatus.BLOCKED, "an operator refused it: keep it")
         with pytest.raises(InvalidRequest, match="it was refused already"):
             await parking.resolve("local", "request-1", allow=True, approver="ann")
         with pytest.raises(NotFound):
@@ -146,16 +146,16 @@ def test_forged_and_expired_approvals_are_refused() -> None:
 async def test_what_somebody_wrote_into_the_bucket_runs_nothing(tmp_path: Path) -> None:
     bus = MemoryBus()
     parking = parking_on(bus)
-    async with house_of(tmp_path, parking) as house:
-        await delete(house)
+    async with house_of(tmp_path, parking) as app:
+        await delete(app)
         eve = parking_on(bus, b"e" * 32)
         await eve.refresh()
         await eve.resolve("local", "request-1", allow=True, approver="ann")
         await parking.refresh()
-        status, words = await delete(house)
+        status, words = await delete(app)
     assert status is ToolStatus.BLOCKED
     assert "the approval is refused" in words
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
 async def test_an_approval_that_is_spent_elsewhere_is_spent(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ async def test_who_listens_hears_of_each_allowed_request_once_wherever_it_was_al
     here, there = parking_on(bus), parking_on(bus)
     heard: asyncio.Queue[str] = asyncio.Queue()
     here.on_resolved(lambda item: heard.put_nowait(item.request_id))
-    async with house_of(tmp_path, here) as house, asyncio.TaskGroup() as group:
+    async with house_of(tmp_path, here) as app, asyncio.TaskGroup() as group:
         running = group.create_task(here.run())
-        await delete(house, 1)
-        await delete(house, 2, "b")
+        await delete(app, 1)
+        await delete(app, 2, "b")
         await here.resolve("local", "request-1", allow=True, approver="ann")
         await there.refresh()
         await there.resolve("local", "request-2", allow=True, approver="ann")

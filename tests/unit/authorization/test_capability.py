@@ -15,7 +15,7 @@ from moothall.ports import Workspace
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Requirements, ToolSpec
-from support.gate import House, open_house, tool_call
+from support.gate import House, open_app, tool_call
 
 LOOK = ToolSpec(
     name="web.look",
@@ -55,106 +55,103 @@ class Web:
 @pytest.mark.parametrize(
     ("token", "words"),
     [
-        (lambda house, token: "", "there is no capability token"),
-        (lambda house, token: token[:-2], "is refused"),
-        (lambda house, token: house.seat(workspace_id="ws-2").token, "Audience"),
-        (lambda house, token: house.seat(role="qa").token, "somebody else's"),
+        (lambda app, token: "", "there is no capability token"),
+        (lambda app, token: token[:-2], "is refused"),
+        (lambda app, token: app.seat(workspace_id="ws-2").token, "Audience"),
+        (lambda app, token: app.seat(role="qa").token, "somebody else's"),
         (
-            lambda house, token: narrow(token, seconds=60, tools=["files.list"]),
+            lambda app, token: narrow(token, seconds=60, tools=["files.list"]),
             "files.write is not covered",
         ),
-        (lambda house, token: narrow(token, seconds=60, protected=["src/"]), "protected: src/"),
+        (lambda app, token: narrow(token, seconds=60, protected=["src/"]), "protected: src/"),
         (
-            lambda house, token: narrow(token, seconds=60, request="0" * 64),
+            lambda app, token: narrow(token, seconds=60, request="0" * 64),
             "bound to another request",
         ),
-        (lambda house, token: Rules().tokens.check, "is refused"),
+        (lambda app, token: Rules().tokens.check, "is refused"),
     ],
 )
-async def test_without_a_good_token_nothing_runs(house: House, token: Any, words: str) -> None:
-    seat = house.seat()
-    given = token(house, seat.token)
-    result = await house.gate.call(
+async def test_without_a_good_token_nothing_runs(app: House, token: Any, words: str) -> None:
+    seat = app.seat()
+    given = token(app, seat.token)
+    result = await app.gate.call(
         replace(seat, token=given if isinstance(given, str) else "x.y.z"),
         tool_call("files.write", path="src/a", content=""),
     )
     assert result.status is ToolStatus.BLOCKED
     assert words in result.error
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
-async def test_a_token_bound_to_the_request_serves_it(house: House) -> None:
-    seat, call = house.seat(), tool_call(path="a")
+async def test_a_token_bound_to_the_request_serves_it(app: House) -> None:
+    seat, call = app.seat(), tool_call(path="a")
     bound = replace(seat, token=narrow(seat.token, seconds=60, request=request_digest(call)))
-    assert (await house.gate.call(bound, call)).status is ToolStatus.SUCCESS
-    assert (await house.gate.call(bound, tool_call(path="b"))).status is ToolStatus.BLOCKED
+    assert (await app.gate.call(bound, call)).status is ToolStatus.SUCCESS
+    assert (await app.gate.call(bound, tool_call(path="b"))).status is ToolStatus.BLOCKED
 
 
 async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
     gone: set[str] = set()
     tokens = Tokens(b"k" * 32, 3600, revoked=lambda ids: not gone.isdisjoint(ids))
-    async with open_house(tmp_path, tokens=tokens) as house:
-        seat = house.seat()
-        assert (await house.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
+    async with open_app(tmp_path, tokens=tokens) as app:
+        seat = app.seat()
+        assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS
         gone.add("ws-1")
-        refused = await house.gate.call(seat, tool_call(path="a", number=2))
+        refused = await app.gate.call(seat, tool_call(path="a", number=2))
     assert (refused.status, refused.error) == (
         ToolStatus.BLOCKED,
         "the capability token was revoked",
     )
 
 
-async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(house: House) -> None:
-    seat = house.seat()
+async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: House) -> None:
+    seat = app.seat()
     results = [
-        await house.gate.call(seat, tool_call("tests.pytest", number=number))
-        for number in range(11)
+        await app.gate.call(seat, tool_call("tests.pytest", number=number)) for number in range(11)
     ]
     assert [result.status for result in results] == [ToolStatus.SUCCESS] * 10 + [
         ToolStatus.RATE_LIMITED
     ]
     assert "may be called 10 a minute" in results[-1].error
-    assert len(house.room.calls) == 10
-    neighbour = replace(house.seat(), seat="agent-dev-002")
-    assert (
-        await house.gate.call(neighbour, tool_call("tests.pytest"))
-    ).status is ToolStatus.SUCCESS
+    assert len(app.room.calls) == 10
+    neighbour = replace(app.seat(), seat="agent-dev-002")
+    assert (await app.gate.call(neighbour, tool_call("tests.pytest"))).status is ToolStatus.SUCCESS
 
 
 async def test_a_tool_that_keeps_failing_is_left_alone(tmp_path: Path) -> None:
-    async with open_house(tmp_path, breaker_seconds=600) as house:
-        house.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
-        seat = house.seat()
+    async with open_app(tmp_path, breaker_seconds=600) as app:
+        app.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
+        seat = app.seat()
         results = [
-            await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)
+            await app.gate.call(seat, tool_call(path="a", number=number)) for number in range(6)
         ]
-        other = await house.gate.call(seat, tool_call("files.list", number=7))
+        other = await app.gate.call(seat, tool_call("files.list", number=7))
     assert [result.status for result in results] == [ToolStatus.TIMEOUT] * 5 + [
         ToolStatus.CIRCUIT_OPEN
     ]
     assert other.status is ToolStatus.TIMEOUT
-    assert len(house.room.calls) == 6
+    assert len(app.room.calls) == 6
 
 
 async def test_a_toolkit_runs_its_category_and_what_may_be_cached_is_asked_once(
     tmp_path: Path,
 ) -> None:
     web = Web()
-    async with open_house(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as house:
-        seat = house.seat(grant=ALL)
-        first = await house.gate.call(seat, tool_call("web.look"))
-        again = await house.gate.call(seat, tool_call("web.look", number=2))
+    async with open_app(tmp_path, catalogue=WEB, toolkits={"web": web.call}) as app:
+        seat = app.seat(grant=ALL)
+        first = await app.gate.call(seat, tool_call("web.look"))
+        again = await app.gate.call(seat, tool_call("web.look", number=2))
         assert (first.output, again.output) == ({"seen": 1}, {"seen": 1})
         assert (first.request_id, again.request_id) == ("request-1", "request-2")
-        assert len(house.records()) == 4
+        assert len(app.records()) == 4
         web.status = ToolStatus.ERROR
         for number in (3, 4):
             assert (
-                await house.gate.call(seat, tool_call("web.send", number=number))
+                await app.gate.call(seat, tool_call("web.send", number=number))
             ).status is ToolStatus.ERROR
     assert [call.tool for call in web.calls] == ["web.look", "web.send", "web.send"]
-    assert house.room.calls == []
+    assert app.room.calls == []
     kinds = [
-        str(event.type) for event in house.facts.events if event.data["request_id"] == "request-3"
+        str(event.type) for event in app.facts.events if event.data["request_id"] == "request-3"
     ]
     assert kinds == ["moothall.tool.started", "moothall.tool.finished"]

@@ -19,38 +19,38 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
 from moothall.tools.arguments import arguments_digest
-from support.gate import House, echo, in_seconds, open_house, tool_call
+from support.gate import House, echo, in_seconds, open_app, tool_call
 from support.tools import CATALOGUE
 
 
-async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(house: House) -> None:
-    result = await house.gate.call(house.seat(), tool_call(path="src/utils.py"))
+async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(app: House) -> None:
+    result = await app.gate.call(app.seat(), tool_call(path="src/utils.py"))
 
     assert result.status is ToolStatus.SUCCESS
     assert result.output == {"path": "src/utils.py", "start": 1, "lines": 2000}
-    assert house.room.calls[0].arguments == result.output
+    assert app.room.calls[0].arguments == result.output
     assert result.request_id == "request-1"
 
 
-async def test_start_and_finish_are_audited_without_the_arguments(house: House) -> None:
+async def test_start_and_finish_are_audited_without_the_arguments(app: House) -> None:
     call = tool_call("files.append", path="a.py", content="secret words")
-    result = await house.gate.call(house.seat(), call)
+    result = await app.gate.call(app.seat(), call)
 
-    start, finish = house.records()
+    start, finish = app.records()
     assert (start["phase"], start["status"]) == ("start", "")
     assert (finish["phase"], finish["status"]) == ("finish", "success")
     assert start["arguments_digest"] == arguments_digest(call.arguments)
     assert start["seat"] == "agent-dev-001"
     assert result.audit_id == "host-1:1"
-    assert "secret words" not in house.chain.read_text()
-    assert verify(house.chain) == ()
+    assert "secret words" not in app.chain.read_text()
+    assert verify(app.chain) == ()
 
 
-async def test_one_event_tells_of_each_result(house: House) -> None:
-    await house.gate.call(house.seat(), tool_call(path="a.py"))
-    await house.gate.call(house.seat(), tool_call("files.nothing", number=2))
+async def test_one_event_tells_of_each_result(app: House) -> None:
+    await app.gate.call(app.seat(), tool_call(path="a.py"))
+    await app.gate.call(app.seat(), tool_call("files.nothing", number=2))
 
-    first, second = house.facts.events
+    first, second = app.facts.events
     assert first.type == "moothall.tool.finished"
     assert first.data["workspace"] == "ws-1"
     assert first.data["task_id"] == "task-1"
@@ -97,29 +97,29 @@ async def test_one_event_tells_of_each_result(house: House) -> None:
     ],
 )
 async def test_a_wrong_call_is_told_what_would_be_right(
-    house: House, tool: str, arguments: Any, words: str
+    app: House, tool: str, arguments: Any, words: str
 ) -> None:
-    result = await house.gate.call(house.seat(), tool_call(tool, **arguments))
+    result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.INVALID
     assert words in result.error
-    assert house.room.calls == []
-    assert [record["status"] for record in house.records()] == ["", "invalid"]
+    assert app.room.calls == []
+    assert [record["status"] for record in app.records()] == ["", "invalid"]
 
 
-async def test_arguments_may_be_no_object_at_all(house: House) -> None:
+async def test_arguments_may_be_no_object_at_all(app: House) -> None:
     arguments: Any = ["a.py"]
     call = replace(tool_call(), arguments=arguments)
-    result = await house.gate.call(house.seat(), call)
+    result = await app.gate.call(app.seat(), call)
 
     assert result.status is ToolStatus.INVALID
     assert "the arguments are not an object" in result.error
 
 
 async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
-    async with open_house(tmp_path, argument_bytes=1000) as house:
-        result = await house.gate.call(
-            house.seat(), tool_call("files.write", path="a", content="é" * 400)
+    async with open_app(tmp_path, argument_bytes=1000) as app:
+        result = await app.gate.call(
+            app.seat(), tool_call("files.write", path="a", content="é" * 400)
         )
     assert result.status is ToolStatus.INVALID
     assert "at most 1000" in result.error
@@ -140,7 +140,7 @@ async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
         "a\\..\\x",
     ],
 )
-async def test_paths_stay_inside(house: House, path: str) -> None:
+async def test_paths_stay_inside(app: House, path: str) -> None:
     for tool, arguments in (
         ("files.read", {"path": path}),
         ("files.write", {"path": path, "content": ""}),
@@ -148,10 +148,10 @@ async def test_paths_stay_inside(house: House, path: str) -> None:
         ("git.add", {"paths": ["ok.py", path]}),
         ("tests.pytest", {"paths": [f"{path}::test_a"]}),
     ):
-        result = await house.gate.call(house.seat(), tool_call(tool, **arguments))
+        result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
         assert result.status is ToolStatus.BLOCKED
         assert "path" in result.error
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
 @pytest.mark.parametrize(
@@ -166,21 +166,21 @@ async def test_paths_stay_inside(house: House, path: str) -> None:
     ],
 )
 async def test_what_is_not_granted_is_blocked(
-    house: House, role: str, tool: str, arguments: Any
+    app: House, role: str, tool: str, arguments: Any
 ) -> None:
-    result = await house.gate.call(house.seat(role=role), tool_call(tool, **arguments))
+    result = await app.gate.call(app.seat(role=role), tool_call(tool, **arguments))
 
     assert result.status is ToolStatus.BLOCKED
     assert f"{tool} is not granted" in result.error
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
-async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(house: House) -> None:
+async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: House) -> None:
     path = "./.github/workflows/ci.yml"
-    written = await house.gate.call(house.seat(), tool_call("files.write", path=path, content="x"))
-    read = await house.gate.call(house.seat(), tool_call(path=path))
-    devops = await house.gate.call(
-        house.seat(role="devops"), tool_call("files.write", path=path, content="x")
+    written = await app.gate.call(app.seat(), tool_call("files.write", path=path, content="x"))
+    read = await app.gate.call(app.seat(), tool_call(path=path))
+    devops = await app.gate.call(
+        app.seat(role="devops"), tool_call("files.write", path=path, content="x")
     )
 
     assert (written.status, read.status, devops.status) == (
@@ -190,13 +190,11 @@ async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(house:
     )
 
 
-async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(house: House) -> None:
-    test = await house.gate.call(
-        house.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
+async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app: House) -> None:
+    test = await app.gate.call(
+        app.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
     )
-    code = await house.gate.call(
-        house.seat(), tool_call("files.write", path="src/a.py", content="x")
-    )
+    code = await app.gate.call(app.seat(), tool_call("files.write", path="src/a.py", content="x"))
 
     assert test.status is ToolStatus.SUCCESS
     assert "judged as it was" in test.output["note"]
@@ -213,23 +211,23 @@ async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(hous
     ],
 )
 async def test_a_seat_that_is_not_what_it_says_is_stopped(
-    house: House, changes: dict[str, Any]
+    app: House, changes: dict[str, Any]
 ) -> None:
-    grant = house.seat().grant
-    result = await house.gate.call(house.seat(grant=grant, **changes), tool_call(path="a"))
+    grant = app.seat().grant
+    result = await app.gate.call(app.seat(grant=grant, **changes), tool_call(path="a"))
     assert result.status in {
         ToolStatus.BLOCKED,
         ToolStatus.ERROR,
     }  # an unwritable tenant has no audit to go through
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
-async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(house: House) -> None:
-    await house.gate.call(house.seat(), tool_call(path="a", seconds=5))
-    await house.gate.call(house.seat(seconds=3), tool_call(path="a"))
-    await house.gate.call(house.seat(), tool_call(path="a", seconds=5000))
+async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: House) -> None:
+    await app.gate.call(app.seat(), tool_call(path="a", seconds=5))
+    await app.gate.call(app.seat(seconds=3), tool_call(path="a"))
+    await app.gate.call(app.seat(), tool_call(path="a", seconds=5000))
 
-    call, seat, tool = (made.deadline for made in house.room.calls)
+    call, seat, tool = (made.deadline for made in app.room.calls)
     assert call <= in_seconds(5)
     assert seat <= in_seconds(3)
     assert tool <= in_seconds(CATALOGUE["files.read"].timeout_seconds)
@@ -240,88 +238,88 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(house: House) -
     [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
 )
 async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
-    house: House, asked: dict[str, int], seconds: int
+    app: House, asked: dict[str, int], seconds: int
 ) -> None:
-    await house.gate.call(
-        house.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
+    await app.gate.call(
+        app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
     )
-    (made,) = house.room.calls
+    (made,) = app.room.calls
     assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
 
 
-async def test_a_call_after_its_deadline_does_not_run(house: House) -> None:
-    result = await house.gate.call(house.seat(seconds=-1), tool_call(path="a"))
+async def test_a_call_after_its_deadline_does_not_run(app: House) -> None:
+    result = await app.gate.call(app.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
-async def test_a_deadline_that_the_caller_chose_opens_no_circuit(house: House) -> None:
+async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: House) -> None:
     for number in range(6):
-        late = await house.gate.call(house.seat(), tool_call(path="a", number=number, seconds=-1))
+        late = await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=-1))
         assert late.status is ToolStatus.TIMEOUT
-    house.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
+    app.room.answer = lambda call: ToolResult(call.request_id, call.tool, ToolStatus.TIMEOUT)
     for number in range(6, 12):
-        await house.gate.call(house.seat(), tool_call(path="a", number=number, seconds=1))
-    house.room.answer = echo
+        await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=1))
+    app.room.answer = echo
     assert (
-        await house.gate.call(house.seat(), tool_call(path="a", number=12))
+        await app.gate.call(app.seat(), tool_call(path="a", number=12))
     ).status is ToolStatus.SUCCESS
 
 
 async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Path) -> None:
-    async with open_house(tmp_path, grace_seconds=0.05) as house:
-        house.room.open.clear()
-        result = await house.gate.call(house.seat(), tool_call(path="a", seconds=0.05))
-        assert [record["status"] for record in house.records()] == ["", "timeout"]
+    async with open_app(tmp_path, grace_seconds=0.05) as app:
+        app.room.open.clear()
+        result = await app.gate.call(app.seat(), tool_call(path="a", seconds=0.05))
+        assert [record["status"] for record in app.records()] == ["", "timeout"]
     assert result.status is ToolStatus.TIMEOUT
 
 
-async def test_a_dead_executor_fails_the_seat_and_is_audited(house: House) -> None:
-    house.room.gone = True
+async def test_a_dead_executor_fails_the_seat_and_is_audited(app: House) -> None:
+    app.room.gone = True
     with pytest.raises(WorkspaceFailed):
-        await house.gate.call(house.seat(), tool_call(path="a"))
-    await house.audit.__aexit__(None, None, None)
-    assert [record["status"] for record in house.records()] == ["", "error"]
+        await app.gate.call(app.seat(), tool_call(path="a"))
+    await app.audit.__aexit__(None, None, None)
+    assert [record["status"] for record in app.records()] == ["", "error"]
 
 
-async def test_a_cancelled_call_is_audited_as_cancelled(house: House) -> None:
-    house.room.open.clear()
+async def test_a_cancelled_call_is_audited_as_cancelled(app: House) -> None:
+    app.room.open.clear()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(house.gate.call(house.seat(), tool_call(path="a")))
-        await house.room.entered.wait()
+        running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
+        await app.room.entered.wait()
         running.cancel()
-    await house.audit.__aexit__(None, None, None)
-    assert [record["status"] for record in house.records()] == ["", "cancelled"]
+    await app.audit.__aexit__(None, None, None)
+    assert [record["status"] for record in app.records()] == ["", "cancelled"]
 
 
-async def test_a_call_cancelled_at_once_leaves_both_records(house: House) -> None:
+async def test_a_call_cancelled_at_once_leaves_both_records(app: House) -> None:
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(house.gate.call(house.seat(), tool_call(path="a")))
+        running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
         await asyncio.sleep(0)
         running.cancel()
-    await house.audit.__aexit__(None, None, None)
-    assert [record["status"] for record in house.records()] == ["", "cancelled"]
-    assert house.room.calls == []
+    await app.audit.__aexit__(None, None, None)
+    assert [record["status"] for record in app.records()] == ["", "cancelled"]
+    assert app.room.calls == []
 
 
-async def test_no_audit_no_tool(house: House) -> None:
-    house.chain.parent.parent.mkdir(parents=True)
-    house.chain.parent.write_text("a file where the folder should be")
-    result = await house.gate.call(house.seat(), tool_call(path="a"))
+async def test_no_audit_no_tool(app: House) -> None:
+    app.chain.parent.parent.mkdir(parents=True)
+    app.chain.parent.write_text("a file where the folder should be")
+    result = await app.gate.call(app.seat(), tool_call(path="a"))
 
     assert result.status is ToolStatus.ERROR
     assert "audit" in result.error
     assert "was not run" in result.error
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
-async def test_an_audit_that_fails_after_the_run_is_not_hidden(house: House) -> None:
+async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: House) -> None:
     def lose_the_audit(call: ToolCall) -> ToolResult:
-        house.audit._thread.shutdown(wait=True)
+        app.audit._thread.shutdown(wait=True)
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS)
 
-    house.room.answer = lose_the_audit
-    result = await house.gate.call(house.seat(), tool_call(path="a"))
+    app.room.answer = lose_the_audit
+    result = await app.gate.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.ERROR
     assert "the tool ran" in result.error
 
@@ -329,22 +327,22 @@ async def test_an_audit_that_fails_after_the_run_is_not_hidden(house: House) -> 
 async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
     tmp_path: Path,
 ) -> None:
-    async with open_house(tmp_path, calls_in_flight=1, seat_in_flight=2) as house:
-        house.room.open.clear()
-        seat = house.seat()
+    async with open_app(tmp_path, calls_in_flight=1, seat_in_flight=2) as app:
+        app.room.open.clear()
+        seat = app.seat()
         async with asyncio.TaskGroup() as group:
             running = [
-                group.create_task(house.gate.call(seat, tool_call(path="a", number=number)))
+                group.create_task(app.gate.call(seat, tool_call(path="a", number=number)))
                 for number in (1, 2)
             ]
-            await house.room.entered.wait()
+            await app.room.entered.wait()
             while (
                 seat.meter.in_flight < 2
             ):  # the second one waits for a slot, which nothing announces
                 await asyncio.sleep(0)
-            refused = await house.gate.call(seat, tool_call(path="a", number=3))
-            assert len(house.room.calls) == 1
-            house.room.open.set()
+            refused = await app.gate.call(seat, tool_call(path="a", number=3))
+            assert len(app.room.calls) == 1
+            app.room.open.set()
         assert refused.status is ToolStatus.RATE_LIMITED
         assert [task.result().status for task in running] == [ToolStatus.SUCCESS] * 2
         assert seat.meter.in_flight == 0
@@ -352,23 +350,23 @@ async def test_calls_side_by_side_are_bounded_for_a_seat_and_wait_for_the_gate(
 
 
 async def test_a_full_gate_refuses_a_call_whose_time_runs_out_in_the_queue(tmp_path: Path) -> None:
-    async with open_house(tmp_path, calls_in_flight=1) as house:
-        house.room.open.clear()
+    async with open_app(tmp_path, calls_in_flight=1) as app:
+        app.room.open.clear()
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.gate.call(house.seat(), tool_call(path="a")))
-            await house.room.entered.wait()
-            late = await house.gate.call(house.seat(), tool_call(path="a", number=2, seconds=0.5))
-            house.room.open.set()
-        again = await house.gate.call(house.seat(), tool_call(path="a", number=3))
+            group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
+            await app.room.entered.wait()
+            late = await app.gate.call(app.seat(), tool_call(path="a", number=2, seconds=0.5))
+            app.room.open.set()
+        again = await app.gate.call(app.seat(), tool_call(path="a", number=3))
     assert late.status is ToolStatus.RATE_LIMITED
     assert again.status is ToolStatus.SUCCESS
 
 
 async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
-    async with open_house(tmp_path, seat_calls=2) as house:
-        seat = house.seat()
+    async with open_app(tmp_path, seat_calls=2) as app:
+        seat = app.seat()
         results = [
-            await house.gate.call(seat, tool_call(path="a", number=number)) for number in range(3)
+            await app.gate.call(seat, tool_call(path="a", number=number)) for number in range(3)
         ]
     assert [result.status for result in results] == [
         ToolStatus.SUCCESS,
@@ -377,19 +375,19 @@ async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
     ]
 
 
-async def test_refused_calls_cost_nothing(house: House) -> None:
-    seat = house.seat()
-    await house.gate.call(seat, tool_call("nothing"))
+async def test_refused_calls_cost_nothing(app: House) -> None:
+    seat = app.seat()
+    await app.gate.call(seat, tool_call("nothing"))
     assert seat.meter.calls == 0
 
 
 async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_turn_does(
-    house: House,
+    app: House,
 ) -> None:
     last = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=100))
     over = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=101))
-    paid = await house.gate.call(house.seat(ledger=last), tool_call(path="a"))
-    unpaid = await house.gate.call(house.seat(ledger=over), tool_call(path="a"))
+    paid = await app.gate.call(app.seat(ledger=last), tool_call(path="a"))
+    unpaid = await app.gate.call(app.seat(ledger=over), tool_call(path="a"))
     assert (paid.status, unpaid.status) == (ToolStatus.SUCCESS, ToolStatus.BUDGET_EXCEEDED)
     assert "100 tokens" in unpaid.error
 
@@ -397,12 +395,12 @@ async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_tu
 async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
     tmp_path: Path,
 ) -> None:
-    async with open_house(tmp_path, result_bytes=2000, event_bytes=1000) as house:
-        house.room.answer = lambda _: ToolResult(
+    async with open_app(tmp_path, result_bytes=2000, event_bytes=1000) as app:
+        app.room.answer = lambda _: ToolResult(
             "another", "git.push", ToolStatus.ERROR, {"text": "\ud800" + "x" * 9000}, "y" * 9000
         )
-        result = await house.gate.call(house.seat(), tool_call(path="a"))
-        data = house.facts.events[0].data
+        result = await app.gate.call(app.seat(), tool_call(path="a"))
+        data = app.facts.events[0].data
 
     assert (result.request_id, result.tool) == ("request-1", "files.read")
     assert result.output["truncated"] is True
@@ -412,14 +410,14 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
     result.output["text"].encode()
 
 
-async def test_a_bus_that_is_down_is_the_callers_matter(house: House) -> None:
+async def test_a_bus_that_is_down_is_the_callers_matter(app: House) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 
-    gate = ToolGateway(house.gate._limits, house.audit, down, house.gate._rules)
+    gate = ToolGateway(app.gate._limits, app.audit, down, app.gate._rules)
     with pytest.raises(BusUnavailable):
-        await gate.call(house.seat(), tool_call(path="a"))
-    assert len(house.records()) == 2
+        await gate.call(app.seat(), tool_call(path="a"))
+    assert len(app.records()) == 2
 
 
 JSON = st.recursive(
@@ -445,14 +443,14 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
     calls: list[tuple[str, Any]],
 ) -> None:
     async def play(folder: Path) -> None:
-        async with open_house(folder, seat_in_flight=100) as house:
-            seat = house.seat()
+        async with open_app(folder, seat_in_flight=100) as app:
+            seat = app.seat()
             async with asyncio.TaskGroup() as group:
                 asked = [
                     ToolCall(f"r-{n}", tool, args, in_seconds(60))
                     for n, (tool, args) in enumerate(calls)
                 ]
-                answers = [group.create_task(house.gate.call(seat, call)) for call in asked]
+                answers = [group.create_task(app.gate.call(seat, call)) for call in asked]
             for call, answer in zip(asked, answers, strict=True):
                 result = answer.result()
                 assert (result.request_id, result.tool) == (
@@ -461,14 +459,14 @@ def test_whatever_a_model_says_there_is_one_result_two_records_and_one_event(
                 )  # half a character is none
                 phases = [
                     record["phase"]
-                    for record in house.records()
+                    for record in app.records()
                     if record["request_id"] == call.request_id
                 ]
                 assert phases == ["start", "finish"]
-                assert [event.data["request_id"] for event in house.facts.events].count(
+                assert [event.data["request_id"] for event in app.facts.events].count(
                     call.request_id
                 ) == 1
-            assert verify(house.chain) == ()
+            assert verify(app.chain) == ()
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(play(Path(folder)))

@@ -16,7 +16,7 @@ from moothall.authorization.policy import Mode, Policy, policy_question
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
 from moothall.policy.rego import Rego
-from support.gate import House, open_house, tool_call
+from support.gate import House, open_app, tool_call
 
 ALL = Grant(tools=("*",))
 DENY_SECRETS = """package moothall.tools
@@ -60,15 +60,15 @@ def rego(folder: Path, text: str = DENY_SECRETS) -> Iterator[Rego]:
 
 async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
-        async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
-            closed = await house.gate.call(house.seat(), tool_call(path="secret/a"))
-            open_ = await house.gate.call(house.seat(), tool_call(path="src/a", number=2))
+        async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
+            closed = await app.gate.call(app.seat(), tool_call(path="secret/a"))
+            open_ = await app.gate.call(app.seat(), tool_call(path="src/a", number=2))
     assert (closed.status, closed.error) == (
         ToolStatus.BLOCKED,
         "files.read is refused by policy: secrets stay closed",
     )
     assert open_.status is ToolStatus.SUCCESS
-    assert [call.arguments["path"] for call in house.room.calls] == ["src/a"]
+    assert [call.arguments["path"] for call in app.room.calls] == ["src/a"]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ async def test_a_policy_in_rego_refuses_with_its_reason(tmp_path: Path) -> None:
     [None, {}, {"allow": "yes"}, {"allow": 1}, {"allow": True, "park": "no"}, [], {"allow": None}],
 )
 async def test_no_clear_answer_is_a_no(tmp_path: Path, answer: Any) -> None:
-    async with open_house(tmp_path, policy=Policy("enforce", Says(answer).decide)) as house:
-        result = await house.gate.call(house.seat(), tool_call(path="a"))
+    async with open_app(tmp_path, policy=Policy("enforce", Says(answer).decide)) as app:
+        result = await app.gate.call(app.seat(), tool_call(path="a"))
     assert result.status is ToolStatus.BLOCKED
     assert "nothing runs until it can" in result.error
-    assert house.room.calls == []
+    assert app.room.calls == []
 
 
 @pytest.mark.parametrize(("mode", "ran"), [("enforce", False), ("dry-run", True), ("off", True)])
@@ -90,12 +90,11 @@ async def test_an_engine_that_is_down_blocks_where_it_is_enforced(
     ran: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
     engine = Down()
-    async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
+    async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
         results = [
-            await house.gate.call(house.seat(), tool_call(path="a", number=number))
-            for number in (1, 2)
+            await app.gate.call(app.seat(), tool_call(path="a", number=number)) for number in (1, 2)
         ]
-    assert bool(house.room.calls) is ran
+    assert bool(app.room.calls) is ran
     assert engine.asked == (0 if mode == "off" else 2)  # what failed is asked again
     assert {result.status for result in results} == {
         ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED
@@ -109,33 +108,33 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
     ran: bool,  # noqa: FBT001 - as above
 ) -> None:
     with rego(tmp_path) as engine:
-        async with open_house(tmp_path, policy=Policy(mode, engine.decide)) as house:
-            result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
-            assert (bool(house.room.calls), result.status) == (
+        async with open_app(tmp_path, policy=Policy(mode, engine.decide)) as app:
+            result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
+            assert (bool(app.room.calls), result.status) == (
                 ran,
                 ToolStatus.SUCCESS if ran else ToolStatus.BLOCKED,
             )
 
 
-async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(house: House) -> None:
+async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app: House) -> None:
     clock = [0.0]
     engine = Says({"allow": True})
     policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
     same, other = (check_schema(tool_call(path=path), ALL, 1000) for path in ("a", "b"))
     for checked in (same, same, other, same):
-        await policy.check(house.seat(), checked)
+        await policy.check(app.seat(), checked)
     assert len(engine.documents) == 2
-    await policy.check(house.seat(role="qa"), same)
+    await policy.check(app.seat(role="qa"), same)
     assert len(engine.documents) == 3
     clock[0] = 61
-    await policy.check(house.seat(), same)
+    await policy.check(app.seat(), same)
     assert len(engine.documents) == 4
 
 
-async def test_all_that_the_policy_reads_is_what_it_was_asked(house: House) -> None:
+async def test_all_that_the_policy_reads_is_what_it_was_asked(app: House) -> None:
     engine = Says({"allow": True})
     checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
-    await Policy("enforce", engine.decide).check(house.seat(), checked)
+    await Policy("enforce", engine.decide).check(app.seat(), checked)
     assert engine.documents == [
         {
             "tenant": "local",
@@ -168,8 +167,8 @@ async def test_questions_that_differ_are_never_taken_for_one(
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        async with open_house(Path(folder)) as house:
-            seat = house.seat()
+        async with open_app(Path(folder)) as app:
+            seat = app.seat()
             asked = [
                 policy_question(seat, check_schema(tool_call("files.write", **args), ALL, 10_000))
                 for args in (one, two)
@@ -220,14 +219,10 @@ async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, 
     assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
-async def test_a_refusal_says_whether_an_operator_may_allow_it(
-    house: House, tmp_path: Path
-) -> None:
+async def test_a_refusal_says_whether_an_operator_may_allow_it(app: House, tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         policy = Policy("enforce", engine.decide)
         for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):
             with pytest.raises(Stopped) as stopped:
-                await policy.check(
-                    house.seat(), check_schema(tool_call(tool, path=path), ALL, 1000)
-                )
+                await policy.check(app.seat(), check_schema(tool_call(tool, path=path), ALL, 1000))
             assert stopped.value.may_be_allowed is may

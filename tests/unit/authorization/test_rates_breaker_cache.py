@@ -21,7 +21,7 @@ from moothall.testing.bus import MemoryBus
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Rate, Requirements, ToolSpec
-from support.gate import open_house, tool_call
+from support.gate import open_app, tool_call
 from support.tools import CATALOGUE
 
 
@@ -212,18 +212,18 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
     bus = MemoryBus()
     statuses: list[ToolStatus] = []
     async with AsyncExitStack() as stack:
-        houses = [
+        apps = [
             await stack.enter_async_context(
-                open_house(tmp_path / str(number), rates=SharedRates(bus.bucket("rates")))
+                open_app(tmp_path / str(number), rates=SharedRates(bus.bucket("rates")))
             )
             for number in range(3)
         ]
 
         async def push(number: int) -> None:
-            house = houses[number % 3]
+            app = apps[number % 3]
             grant = Grant(("git.*", "files.*"))
-            result = await house.gate.call(
-                house.seat(grant=grant), tool_call("git.push", number=number, branch="x")
+            result = await app.gate.call(
+                app.seat(grant=grant), tool_call("git.push", number=number, branch="x")
             )
             statuses.append(result.status)
 
@@ -231,11 +231,11 @@ async def test_all_gates_on_one_bus_count_together_what_reaches_beyond_the_works
             for number in range(24):
                 group.create_task(push(number))
         assert Counter(statuses) == {ToolStatus.SUCCESS: 10, ToolStatus.RATE_LIMITED: 14}
-        assert sum(len(house.room.calls) for house in houses) == 10
+        assert sum(len(app.room.calls) for app in apps) == 10
         # What stays in a workspace asks nobody.
         before = await bus.bucket("rates").entries()
         assert (
-            await houses[0].gate.call(houses[0].seat(), tool_call(path="a"))
+            await apps[0].gate.call(apps[0].seat(), tool_call(path="a"))
         ).status is ToolStatus.SUCCESS
         assert await bus.bucket("rates").entries() == before
 
@@ -261,7 +261,7 @@ async def test_a_bus_that_is_away_lets_nothing_out(tmp_path: Path) -> None:
             raise BusUnavailable(f"no {key}")
 
     away: Any = Away()
-    async with open_house(tmp_path, rates=SharedRates(away)) as house:
-        seat = house.seat(grant=Grant(("git.*",)))
-        result = await house.gate.call(seat, tool_call("git.push", branch="x"))
-    assert (result.status, house.room.calls) == (ToolStatus.RATE_LIMITED, [])
+    async with open_app(tmp_path, rates=SharedRates(away)) as app:
+        seat = app.seat(grant=Grant(("git.*",)))
+        result = await app.gate.call(seat, tool_call("git.push", branch="x"))
+    assert (result.status, app.room.calls) == (ToolStatus.RATE_LIMITED, [])

@@ -31,10 +31,10 @@ async def test_processes_at_once_never_overspend(
 ) -> None:
     """Each deliberation is of a process of its own, which knows the others only by the bucket."""
     bus = MemoryBus()
-    houses = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
+    apps = [StoryBudgets(bus.bucket(BUCKET), LimitSettings()) for _ in range(5)]
     purses = [
-        house.purse("story-1", "local", f"task-{number}", Budget(tokens=tokens))
-        for number, house in enumerate(houses)
+        app.reservation("story-1", "local", f"task-{number}", Budget(tokens=tokens))
+        for number, app in enumerate(apps)
     ]
     ledgers = [Ledger(Budget()) for _ in purses]
     taken: dict[str, int] = {}
@@ -56,9 +56,9 @@ async def test_processes_at_once_never_overspend(
 
     await asyncio.gather(*(call(str(number), *each) for number, each in enumerate(calls)))
     assert sum(ledger.spent.tokens for ledger in ledgers) <= tokens
-    for purse, ledger in zip(purses, ledgers, strict=True):
-        await purse.close(ledger.spent)
-    spent, reserved, left = await _book(houses[0], tokens)
+    for reservation, ledger in zip(purses, ledgers, strict=True):
+        await reservation.close(ledger.spent)
+    spent, reserved, left = await _book(apps[0], tokens)
     assert (spent, reserved, left) == (
         sum(ledger.spent.tokens for ledger in ledgers),
         0,
@@ -66,21 +66,21 @@ async def test_processes_at_once_never_overspend(
     )
 
 
-async def _draw(purse: BudgetReservation, ledger: Ledger, call: str, tokens: int) -> None:
+async def _draw(reservation: BudgetReservation, ledger: Ledger, call: str, tokens: int) -> None:
     ledger.reserve(call, Usage(prompt_tokens=tokens, calls=1))
-    await purse.cover(ledger, Usage(prompt_tokens=tokens, calls=1))
+    await reservation.cover(ledger, Usage(prompt_tokens=tokens, calls=1))
 
 
 async def test_just_as_many_calls_go_as_there_is_room_for() -> None:
     accounts = StoryBudgets(MemoryBus().bucket(BUCKET), LimitSettings())
-    purse, ledger = (
-        accounts.purse("story-1", "local", "task-1", Budget(tokens=500)),
+    reservation, ledger = (
+        accounts.reservation("story-1", "local", "task-1", Budget(tokens=500)),
         Ledger(Budget()),
     )
 
     async def call(name: str) -> bool:
         try:
-            await _draw(purse, ledger, name, 100)
+            await _draw(reservation, ledger, name, 100)
         except BudgetExceeded:
             ledger.release(name)
             return False
@@ -93,7 +93,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     bus = MemoryBus()
     budget = Budget(tokens=300)
     first, ledger = (
-        StoryBudgets(bus.bucket(BUCKET), LimitSettings()).purse(
+        StoryBudgets(bus.bucket(BUCKET), LimitSettings()).reservation(
             "story-1", "local", "task-1", budget
         ),
         Ledger(Budget()),
@@ -102,7 +102,7 @@ async def test_what_was_spent_before_a_crash_counts_once() -> None:
     again = Ledger(Budget())
     again.settle("a", Usage(prompt_tokens=80, calls=1))  # replayed
     accounts = StoryBudgets(bus.bucket(BUCKET), LimitSettings())
-    second = accounts.purse("story-1", "local", "task-1", budget)
+    second = accounts.reservation("story-1", "local", "task-1", budget)
     await _draw(second, again, "b", 100)
     spent, reserved, left = await _book(accounts, 300)
     assert spent == 80
@@ -117,12 +117,14 @@ async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant
     accounts = StoryBudgets(
         MemoryBus().bucket(BUCKET), LimitSettings(story_tokens=50, story_calls=2)
     )
-    purse = accounts.purse("story-1", "local", "task-1", Budget())
+    reservation = accounts.reservation("story-1", "local", "task-1", Budget())
     with pytest.raises(BudgetExceeded, match="story's budget of 50 tokens"):
-        await _draw(purse, Ledger(Budget()), "a", 51)
+        await _draw(reservation, Ledger(Budget()), "a", 51)
     ledger = Ledger(Budget())
-    await _draw(purse, ledger, "a", 50)
-    await _draw(accounts.purse("story-1", "acme", "task-1", Budget()), Ledger(Budget()), "a", 50)
+    await _draw(reservation, ledger, "a", 50)
+    await _draw(
+        accounts.reservation("story-1", "acme", "task-1", Budget()), Ledger(Budget()), "a", 50
+    )
     book = await accounts.of("story-1", "acme", Budget(calls=9))
     assert (book.limit, book.reserved.tokens) == (Amount(50, 9), 50)
 
@@ -130,16 +132,16 @@ async def test_a_story_without_a_budget_has_the_houses_and_one_of_another_tenant
 async def test_a_call_within_what_is_granted_asks_nobody() -> None:
     bus = MemoryBus()
     bucket = bus.bucket(BUCKET)
-    purse, ledger = (
-        StoryBudgets(bucket, LimitSettings()).purse(
+    reservation, ledger = (
+        StoryBudgets(bucket, LimitSettings()).reservation(
             "story-1", "local", "task-1", Budget(tokens=100_000)
         ),
         Ledger(Budget()),
     )
-    await _draw(purse, ledger, "0", 10)
+    await _draw(reservation, ledger, "0", 10)
     _, revision = await bucket.get_with_revision("local.story-1")
     for number in range(1, 5):
-        await _draw(purse, ledger, str(number), 10)
+        await _draw(reservation, ledger, str(number), 10)
     assert (await bucket.get_with_revision("local.story-1"))[1] == revision
-    await _draw(purse, ledger, "5", 10)
+    await _draw(reservation, ledger, "5", 10)
     assert (await bucket.get_with_revision("local.story-1"))[1] == revision + 1

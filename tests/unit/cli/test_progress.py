@@ -62,9 +62,9 @@ def recorded(kind: EventType, data: dict[str, Any], seq: int) -> Recorded:
 
 def told(*, verbose: bool, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    narrator = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
+    printer = ProgressPrinter(verbose=verbose, thoughts=True, console=console)
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        narrator.take(recorded(kind, data, seq))
+        printer.take(recorded(kind, data, seq))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return] # it is the StringIO above
 
 
@@ -117,31 +117,31 @@ def test_the_board_has_a_line_a_seat_whatever_they_say() -> None:
 
 def test_quiet_is_not_a_word() -> None:
     console = Console(file=io.StringIO(), quiet=True)
-    narrator = ProgressPrinter(quiet=True, console=console)
-    with narrator.watching():
-        narrator.say("x")
-        narrator.take(recorded(*EVENTS[0], 1))
+    printer = ProgressPrinter(quiet=True, console=console)
+    with printer.watching():
+        printer.say("x")
+        printer.take(recorded(*EVENTS[0], 1))
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
 
 
 def test_the_live_lines_go_when_the_end_is_told() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)
-    narrator = ProgressPrinter(console=console)
-    with narrator.watching():
-        narrator.say("starting")
-        narrator.rest()
-        narrator.say("after")
+    printer = ProgressPrinter(console=console)
+    with printer.watching():
+        printer.say("starting")
+        printer.rest()
+        printer.say("after")
     assert console.file.getvalue().rstrip().endswith("after\x1b[0m")  # type: ignore[attr-defined] # it is the StringIO above
 
 
 def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_are_whole() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = ProgressPrinter(console=console)
-    narrator.waits()
+    printer = ProgressPrinter(console=console)
+    printer.waits()
     assert console.file.getvalue() == ""  # type: ignore[attr-defined] # it is the StringIO above
     for seq, (kind, data) in enumerate(EVENTS, 1):
-        narrator.take(recorded(kind, data, seq))
-    narrator.waits()
+        printer.take(recorded(kind, data, seq))
+    printer.waits()
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined] # as above
     assert lines[-1].strip() == f"{ONE} waits for the model"
     assert any(len(line) > 60 for line in lines)
@@ -149,25 +149,25 @@ def test_elsewhere_than_on_a_terminal_it_is_said_what_seats_wait_for_and_lines_a
 
 def test_elsewhere_it_is_said_that_the_council_itself_waits_for_the_model() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = ProgressPrinter(console=console)
+    printer = ProgressPrinter(console=console)
     for seq, (kind, data) in enumerate(
         (EVENTS[0], (EventType.DELIBERATION_STARTED, {"seats": [ONE, TWO]})), 1
     ):
-        narrator.take(recorded(kind, data, seq))
-    narrator.waits()
+        printer.take(recorded(kind, data, seq))
+    printer.waits()
     assert "council waits for the model" in console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO above
-    narrator.take(recorded(*EVENTS[3], 3))
-    narrator.waits()
+    printer.take(recorded(*EVENTS[3], 3))
+    printer.waits()
     assert console.file.getvalue().splitlines()[-1].strip() == f"{ONE} waits for the model"  # type: ignore[attr-defined] # as above
 
 
 def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() -> None:
     console = Console(file=io.StringIO(), width=40)
-    narrator = ProgressPrinter(console=console)
+    printer = ProgressPrinter(console=console)
     asked = {"seats": [ONE, TWO], "role": "dev", "protocol": "vote", "max_turns": 4}
     turn = {"seat": ONE, "turn": 1, "operations": []}
-    narrator.say("setting up")
-    narrator.say("setting up")
+    printer.say("setting up")
+    printer.say("setting up")
     events: tuple[tuple[EventType, dict[str, Any]], ...] = (
         (EventType.DELIBERATION_REQUESTED, asked),
         (EventType.SEAT_STARTED, {"seat": ONE, "approach": ""}),
@@ -179,8 +179,8 @@ def test_elsewhere_no_line_is_repeated_and_about_text_nothing_is_re_checked() ->
         ),
     )
     for seq, (kind, data) in enumerate(events, 1):
-        narrator.take(recorded(kind, data, seq))
-        narrator.waits()
+        printer.take(recorded(kind, data, seq))
+        printer.waits()
     lines = [line.strip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined] # it is the StringIO above
     assert len(lines) == len(set(lines))
     assert lines[-1] == f"{ONE} waits for the reviews"

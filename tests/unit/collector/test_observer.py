@@ -29,24 +29,24 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
     bus, events = MemoryBus(), full().events
     for event in events[:before]:
         await bus.publish(event)
-    onlooker = Observer(bus)
+    observer = Observer(bus)
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(onlooker.run((await bus.state("EVENTS")).last_seq))
+        following = group.create_task(observer.run((await bus.state("EVENTS")).last_seq))
         await asyncio.sleep(0.05)
         for event in events[before:-1]:
             await bus.publish(event)
         expected: DeliberationState | None = None
         for event in events[:-1]:
             expected = fold(expected, event)
-        await until(lambda: onlooker.states() == (expected,))
-        assert [one.task_id for one in onlooker.deliberations()] == ["task-a"]
+        await until(lambda: observer.states() == (expected,))
+        assert [one.task_id for one in observer.deliberations()] == ["task-a"]
         told = {"task_id": "task-a", "number": 0}
         await bus.publish(
             new_event(
                 EventType.DELIBERATION_PAUSED, "task-a", told, ordinal=0, time=START.isoformat()
             )
         )
-        await until(lambda: all(state.pauses.held for state in onlooker.states()))
+        await until(lambda: all(state.pauses.held for state in observer.states()))
         late = Observer(bus)
         await late._load("task-a")
         assert [state.pauses.held for state in late.states()] == [True]
@@ -62,6 +62,6 @@ async def test_it_knows_what_was_asked_for_before_it_came_and_forgets_what_is_de
             ).run()
         )
         await bus.publish(events[-1])
-        await until(lambda: not onlooker.under_way)
+        await until(lambda: not observer.under_way)
         following.cancel()
         deciding.cancel()

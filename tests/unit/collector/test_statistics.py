@@ -100,10 +100,10 @@ async def test_percentiles_by_nearest_rank_within_the_range() -> None:
 
 async def test_councils_are_busy_idle_or_empty() -> None:
     bus = MemoryBus()
-    roster = CouncilRegistry(bus, LimitSettings())
-    await roster.create("dev", 4, CouncilConfig(), LOCAL)
-    await roster.create("data", 1, CouncilConfig(), LOCAL)
-    await roster.unregister("data", "agent-data-001", LOCAL)
+    council_registry = CouncilRegistry(bus, LimitSettings())
+    await council_registry.create("dev", 4, CouncilConfig(), LOCAL)
+    await council_registry.create("data", 1, CouncilConfig(), LOCAL)
+    await council_registry.unregister("data", "agent-data-001", LOCAL)
     await ended(bus, 1, 10)
     await ended(bus, 2, 10, won=False)
     await ended(bus, 3, 10, won=False, status="CANCELLED")

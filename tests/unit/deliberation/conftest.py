@@ -17,8 +17,8 @@ Open = Callable[..., AbstractAsyncContextManager[CouncilHouse]]
 def council(tmp_path: Path) -> Open:
     @asynccontextmanager
     async def opened(answer: Answer, **settings: Any) -> AsyncIterator[CouncilHouse]:
-        async with open_council(tmp_path, answer, **settings) as house:
-            yield house
+        async with open_council(tmp_path, answer, **settings) as app:
+            yield app
 
     return opened
 
@@ -35,7 +35,7 @@ def native(tmp_path: Path) -> Open:
             "context_tokens": 100_000,
             "approaches": "auto",
         } | settings
-        async with open_council(tmp_path, answer, **asked) as house:
-            yield house
+        async with open_council(tmp_path, answer, **asked) as app:
+            yield app
 
     return opened

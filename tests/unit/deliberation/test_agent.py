@@ -34,9 +34,9 @@ def script(*turns: Any) -> Any:
 
 
 async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) -> None:
-    async with council(script(append())) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 1
+    async with council(script(append())) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 1
     assert outcomes(events) == {ONE: "proposed"}
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     proposal = proposed["proposal"]
@@ -54,7 +54,7 @@ async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) 
     checks = {data["evidence"]["check"]: data for data in of(events, EventType.CHECK_FINISHED)}
     assert checks["applies"]["assessment"]["proven"] is True
     assert checks["tests"]["evidence"]["verdict"] == "passed"
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ async def test_a_proven_change_ends_the_seat_without_another_call(council: Any) 
 async def test_strings_of_a_reply_have_limits_for_small_models_only(
     council: Any, url: Any, window: int, *, limited: bool
 ) -> None:
-    async with council(script(append()), base_url=url, context_tokens=window) as house:
-        await house.run(house.deliberation("single", 1))
-        schema = json.dumps(house.server.requests[0].body["response_format"])
+    async with council(script(append()), base_url=url, context_tokens=window) as app:
+        await app.run(app.deliberation("single", 1))
+        schema = json.dumps(app.server.requests[0].body["response_format"])
     assert ("maxLength" in schema) is limited
 
 
@@ -75,9 +75,9 @@ async def test_a_reply_in_the_spelling_of_a_model_family_is_done(council: Any) -
         "</parameter>"
     )
     call = f"I add it.\n<tool_call>\n<function=files.append>\n{content}\n</function>\n</tool_call>"
-    async with council(script(call)) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 1
+    async with council(script(call)) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 1
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -88,10 +88,10 @@ async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_d
     both = act(
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}), ("files.write", ignored)
     )
-    async with council(script(both, finish("Added hello_world()."))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 2
-    second = house.server.requests[1].prompt
+    async with council(script(both, finish("Added hello_world()."))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 2
+    second = app.server.requests[1].prompt
     assert "new files that git ignores: they are left out of your answer" in second
     assert "build/helper.py: a rule" in second
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -105,9 +105,9 @@ async def test_a_new_file_that_git_ignores_is_told_before_the_answer_counts_as_d
 
 async def test_failing_tests_come_back_as_a_repair_turn(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
-    async with council(script(append(WRONG), fix)) as house:
-        events = await house.run(house.deliberation("single", 1))
-    second = house.server.requests[1].prompt
+    async with council(script(append(WRONG), fix)) as app:
+        events = await app.run(app.deliberation("single", 1))
+    second = app.server.requests[1].prompt
     assert "Check tests: failed (1 of 2 passed)" in second
     assert "test_hello_world" in second
     assert "Repair this." in second
@@ -131,25 +131,25 @@ async def test_a_path_that_the_role_may_not_write_is_refused_however_it_was_writ
             {"path": "src/utils.py", "old": "return 'x'", "new": "return 'Hello, World!'"},
         )
     )
-    async with council(script(append(code), fix, fix)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=3))
-    assert "'.ci/run' may not be changed by this role" in house.server.requests[2].prompt
+    async with council(script(append(code), fix, fix)) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=3))
+    assert "'.ci/run' may not be changed by this role" in app.server.requests[2].prompt
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
 async def test_finishing_before_the_tests_are_green_is_refused(council: Any) -> None:
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
-    async with council(script(append(WRONG), finish(), fix)) as house:
-        await house.run(house.deliberation("single", 1))
-    assert "This is not done: not green is tests." in house.server.requests[2].prompt
+    async with council(script(append(WRONG), finish(), fix)) as app:
+        await app.run(app.deliberation("single", 1))
+    assert "This is not done: not green is tests." in app.server.requests[2].prompt
 
 
 async def test_finish_is_offered_only_after_a_change(council: Any) -> None:
-    async with council(script(append(WRONG), append("\n"))) as house:
-        await house.run(house.deliberation("single", 1, max_turns=2))
+    async with council(script(append(WRONG), append("\n"))) as app:
+        await app.run(app.deliberation("single", 1, max_turns=2))
     first, second = (
         json.dumps(call.body["response_format"]["json_schema"]["schema"])
-        for call in house.server.requests
+        for call in app.server.requests
     )
     assert '"finish"' not in first
     assert '"finish"' in second
@@ -160,17 +160,17 @@ async def test_a_task_with_tools_of_its_own_has_no_others_of_its_role(
 ) -> None:
     async with council(
         script(append(), act(("files.read", {"path": "src/utils.py"})), finish())
-    ) as house:
-        events = await house.run(
-            house.deliberation("single", 1, max_turns=3, tools=("files.read", "git.push"))
+    ) as app:
+        events = await app.run(
+            app.deliberation("single", 1, max_turns=3, tools=("files.read", "git.push"))
         )
     ran = [item for data in of(events, EventType.SEAT_TURN) for item in data["operations"]]
     assert [(item["tool"], item["status"]) for item in ran][:2] == [
         ("files.append", "blocked"),
         ("files.read", "success"),
     ]
-    assert "not granted" in house.server.requests[1].prompt
-    assert "files.write" not in house.server.requests[0].prompt
+    assert "not granted" in app.server.requests[1].prompt
+    assert "files.write" not in app.server.requests[0].prompt
     audited = [
         json.loads(line)
         for file in (tmp_path / "data").rglob("*.jsonl")
@@ -184,20 +184,20 @@ async def test_actions_stop_at_the_first_failure(council: Any) -> None:
         ("files.read", {"path": "src/nothing.py"}),
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
     )
-    async with council(script(turn, append())) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(turn, append())) as app:
+        events = await app.run(app.deliberation("single", 1))
     first = of(events, EventType.SEAT_TURN)[0]
     assert [(item["tool"], item["status"]) for item in first["operations"]] == [
         ("files.read", "error")
     ]
-    assert "The 1 actions after it were not run." in house.server.requests[1].prompt
+    assert "The 1 actions after it were not run." in app.server.requests[1].prompt
 
 
 async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> None:
-    async with council(script(act(("git.push", {"branch": "main"})), append())) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(act(("git.push", {"branch": "main"})), append())) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert of(events, EventType.SEAT_TURN)[0]["operations"][0]["status"] == "blocked"
-    assert "not granted" in house.server.requests[1].prompt
+    assert "not granted" in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -213,16 +213,16 @@ async def test_a_refused_tool_is_a_result_that_the_model_sees(council: Any) -> N
     ],
 )
 async def test_a_malformed_reply_is_corrected(council: Any, reply: Any, said: str) -> None:
-    async with council(script(reply, append())) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert said in house.server.requests[1].prompt
+    async with council(script(reply, append())) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert said in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_malformed_replies_are_bounded(council: Any) -> None:
-    async with council(script("no"), limits=LimitSettings(malformed_replies=1)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=9))
-    assert len(house.server.requests) == 2
+    async with council(script("no"), limits=LimitSettings(malformed_replies=1)) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=9))
+    assert len(app.server.requests) == 2
     assert outcomes(events) == {ONE: "failed MALFORMED_REPLIES"}
     assert of(events, EventType.SEAT_PROPOSED) == []
 
@@ -233,9 +233,9 @@ async def test_malformed_replies_are_bounded(council: Any) -> None:
 async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
     council: Any, limits: LimitSettings
 ) -> None:
-    async with council(script("I would\x1b[2J say\n" + "more and " * 100), limits=limits) as house:
-        d = house.deliberation("single", 1, max_turns=9)
-        events = await house.run(d)
+    async with council(script("I would\x1b[2J say\n" + "more and " * 100), limits=limits) as app:
+        d = app.deliberation("single", 1, max_turns=9)
+        events = await app.run(d)
     said = of(events, EventType.SEAT_FAILED)[0]["error"]["message"]
     shown = said.partition('it replied "')[2].partition('"')[0]
     assert shown.startswith("I would [2J say more and more")
@@ -246,33 +246,33 @@ async def test_of_unusable_replies_one_is_shown_and_the_command_for_all(
 async def test_a_seat_that_changes_nothing_never_proposes(council: Any) -> None:
     async with council(
         script(finish("all good")), limits=LimitSettings(malformed_replies=1)
-    ) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=9))
     assert outcomes(events) == {ONE: "failed NO_CHANGES"}
     assert of(events, EventType.SEAT_FAILED)[0]["error"]["code"] == "NO_CHANGES"
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
 async def test_looking_until_the_turns_are_out_is_no_proposal(council: Any) -> None:
-    async with council(script(act(("files.read", {"path": "src/utils.py"})))) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=3))
-    assert len(house.server.requests) == 3
+    async with council(script(act(("files.read", {"path": "src/utils.py"})))) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=3))
+    assert len(app.server.requests) == 3
     assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
 
 
 async def test_what_is_repeated_without_a_change_is_not_offered_again(council: Any) -> None:
     look = act(("files.list", {}))
-    async with council(script(look, look, append())) as house:
-        await house.run(house.deliberation("single", 1))
-    second, third = (json.dumps(call.body["response_format"]) for call in house.server.requests[1:])
+    async with council(script(look, look, append())) as app:
+        await app.run(app.deliberation("single", 1))
+    second, third = (json.dumps(call.body["response_format"]) for call in app.server.requests[1:])
     assert "files.list" in second
     assert "files.list" not in third
-    assert "You did just that before" in house.server.requests[2].prompt
+    assert "You did just that before" in app.server.requests[2].prompt
 
 
 async def test_red_work_is_proposed_when_the_turns_are_out(council: Any) -> None:
-    async with council(script(append(WRONG), act(("files.list", {})))) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    async with council(script(append(WRONG), act(("files.list", {})))) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=2))
     assert outcomes(events) == {ONE: "proposed"}
     verdicts = {
         item["evidence"]["check"]: item["evidence"]["verdict"]
@@ -282,23 +282,23 @@ async def test_red_work_is_proposed_when_the_turns_are_out(council: Any) -> None
 
 
 async def test_a_server_that_is_down_fails_the_seat(council: Any) -> None:
-    async with council(script(Fault("status", status=503))) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(Fault("status", status=503))) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "failed MODEL_UNAVAILABLE"}
     assert of(events, EventType.SEAT_PROPOSED) == []
 
 
 async def test_a_budget_is_not_overspent(council: Any) -> None:
-    async with council(script(append())) as house:
-        events = await house.run(house.deliberation("single", 1, budget=Budget(tokens=100)))
-    assert house.server.requests == []
+    async with council(script(append())) as app:
+        events = await app.run(app.deliberation("single", 1, budget=Budget(tokens=100)))
+    assert app.server.requests == []
     assert outcomes(events) == {ONE: "failed BUDGET_EXCEEDED"}
 
 
 async def test_a_dead_executor_fails_the_seat(council: Any) -> None:
-    async with council(script(append())) as house:
-        house.workspaces.broken.add(f"task-1-{ONE}")
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(append())) as app:
+        app.workspaces.broken.add(f"task-1-{ONE}")
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "failed WORKSPACE_FAILED"}
 
 
@@ -306,30 +306,30 @@ async def test_changes_that_may_not_leave_are_told_and_then_refused(council: Any
     link = (
         "\n\nimport os\n\nif not os.path.lexists('link'):\n    os.symlink('/etc/passwd', 'link')\n"
     )
-    async with council(script(append(link), append("\n"), act(("files.list", {})))) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=3))
-    assert "a symlink may not leave" in house.server.requests[2].prompt
+    async with council(script(append(link), append("\n"), act(("files.list", {})))) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=3))
+    assert "a symlink may not leave" in app.server.requests[2].prompt
     assert outcomes(events) == {ONE: "failed PATCH_REFUSED"}
 
 
 async def test_recorded_calls_are_not_repeated(council: Any) -> None:
-    async with council(script(append(WRONG), append(SOLUTION))) as house:
-        d = house.deliberation("single", 1)
-        first = await house.run(d)
-        calls = len(house.server.requests)
-        again = await house.run(d, Recording.of(first))
-        assert len(house.server.requests) == calls == 2
+    async with council(script(append(WRONG), append(SOLUTION))) as app:
+        d = app.deliberation("single", 1)
+        first = await app.run(d)
+        calls = len(app.server.requests)
+        again = await app.run(d, Recording.of(first))
+        assert len(app.server.requests) == calls == 2
     assert [event.id for event in again] == [event.id for event in first]
     assert of(again, EventType.SEAT_FINISHED)[0]["outcome"]["usage"]["calls"] == 2
 
 
 async def test_the_same_inputs_give_the_same_bytes(council: Any) -> None:
-    async with council(script(append(WRONG), append(SOLUTION))) as house:
-        await house.run(house.deliberation("single", 1))
-        await house.run(house.deliberation("single", 1, task_id="task-2"))
-    bodies = [json.dumps(call.body) for call in house.server.requests]
+    async with council(script(append(WRONG), append(SOLUTION))) as app:
+        await app.run(app.deliberation("single", 1))
+        await app.run(app.deliberation("single", 1, task_id="task-2"))
+    bodies = [json.dumps(call.body) for call in app.server.requests]
     assert bodies[:2] == bodies[2:]
-    assert [call.call_id for call in house.server.requests[:2]] == [
+    assert [call.call_id for call in app.server.requests[:2]] == [
         f"task-1/{ONE}/propose/0.{turn}" for turn in (1, 2)
     ]
 
@@ -338,11 +338,11 @@ async def test_blocks_where_the_server_knows_no_schema(council: Any) -> None:
     call = json.dumps(
         {"name": "files.append", "args": {"path": "src/utils.py", "content": SOLUTION}}
     )
-    async with council(script(f"I append it.\n<tool>{call}</tool>"), schemas=False) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(script(f"I append it.\n<tool>{call}</tool>"), schemas=False) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
-    assert "response_format" not in house.server.requests[0].body
-    assert "<tool>" in house.server.requests[0].body["messages"][0]["content"]
+    assert "response_format" not in app.server.requests[0].body
+    assert "<tool>" in app.server.requests[0].body["messages"][0]["content"]
 
 
 async def test_a_secret_in_a_file_reaches_no_prompt_and_no_event(council: Any) -> None:
@@ -351,24 +351,24 @@ async def test_a_secret_in_a_file_reaches_no_prompt_and_no_event(council: Any) -
         "src/utils.py": f'TOKEN = "{secret}"\n',
         "tests/test_utils.py": "def test_x():\n    import utils\n    assert utils.x\n",
     }
-    async with council(script(act(("files.read", {"path": "src/utils.py"}))), files=files) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=2))
-    assert all(secret not in call.prompt for call in house.server.requests)
-    assert "[redacted]" in house.server.requests[1].prompt
+    async with council(script(act(("files.read", {"path": "src/utils.py"}))), files=files) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=2))
+    assert all(secret not in call.prompt for call in app.server.requests)
+    assert "[redacted]" in app.server.requests[1].prompt
     assert secret not in json.dumps([dict(event.data) for event in events])
 
 
 async def test_a_seat_that_appends_the_same_again_starts_anew(council: Any) -> None:
     """The small model put the same function into the file ten times in a row."""
-    async with council(script(append(WRONG), append(WRONG), append())) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    async with council(script(append(WRONG), append(WRONG), append())) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=9))
     turns = of(events, EventType.SEAT_TURN)
     assert [(turn["turn"], turn["attempt"], turn["stuck"]) for turn in turns] == [
         (1, 1, ""),
         (2, 1, "the same change as in an earlier turn"),
         (3, 2, ""),
     ]
-    first, second, third = house.server.requests
+    first, second, third = app.server.requests
     assert third.body["messages"] == first.body["messages"] != second.body["messages"]
     assert third.body["seed"] not in {first.body["seed"], second.body["seed"]}
     assert third.body["temperature"] > first.body["temperature"]
@@ -379,8 +379,8 @@ async def test_a_seat_that_appends_the_same_again_starts_anew(council: Any) -> N
 
 async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> None:
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]
-    async with council(script(*turns, append())) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    async with council(script(*turns, append())) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=9))
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
         "",
         "",
@@ -391,9 +391,9 @@ async def test_the_same_tests_red_for_three_turns_start_anew(council: Any) -> No
 
 
 async def test_a_hopeless_seat_ends_after_its_attempts_and_is_not_revised(council: Any) -> None:
-    async with council(script(append(WRONG)), limits=LimitSettings(attempts=2)) as house:
-        events = await house.run(house.deliberation("tests_then_verify", 1, max_turns=12))
-    assert len(house.server.requests) == 4
+    async with council(script(append(WRONG)), limits=LimitSettings(attempts=2)) as app:
+        events = await app.run(app.deliberation("tests_then_verify", 1, max_turns=12))
+    assert len(app.server.requests) == 4
     assert of(events, EventType.SEAT_TURN)[-1]["stuck"] == "the same change as in an earlier turn"
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -402,8 +402,8 @@ async def test_the_best_of_its_attempts_is_what_a_seat_proposes(council: Any) ->
     broken = act(("files.write", {"path": "src/utils.py", "content": "nothing = 0\n"}))
     async with council(
         script(append(WRONG), append(WRONG), broken, broken), limits=LimitSettings(attempts=2)
-    ) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=9))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=9))
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert "Goodbye" in diff
     assert "nothing = 0" not in diff
@@ -417,11 +417,11 @@ async def test_the_worked_example_is_refused_before_it_runs(council: Any) -> Non
         )
         return copied if step_of(headers) == "0.1" else append()
 
-    async with council(answer) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with council(answer) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert of(events, EventType.SEAT_TURN)[0]["operations"] == []
     assert [item["tool"] for item in of(events, EventType.TOOL_FINISHED)] == ["files.append"]
-    assert "it was not run" in house.server.requests[1].prompt
+    assert "it was not run" in app.server.requests[1].prompt
     assert outcomes(events) == {ONE: "proposed"}
 
 
@@ -430,18 +430,18 @@ async def test_a_seat_that_started_anew_goes_the_same_way_when_it_is_taken_up_ag
     council: Any,
 ) -> None:
     turns = (append(WRONG), append(WRONG), append(WRONG + "\n"), append())
-    async with council(script(*turns)) as house:
-        d = house.deliberation("single", 1, max_turns=9)
-        first = await house.run(d)
-        calls = len(house.server.requests)
+    async with council(script(*turns)) as app:
+        d = app.deliberation("single", 1, max_turns=9)
+        first = await app.run(d)
+        calls = len(app.server.requests)
         # Killed after the second turn, and then at the end: what is recorded is not asked again.
         for kept in (
             len(first),
             next(n for n, event in enumerate(first) if event.data.get("stuck")) + 1,
         ):
-            again = await house.run(d, Recording.of(first[:kept]))
+            again = await app.run(d, Recording.of(first[:kept]))
             assert [event.id for event in again] == [event.id for event in first]
-    repeated = [call.call_id for call in house.server.requests[calls:]]
+    repeated = [call.call_id for call in app.server.requests[calls:]]
     assert repeated == [f"task-1/{ONE}/propose/0.3", f"task-1/{ONE}/propose/0.4"]
 
 
@@ -453,16 +453,16 @@ async def test_what_was_found_of_a_turn_stands_though_its_checks_say_otherwise(
     record belong to one way.
     """
     turns = [append(f"\n\nX{number} = {number}\n") for number in range(1, 4)]
-    async with council(script(*turns, append())) as house:
-        d = house.deliberation("single", 1, max_turns=9)
-        first = await house.run(d)
+    async with council(script(*turns, append())) as app:
+        d = app.deliberation("single", 1, max_turns=9)
+        first = await app.run(d)
         other = Recording.of(first)
         told = Recording(
             other.answers,
             {**other.circles, f"{ONE}/propose/0.3": "", f"{ONE}/propose/0.2": "it was so then"},
         )
-        house.bus.__init__()
-        again = await house.run(d, told)
+        app.bus.__init__()
+        again = await app.run(d, told)
     assert [turn["attempt"] for turn in of(again, EventType.SEAT_TURN)] == [1, 1, 2, 2]
 
 
@@ -494,11 +494,11 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
             else act(("files.write", {"path": "src/utils.py", "content": BROKEN}))
         )
 
-    async with council(answer, files=files) as house:
-        (base,) = house.prepared.runs.values()
-        house.prepared = replace(house.prepared, runs={"tests": replace(base, duration_ms=60_000)})
-        events = await house.run(house.deliberation("tests_then_verify", 1))
-    first, second = house.server.requests
+    async with council(answer, files=files) as app:
+        (base,) = app.prepared.runs.values()
+        app.prepared = replace(app.prepared, runs={"tests": replace(base, duration_ms=60_000)})
+        events = await app.run(app.deliberation("tests_then_verify", 1))
+    first, second = app.server.requests
     assert "test_bob" not in first.prompt.partition("files of the repository")[0]
     assert "Passed before and not any more: tests/test_far.py::test_bob" in second.prompt
     assert "assert 'Hello, Ada!' == 'Hello, Bob!'" in second.prompt
@@ -509,7 +509,7 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
     # Its own tests were those of utils alone at first, and then also the one that was lost.
     asked = [
         cases
-        for (_tree, _name, *cases) in house.workspaces.runs
+        for (_tree, _name, *cases) in app.workspaces.runs
         if any("test_bob" in str(part) for part in cases)
     ]
     assert asked
@@ -519,6 +519,6 @@ async def test_of_a_slow_suite_the_near_cases_are_run_and_what_the_re_check_lost
 async def test_the_base_is_prepared_and_run_once_for_all_seats(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(WRONG), three=append("\n" + SOLUTION))
-    ) as house:
-        await house.run(house.deliberation("vote"))
-    assert house.workspaces.opened.count("base") == 1
+    ) as app:
+        await app.run(app.deliberation("vote"))
+    assert app.workspaces.opened.count("base") == 1

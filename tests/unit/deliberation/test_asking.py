@@ -42,9 +42,9 @@ def decided(d: Deliberation, events: list[Event]) -> Outcome:
 
 
 async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> None:
-    async with council(script(LOOK, finish(ANSWER))) as house:
-        d = house.deliberation("ask", 1, description="What does greet do?")
-        events = await house.run(d)
+    async with council(script(LOOK, finish(ANSWER))) as app:
+        d = app.deliberation("ask", 1, description="What does greet do?")
+        events = await app.run(d)
     assert outcomes(events) == {ONE: "proposed"}
     assert of(events, EventType.CHECK_FINISHED) == []  # nothing to check
     outcome = decided(d, events)
@@ -59,9 +59,9 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
     assert [item.tool for item in result.operations] == ["files.read"]
     assert (
         "change nothing: look at what you need, then finish with the whole answer"
-        in house.server.requests[0].prompt
+        in app.server.requests[0].prompt
     )
-    assert [name.partition("-")[0] for name in house.workspaces.opened] == [
+    assert [name.partition("-")[0] for name in app.workspaces.opened] == [
         "base",
         "survey",
         "task",
@@ -69,15 +69,15 @@ async def test_a_question_ends_with_an_answer_and_no_branch(council: Any) -> Non
 
 
 async def test_a_question_may_be_answered_at_once(council: Any) -> None:
-    async with council(script(finish(ANSWER))) as house:
-        d = house.deliberation("ask", 1)
-        assert decided(d, await house.run(d)).results[0].content == ANSWER
+    async with council(script(finish(ANSWER))) as app:
+        d = app.deliberation("ask", 1)
+        assert decided(d, await app.run(d)).results[0].content == ANSWER
 
 
 async def test_a_change_is_judged_as_always(council: Any) -> None:
-    async with council(script(append())) as house:
-        d = house.deliberation("ask", 1)
-        outcome = decided(d, await house.run(d))
+    async with council(script(append())) as app:
+        d = app.deliberation("ask", 1)
+        outcome = decided(d, await app.run(d))
     assert (outcome.final_state, outcome.proven) == ("committed", True)
     assert "+def hello_world" in outcome.results[0].diff
 
@@ -86,25 +86,25 @@ async def test_a_change_that_breaks_the_tests_is_no_answer(council: Any) -> None
     broken = act(
         ("files.write", {"path": "src/utils.py", "content": "def greet(name):\n    return 'no'\n"})
     )
-    async with council(script(broken, finish("All is well."))) as house:
-        d = house.deliberation("ask", 1)
-        outcome = decided(d, await house.run(d))
+    async with council(script(broken, finish("All is well."))) as app:
+        d = app.deliberation("ask", 1)
+        outcome = decided(d, await app.run(d))
     assert (outcome.final_state, outcome.winner_id) == ("no_winner", "")
 
 
 async def test_looking_for_ever_is_no_answer(council: Any) -> None:
-    async with council(script(LOOK)) as house:
-        d = house.deliberation("ask", 1, max_turns=3)
-        events = await house.run(d)
+    async with council(script(LOOK)) as app:
+        d = app.deliberation("ask", 1, max_turns=3)
+        events = await app.run(d)
     assert outcomes(events) == {ONE: "failed OUT_OF_TURNS"}
     assert decided(d, events).winner_id == ""
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "ask"])
 async def test_no_empty_success_elsewhere(council: Any, protocol: str) -> None:
-    async with council(script(finish(ANSWER))) as house:
-        d = house.deliberation(protocol, 1, rounds=0)
-        events = await house.run(d)
+    async with council(script(finish(ANSWER))) as app:
+        d = app.deliberation(protocol, 1, rounds=0)
+        events = await app.run(d)
     assert set(outcomes(events).values()) == {"failed NO_CHANGES"}
     assert decided(d, events).winner_id == ""
 
@@ -116,9 +116,9 @@ async def test_an_empty_proposal_wins_nowhere_but_as_an_answer(
     council: Any, protocol: str, *, wins: bool
 ) -> None:
     """Whatever a host may say: the collector looks at the protocol itself."""
-    async with council(script(finish(ANSWER))) as house:
-        asking = house.deliberation("ask", 1)
-        events = await house.run(asking)
-        outcome = decided(house.deliberation(protocol, 1), events)
+    async with council(script(finish(ANSWER))) as app:
+        asking = app.deliberation("ask", 1)
+        events = await app.run(asking)
+        outcome = decided(app.deliberation(protocol, 1), events)
     assert bool(outcome.winner_id) is wins
     assert outcome.final_state == ("answered" if wins else "no_winner")

@@ -63,10 +63,10 @@ def script(seats: Mapping[str, tuple[Any, ...]], reader: str) -> Callable[[Any, 
 async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any) -> None:
     async with native(
         script({ONE: (writes(SHOWS), CLAIM)}, YES), files=DONE, evidence=EvidenceSettings()
-    ) as house:
-        d = house.deliberation("single", 1)
-        events = await house.run(d)
-        assert not [call for call in house.server.requests if "/test-writer/" in call.call_id], (
+    ) as app:
+        d = app.deliberation("single", 1)
+        events = await app.run(d)
+        assert not [call for call in app.server.requests if "/test-writer/" in call.call_id], (
             "there is nothing to test"
         )
     assert verdicts(events)[ONE, "already done"] == "passed"
@@ -89,9 +89,9 @@ async def test_a_task_that_is_done_ends_with_the_test_that_shows_it(native: Any)
 async def test_a_claim_that_does_not_hold_is_an_unproven_answer(
     native: Any, files: Any, test: str, reader: str, why: str
 ) -> None:
-    async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as house:
-        d = house.deliberation("single", 1)
-        events = await house.run(d)
+    async with native(script({ONE: (writes(test), CLAIM, CLAIM)}, reader), files=files) as app:
+        d = app.deliberation("single", 1)
+        events = await app.run(d)
     outcome = outcome_from(d, events)
     assert outcome.final_state != "already_done"
     assert exit_code(outcome) != 0
@@ -107,9 +107,9 @@ async def test_a_change_whose_test_fails_on_the_base_beats_the_claim(native: Any
         ONE: (writes(EMPTY), CLAIM),
         TWO: (change, writes(SHOWS, "tests/test_two.py"), ("submit", {"summary": "Added."})),
     }
-    async with native(script(seats, YES), files=OPEN) as house:
-        d = house.deliberation("vote", 2)
-        events = await house.run(d)
+    async with native(script(seats, YES), files=OPEN) as app:
+        d = app.deliberation("vote", 2)
+        events = await app.run(d)
     outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state) == (TWO, "committed")
 
@@ -117,9 +117,9 @@ async def test_a_change_whose_test_fails_on_the_base_beats_the_claim(native: Any
 async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None:
     change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
     seats = {ONE: (writes(SHOWS), CLAIM), TWO: (change, ("submit", {"summary": "Added."}))}
-    async with native(script(seats, YES), files=DONE) as house:
-        d = house.deliberation("vote", 2)
-        events = await house.run(d)
+    async with native(script(seats, YES), files=DONE) as app:
+        d = app.deliberation("vote", 2)
+        events = await app.run(d)
     outcome = outcome_from(d, events)
     assert (outcome.winner_id, outcome.final_state) == (ONE, "already_done")
 
@@ -127,6 +127,6 @@ async def test_a_claim_beats_a_change_that_no_test_supports(native: Any) -> None
 async def test_the_words_alone_are_no_claim(native: Any) -> None:
     """Code changed too, or no test: then it is an answer like any other, or none."""
     change = ("write", {"path": UTILS, "content": DONE[UTILS] + "\n\nEXTRA = 1\n"})
-    async with native(script({ONE: (change, writes(SHOWS), CLAIM)}, YES), files=DONE) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with native(script({ONE: (change, writes(SHOWS), CLAIM)}, YES), files=DONE) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert (ONE, "already done") not in verdicts(events)

@@ -20,7 +20,7 @@ from moothall.stories.architect_prompts import question
 from moothall.stories.coach import StoryDraft
 from moothall.testing.model import Call, phase_of, seat_of
 from support.council import approaches, finish, of, outcomes, review
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 PLAN: dict[str, Any] = {
     "tasks": [{"id": "a", "role": "dev", "description": "Write it.", "criteria": [1], "after": []}]
@@ -59,11 +59,11 @@ async def test_a_document_has_a_phase_and_a_schema_of_its_own(
 ) -> None:
     said = json.dumps(document)
     reply = finish(said) if spelling == "turn" else spelling.replace("{}", said)
-    async with council(lambda _body, _headers: reply) as house:
-        events = await house.run(
-            house.deliberation("single", seats=1, repository=None, base_sha=None, document=kind)
+    async with council(lambda _body, _headers: reply) as app:
+        events = await app.run(
+            app.deliberation("single", seats=1, repository=None, base_sha=None, document=kind)
         )
-        (call,) = house.server.requests
+        (call,) = app.server.requests
         assert call.call_id == f"task-1/agent-dev-001/{phase}/0.1"
         assert name_of(call) == kind
         (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -89,8 +89,8 @@ async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: A
         }
         return by_phase[phase_of(headers)]
 
-    async with council(answer, approaches="on") as house:
-        d = house.deliberation(
+    async with council(answer, approaches="on") as app:
+        d = app.deliberation(
             "tests_then_verify",
             seats=2,
             repository=None,
@@ -98,8 +98,8 @@ async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: A
             document="plan",
             peer_review=True,
         )
-        events = await house.run(d)
-        assert {(phase_in(call), name_of(call)) for call in house.server.requests} == {
+        events = await app.run(d)
+        assert {(phase_in(call), name_of(call)) for call in app.server.requests} == {
             ("plan", "approaches"),
             ("derive", "plan"),
             ("critique", "review"),
@@ -109,11 +109,11 @@ async def test_reviews_and_approaches_of_a_document_keep_their_phases(council: A
 
 async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
     replies = iter(["I would rather not.", json.dumps(PLAN)])
-    async with council(lambda _body, _headers: next(replies)) as house:
-        events = await house.run(
-            house.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
+    async with council(lambda _body, _headers: next(replies)) as app:
+        events = await app.run(
+            app.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
         )
-        first, second = house.server.requests
+        first, second = app.server.requests
         assert "the one JSON object that the task asks for" in second.prompt
         assert first.call_id.endswith("/derive/0.1")
         (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -122,11 +122,11 @@ async def test_what_is_no_document_is_asked_for_again(council: Any) -> None:
 
 async def test_in_blocks_a_document_stands_in_the_end(council: Any) -> None:
     said = f"<finish>{json.dumps(PLAN)}</finish>"
-    async with council(lambda _body, _headers: said, reply="blocks") as house:
-        events = await house.run(
-            house.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
+    async with council(lambda _body, _headers: said, reply="blocks") as app:
+        events = await app.run(
+            app.deliberation("single", seats=1, repository=None, base_sha=None, document="plan")
         )
-        assert phase_in(house.server.requests[0]) == "derive"
+        assert phase_in(app.server.requests[0]) == "derive"
         (proposed,) = of(events, EventType.SEAT_PROPOSED)
         assert json.loads(proposed["proposal"]["content"]) == PLAN
 
@@ -136,11 +136,13 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
         question(Story("story-1", "Export"), "design-1", "plan-1", seats=3, most=8).document
         == "plan"
     )
-    desk = MemoryDesk()
-    asking = asyncio.create_task(StoryWriter(desk, 5, model=True).suggest("Export invoices", LOCAL))
-    await desk.submitted.wait()
-    (task_id,) = desk.known()
-    assert desk.request(task_id).document == "coach"
+    deliberations = MemoryDesk()
+    asking = asyncio.create_task(
+        StoryWriter(deliberations, 5, model=True).suggest("Export invoices", LOCAL)
+    )
+    await deliberations.submitted.wait()
+    (task_id,) = deliberations.known()
+    assert deliberations.request(task_id).document == "coach"
     result = Result(
         1,
         "agent-po-001",
@@ -151,7 +153,7 @@ async def test_architects_and_the_coach_ask_for_documents() -> None:
         proven=False,
         content=json.dumps(GOOD_STORY),
     )
-    await desk.decide(
+    await deliberations.decide(
         Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
     )
     assert (await asking).by == MODEL

@@ -85,7 +85,7 @@ def council_of(read: str = FINE, **seats: Callable[[str], Any]) -> Callable[[Any
     return answer
 
 
-def decided(house: Any, events: list[Event], d: Any) -> Outcome:
+def decided(app: Any, events: list[Event], d: Any) -> Outcome:
     """Return what the collector makes of the events."""
     state = fold(None, new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d)))
     for event in events:
@@ -104,10 +104,10 @@ WRITER = turns((write(TESTS, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
 async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) -> None:
     async with native(
         council_of(one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (ONE, EvidenceLevel.REPRODUCED)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
@@ -123,11 +123,11 @@ async def test_a_council_of_one_is_reproduced_by_the_test_writer(native: Any) ->
     assert {case["case"]: case["state"] for case in report["cases"]}[
         "tests/test_discount.py::test_half"
     ] == "counts"
-    prompts = [call.prompt for call in house.server.requests if "/test-writer/" in call.call_id]
+    prompts = [call.prompt for call in app.server.requests if "/test-writer/" in call.call_id]
     assert all("price * percent // 100" not in prompt for prompt in prompts), (
         "no answer is shown to it"
     )
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_ones_are_named(
@@ -146,10 +146,10 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
     )
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=task)
-        events = await house.run(d)
-    first, second, *_ = [call for call in house.server.requests if "/test-writer/" in call.call_id]
+    ) as app:
+        d = app.deliberation("single", 1, description=task)
+        events = await app.run(d)
+    first, second, *_ = [call for call in app.server.requests if "/test-writer/" in call.call_id]
     listed = "- discount(200, 10) gives 180\n- discount(50, 50) gives 25"
     assert listed in first.prompt
     (told, *_) = [
@@ -158,7 +158,7 @@ async def test_the_examples_of_the_task_are_given_to_the_test_writer_and_missed_
         if message["role"] == "tool" and "None of" in message["content"]
     ]
     assert told.endswith(f"None of your tests has these examples of the task:\n{listed}")
-    outcome = decided(house, events, d)
+    outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED
     assert "tests/test_b.py::test_example" in "\n".join(outcome.results[0].reasons)
 
@@ -195,15 +195,13 @@ async def test_a_lost_workspace_does_not_end_the_test_writer_s_work(native: Any)
 
     async with native(
         council_of(one=change(RIGHT), writer=breaking), files=FILES, evidence=ALL
-    ) as house:
-        house.workspaces.broken = lost
-        d = house.deliberation("single", 1, description=task)
-        events = await house.run(d)
-        opened = house.workspaces.opened.count("task-1-test-writer")
+    ) as app:
+        app.workspaces.broken = lost
+        d = app.deliberation("single", 1, description=task)
+        events = await app.run(d)
+        opened = app.workspaces.opened.count("task-1-test-writer")
     assert opened == 2
-    assert "tests/test_b.py::test_example" in "\n".join(
-        decided(house, events, d).results[0].reasons
-    )
+    assert "tests/test_b.py::test_example" in "\n".join(decided(app, events, d).results[0].reasons)
 
 
 async def test_cases_that_no_reader_was_shown_do_not_count(native: Any) -> None:
@@ -215,9 +213,9 @@ async def test_cases_that_no_reader_was_shown_do_not_count(native: Any) -> None:
     writer = turns((write(many, "tests/test_many.py"), SUBMIT), (SUBMIT,))
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
     (report,) = reports(events)
     assert "42 tests, 42 of them fail on the base, 40 count" in report["message"]
     assert "does not fit the task: only 40 tests are read" in report["message"]
@@ -227,10 +225,10 @@ async def test_a_special_cased_answer_is_not_chosen_since_the_test_writer_s_test
     native: Any,
 ) -> None:
     answer = council_of(one=change(SPECIAL), two=change(RIGHT), writer=WRITER)
-    async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:
-        d = house.deliberation("vote", 2, description=TASK)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
+        d = app.deliberation("vote", 2, description=TASK)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.REPRODUCED)
     wrong = outcome.results[1]
     assert wrong.evidence_level is EvidenceLevel.UNPROVEN
@@ -245,12 +243,10 @@ async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(nativ
     writer = turns((write(odd, "tests/test_discount.py"), SUBMIT), (SUBMIT,))
     wrong = change(PRICE.replace("return price", "return price - percent"))
     read = json.dumps({"dropped": [{"test": 1, "why": "the task says 180"}]})
-    async with native(
-        council_of(read, one=wrong, writer=writer), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    async with native(council_of(read, one=wrong, writer=writer), files=FILES, evidence=ALL) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "test_odd: does not fit the task: the task says 180" in reason
@@ -261,10 +257,10 @@ async def test_a_test_that_contradicts_the_task_is_dropped_with_the_reason(nativ
 async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(native: Any) -> None:
     async with native(
         council_of("no answer", one=change(RIGHT), writer=WRITER), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert outcome.evidence_level is EvidenceLevel.UNPROVEN
     assert any(
         "nobody could read it against the task" in reason for reason in outcome.results[0].reasons
@@ -274,10 +270,10 @@ async def test_a_test_that_nobody_could_read_against_the_task_does_not_count(nat
 async def test_tests_that_fail_on_every_answer_are_told_and_count_for_nobody(native: Any) -> None:
     async with native(
         council_of(one=change(SPECIAL), writer=WRITER), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     reasons = "\n".join(outcome.results[0].reasons)
     assert (
         "the test writer's test fails on every answer: tests/test_discount.py::test_half, so that"
@@ -299,12 +295,12 @@ async def test_what_the_test_writer_changes_beside_tests_is_never_run(native: An
     )
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
     (report,) = reports(events)
     assert "HELPER = True" not in report["diff"]
-    assert decided(house, events, d).evidence_level is EvidenceLevel.UNPROVEN
+    assert decided(app, events, d).evidence_level is EvidenceLevel.UNPROVEN
 
 
 @pytest.mark.parametrize("why", ["proven", "off", "small"])
@@ -320,20 +316,20 @@ async def test_there_is_no_test_writer(native: Any, why: str) -> None:
         "off": {"files": FILES, "evidence": EvidenceSettings(test_writer=False)},
         "small": {"files": FILES, "evidence": ALL, "context_tokens": 12_000},
     }[why]
-    async with native(council_of(one=change(RIGHT)), **settings) as house:
-        events = await house.run(house.deliberation("single", 1, description=TASK))
+    async with native(council_of(one=change(RIGHT)), **settings) as app:
+        events = await app.run(app.deliberation("single", 1, description=TASK))
     assert reports(events) == []
-    assert not any("/test-writer/" in call.call_id for call in house.server.requests)
+    assert not any("/test-writer/" in call.call_id for call in app.server.requests)
 
 
 async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(native: Any) -> None:
     writer = turns((write(TESTS, "tests/test_discount.py"),), (SUBMIT,), (SUBMIT,))
     async with native(
         council_of(one=change(RIGHT), writer=writer), files=FILES, evidence=ALL
-    ) as house:
-        d = house.deliberation("single", 1, description=TASK)
-        events = await house.run(d)
-        asked = len(house.server.requests)
+    ) as app:
+        d = app.deliberation("single", 1, description=TASK)
+        events = await app.run(d)
+        asked = len(app.server.requests)
         at = next(
             place
             for place, event in enumerate(events)
@@ -341,8 +337,8 @@ async def test_a_restart_in_the_middle_of_the_test_writer_asks_nothing_twice(nat
             and event.data["call_id"].endswith("/test-writer/verify/0.1")
         )
         known = [event for event in events[: at + 1] if event.type is not EventType.TOOL_FINISHED]
-        again = await house.run(d, Recording.of(known))
-    fresh = [call.call_id for call in house.server.requests[asked:]]
+        again = await app.run(d, Recording.of(known))
+    fresh = [call.call_id for call in app.server.requests[asked:]]
     assert fresh
     assert not {
         event.data["call_id"] for event in known if event.type is EventType.MODEL_CALLED
@@ -363,10 +359,10 @@ async def test_the_tie_breaker_s_test_decides(native: Any) -> None:
         )
     )
     answer = council_of(one=change(SPECIAL), two=change(RIGHT), breaker=breaker)
-    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level, outcome.undecided) == (
         TWO,
         EvidenceLevel.REPRODUCED,
@@ -376,7 +372,7 @@ async def test_the_tie_breaker_s_test_decides(native: Any) -> None:
         "tie-breaker: its test tells 2 answers apart, 1 passes: tests/test_apart.py::test_apart"
     ]
     (first,) = [
-        call for call in house.server.requests if call.call_id.endswith("/tie-breaker/verify/0.1")
+        call for call in app.server.requests if call.call_id.endswith("/tie-breaker/verify/0.1")
     ]
     assert ONE not in first.prompt
     assert TWO not in first.prompt
@@ -397,10 +393,10 @@ async def test_a_test_of_the_tie_breaker_that_passes_on_the_base_chooses_and_rep
         "percent // 100",
     )
     answer = council_of(one=change(broken), two=change(RIGHT), breaker=breaker)
-    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert (outcome.winner_id, outcome.evidence_level) == (TWO, EvidenceLevel.UNPROVEN)
     assert not outcome.undecided
 
@@ -428,11 +424,11 @@ async def test_what_the_tie_breaker_does_not_decide_is_reviewed(
     native: Any, reply: Any, read: str, said: str
 ) -> None:
     answer = council_of(read, one=change(OTHER_RIGHT), two=change(SPECIAL), breaker=turns(reply))
-    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
-        events = await house.run(d)
+    async with native(answer, files=FILES, evidence=BREAKER_ONLY) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await app.run(d)
     assert len(of(events, EventType.SEAT_REVIEWED)) == 2
-    assert any(said in reason for reason in decided(house, events, d).results[0].reasons)
+    assert any(said in reason for reason in decided(app, events, d).results[0].reasons)
 
 
 REVIEWS = EvidenceSettings(test_writer=False, tie_breaker=False)
@@ -472,10 +468,10 @@ async def test_a_reviewer_has_the_answer_in_its_workspace_and_time_to_think(nati
         )
         return NativeReply((told,), reasoning="word " * 3000)
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
-        events = await house.run(d)
-    outcome = decided(house, events, d)
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await app.run(d)
+    outcome = decided(app, events, d)
     assert outcome.winner_id == ONE
     scores = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
@@ -496,13 +492,11 @@ async def test_a_reviewer_that_never_answers_is_said_and_nothing_stands_in_its_p
             return Fault("status", status=500)
         return NativeReply((submitted(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
-        events = await house.run(d)
-        asked = [
-            call.call_id for call in house.server.requests if f"/{TWO}/verify/" in call.call_id
-        ]
-    outcome = decided(house, events, d)
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0)
+        events = await app.run(d)
+        asked = [call.call_id for call in app.server.requests if f"/{TWO}/verify/" in call.call_id]
+    outcome = decided(app, events, d)
     assert {call_id.rpartition("/")[2] for call_id in asked} >= {"1.101", "1.1.2"}, (
         "it is asked twice"
     )
@@ -519,11 +513,11 @@ async def test_a_reviewer_that_stays_silent_is_said_before_the_time_is_up(native
     def review(_body: Any, headers: Any) -> Any:
         return forever() if seat_of(headers) == TWO else NativeReply((submitted(2),))
 
-    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
-        events = await house.run(d)
+    async with native(reviewed(review), files=FILES, evidence=REVIEWS) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, seconds=30)
+        events = await app.run(d)
     assert any(report["missing"] and report["candidate"] == ONE for report in reports(events))
-    mine = next(result for result in decided(house, events, d).results if result.seat == ONE)
+    mine = next(result for result in decided(app, events, d).results if result.seat == ONE)
     assert any("1 of 1 reviews is missing" in reason for reason in mine.reasons)
 
 
@@ -539,15 +533,15 @@ async def test_the_test_writer_s_tests_are_run_on_a_second_wave_too(native: Any)
             )
         return council_of(writer=WRITER)(body, headers)
 
-    async with native(answer, files=FILES, evidence=WRITER_ONLY) as house:
-        d = house.deliberation("tournament", 2, description=TASK, rounds=0, max_turns=10)
-        events = await house.run(d)
+    async with native(answer, files=FILES, evidence=WRITER_ONLY) as app:
+        d = app.deliberation("tournament", 2, description=TASK, rounds=0, max_turns=10)
+        events = await app.run(d)
         written = [
             call.call_id
-            for call in house.server.requests
+            for call in app.server.requests
             if call.call_id.endswith("/test-writer/verify/0.1")
         ]
-    outcome = decided(house, events, d)
+    outcome = decided(app, events, d)
     assert len(written) == 1
     assert outcome.evidence_level is EvidenceLevel.REPRODUCED, outcome.results[0].reasons
     assert "price * percent // 100" in outcome.diff
@@ -568,10 +562,10 @@ async def test_a_missing_review_is_told_of_models_without_tools(council: Any) ->
             }
         )
 
-    async with council(scripted(answer), files=FILES, evidence=ALL) as house:
-        d = house.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
-        events = await house.run(d)
-    theirs = next(result for result in decided(house, events, d).results if result.seat == TWO)
+    async with council(scripted(answer), files=FILES, evidence=ALL) as app:
+        d = app.deliberation("tests_then_verify", 2, description=TASK, rounds=0, max_turns=1)
+        events = await app.run(d)
+    theirs = next(result for result in decided(app, events, d).results if result.seat == TWO)
     assert any(
         "1 of 1 reviews is missing" in reason and "no review" in reason for reason in theirs.reasons
     )

@@ -86,8 +86,8 @@ async def test_those_that_do_not_hold_are_told(tmp_path: Path) -> None:
         ("sub(2)", "2.0"),
     )
     async with (
-        local(tmp_path, files={**SAMPLE, **files}) as house,
-        house.workspaces.open(await house.prepared(), "one") as workspace,
+        local(tmp_path, files={**SAMPLE, **files}) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
         seat = CallContext(
             LOCAL, "local", "t-1", "s-1", "dev", grant_for("dev"), workspace, "one", in_seconds(60)
@@ -115,9 +115,9 @@ async def test_a_green_function_that_breaks_them_is_kept_and_tried_anew(
     stub = "def twice(x):\n    '''Double.\n    >>> twice(3)\n    6\n    '''\n"
     files = {**SAMPLE, "tests/test_utils.py": test, "src/utils.py": stub}
     answers = iter(f"```python\ndef twice(x):\n    return {body}\n```" for body in bodies)
-    async with council(lambda _body, _headers: next(answers), files=files, functions="on") as house:
-        events = await house.run(
-            house.deliberation("single", 1, description="Complete twice in src/utils.py")
+    async with council(lambda _body, _headers: next(answers), files=files, functions="on") as app:
+        events = await app.run(
+            app.deliberation("single", 1, description="Complete twice in src/utils.py")
         )
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == stuck
     assert outcomes(events) == {ONE: "proposed"}

@@ -108,9 +108,9 @@ async def test_a_seat_is_asked_for_the_function_and_then_anew(council: Any) -> N
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
-    async with council(answer, functions="on") as house:
-        events = await house.run(house.deliberation("single", 1))
-    first, second = house.server.requests
+    async with council(answer, functions="on") as app:
+        events = await app.run(app.deliberation("single", 1))
+    first, second = app.server.requests
     assert "response_format" not in first.body
     assert "files.append" not in first.prompt
     assert second.prompt == first.prompt
@@ -127,9 +127,9 @@ async def test_with_more_turns_a_seat_is_told_of_its_tests(council: Any) -> None
     def answer(_body: Any, headers: Any) -> str:
         return WRONG if step_of(headers) == "0.1" else RIGHT
 
-    async with council(answer, functions="on", function_turns=2) as house:
-        events = await house.run(house.deliberation("single", 1))
-    first, second = house.server.requests
+    async with council(answer, functions="on", function_turns=2) as app:
+        events = await app.run(app.deliberation("single", 1))
+    first, second = app.server.requests
     assert "response_format" not in first.body
     assert "files.append" not in first.prompt
     assert "in one code block" in first.prompt
@@ -160,12 +160,12 @@ async def test_each_attempt_asks_for_the_function_so_often(
         function_turns=turns,
         function_attempts=own,
         limits=LimitSettings(attempts=limits),
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     turns_said = of(events, EventType.SEAT_TURN)
     assert [turn["attempt"] for turn in turns_said] == attempts
     assert {turn["attempts"] for turn in turns_said} == {attempts[-1]}
-    assert not any("response_format" in asked.body for asked in house.server.requests)
+    assert not any("response_format" in asked.body for asked in app.server.requests)
 
 
 @pytest.mark.e2e
@@ -231,18 +231,16 @@ async def test_a_function_that_comes_back_as_it_was_is_said_and_then_tried_anew(
     def answer(_body: Any, headers: Any) -> str:
         return RIGHT if step_of(headers) == "0.3" else empty
 
-    async with council(answer, files=files, functions="on", function_turns=2) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert "as it stood before" in house.server.requests[1].prompt
-    assert "files.define" not in house.server.requests[1].prompt
+    async with council(answer, files=files, functions="on", function_turns=2) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert "as it stood before" in app.server.requests[1].prompt
+    assert "files.define" not in app.server.requests[1].prompt
     assert [turn["stuck"] for turn in of(events, EventType.SEAT_TURN)] == [
         "",
         "the function is not green",
         "",
     ]
-    assert (
-        house.server.requests[2].body["temperature"] > house.server.requests[1].body["temperature"]
-    )
+    assert app.server.requests[2].body["temperature"] > app.server.requests[1].body["temperature"]
 
 
 @pytest.mark.e2e  # several runs of pytest
@@ -260,11 +258,11 @@ async def test_a_function_that_is_half_right_is_not_done(council: Any) -> None:
         return half if step_of(headers) == "0.1" else right
 
     files = {**SAMPLE, **tests, "src/utils.py": "def twice(x):\n    return None\n"}
-    async with council(answer, files=files, functions="on", function_turns=2) as house:
-        events = await house.run(
-            house.deliberation("single", 1, description="Mend twice in src/utils.py")
+    async with council(answer, files=files, functions="on", function_turns=2) as app:
+        events = await app.run(
+            app.deliberation("single", 1, description="Mend twice in src/utils.py")
         )
-    assert "red yet: tests/test_utils.py::test_b" in house.server.requests[1].prompt
+    assert "red yet: tests/test_utils.py::test_b" in app.server.requests[1].prompt
     assert len(of(events, EventType.SEAT_TURN)) == 2
     assert "x + x" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
@@ -279,9 +277,9 @@ async def test_a_reply_is_bounded_by_the_setting_or_by_the_file(
         "src/utils.py": "".join(f"NUMBER_{number} = {number}\n" for number in range(lines)),
     }
 
-    async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as house:
-        await house.run(house.deliberation("single", 1))
-    assert house.server.requests[0].body["max_tokens"] == most
+    async with council(lambda _body, _headers: RIGHT, files=files, functions="on") as app:
+        await app.run(app.deliberation("single", 1))
+    assert app.server.requests[0].body["max_tokens"] == most
 
 
 STUB = 'import math\n\n\n@cache\ndef half(a):\n    """Halve.\n    >>> half(4)\n    2\n    """\n'
@@ -417,9 +415,9 @@ async def test_attempts_ask_for_the_whole_for_a_plan_and_for_the_body_by_turns(
         files=BODILESS,
         functions="on",
         function_attempts=3,
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert [asked_in(asked.body) for asked in house.server.requests] == ["whole", "plan", "body"]
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert [asked_in(asked.body) for asked in app.server.requests] == ["whole", "plan", "body"]
     diff = of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
     assert '+    return "Hello, World!"' in diff
 
@@ -430,8 +428,8 @@ async def test_a_plan_in_comments_stays_in_the_function(council: Any) -> None:
 
     async with council(
         lambda body, _headers: said[asked_in(body)], files=BODILESS, functions="on"
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert (
         '+    # 1. Greet.\n+    return "Hello, World!"'
         in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
@@ -445,9 +443,7 @@ async def test_each_seat_of_a_council_begins_in_a_way_of_its_own(council: Any) -
         files=BODILESS,
         functions="on",
         limits=LimitSettings(attempts=1),
-    ) as house:
-        await house.run(house.deliberation("tests_then_verify", 3))
-    first = [
-        asked_in(asked.body) for asked in house.server.requests if "/propose/" in asked.call_id
-    ]
+    ) as app:
+        await app.run(app.deliberation("tests_then_verify", 3))
+    first = [asked_in(asked.body) for asked in app.server.requests if "/propose/" in asked.call_id]
     assert sorted(first) == ["body", "plan", "whole"]

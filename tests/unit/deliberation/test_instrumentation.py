@@ -34,13 +34,13 @@ def by_phase(propose: str) -> Answer:
 
 
 async def watched(
-    house: Any, d: Any, *, content: bool = False
+    app: Any, d: Any, *, content: bool = False
 ) -> tuple[list[Event], list[ReadableSpan]]:
     """Deliberate under a caller's trace; return events and spans."""
     exporter = InMemorySpanExporter()
     async with recording(TraceSettings(content=content), "test", exporter=exporter):
         with telemetry.span("deliberation", parent=CALLER):
-            events = await house.run(d)
+            events = await app.run(d)
     return events, list(exporter.get_finished_spans())
 
 
@@ -61,9 +61,9 @@ def parents(spans: list[ReadableSpan]) -> dict[str, set[str]]:
 
 @pytest.mark.e2e  # executors that run tests
 async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_path: Path) -> None:
-    async with open_council(tmp_path, by_phase(append(SOLUTION))) as house:
-        events, spans = await watched(house, house.deliberation("vote", seats=2, max_turns=1))
-        seen = [(call.call_id, call.headers) for call in house.server.requests]
+    async with open_council(tmp_path, by_phase(append(SOLUTION))) as app:
+        events, spans = await watched(app, app.deliberation("vote", seats=2, max_turns=1))
+        seen = [(call.call_id, call.headers) for call in app.server.requests]
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {
         CALLER.split("-")[1]
     }
@@ -98,8 +98,8 @@ async def test_one_trace_from_the_deliberation_to_each_model_and_tool_call(tmp_p
 
 @pytest.mark.e2e  # a dozen runs of pytest
 async def test_every_cause_is_an_event_of_the_log(tmp_path: Path) -> None:
-    async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as house:
-        events = await house.run(house.deliberation("debate", seats=2, max_turns=1, rounds=1))
+    async with open_council(tmp_path, by_phase(append(f"{SOLUTION}# by SEAT\n"))) as app:
+        events = await app.run(app.deliberation("debate", seats=2, max_turns=1, rounds=1))
     ids = {event.id for event in events} | {request_event_id("task-1")}
     kinds = {event.type for event in events}
     assert {EventType.TOOL_FINISHED, EventType.CHECK_FINISHED, EventType.SEAT_REVIEWED} <= kinds
@@ -112,13 +112,13 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         async with open_council(
             tmp_path / str(number), by_phase(finish("An old silent pond"))
-        ) as house:
-            d = house.deliberation("vote", seats=2, repository=None, base_sha=None)
-            events = (await watched(house, d))[0] if traced else await house.run(d)
+        ) as app:
+            d = app.deliberation("vote", seats=2, repository=None, base_sha=None)
+            events = (await watched(app, d))[0] if traced else await app.run(d)
             told.append(
                 (
                     {event.id for event in events},
-                    sorted(json.dumps(call.body) for call in house.server.requests),
+                    sorted(json.dumps(call.body) for call in app.server.requests),
                 )
             )
             assert {bool(event.traceparent) for event in events} == {traced}
@@ -127,9 +127,9 @@ async def test_tracing_changes_no_id_and_no_prompt(tmp_path: Path) -> None:
 
 async def test_prompts_and_answers_are_recorded_where_that_is_switched_on(tmp_path: Path) -> None:
     secret = "ghp_" + "a" * 36
-    async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as house:
-        d = house.deliberation("single", seats=1, repository=None, base_sha=None)
-        _, spans = await watched(house, d, content=True)
+    async with open_council(tmp_path, by_phase(finish(f"pond {secret}"))) as app:
+        d = app.deliberation("single", seats=1, repository=None, base_sha=None)
+        _, spans = await watched(app, d, content=True)
     said = dict(named(spans, "chat")[0].attributes or {})
     assert "hello_world" in str(said["gen_ai.input.messages"])
     assert "pond" in str(said["gen_ai.output.messages"])
@@ -140,8 +140,8 @@ async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
     calls = telemetry.metrics.TOOL_CALLS
     before = dict(calls.values)
     hostile = act(("rm -rf / " + "x" * 5000, {}))
-    async with open_council(tmp_path, by_phase(hostile)) as house:
-        _, spans = await watched(house, house.deliberation("single", seats=1, max_turns=1))
+    async with open_council(tmp_path, by_phase(hostile)) as app:
+        _, spans = await watched(app, app.deliberation("single", seats=1, max_turns=1))
     new = {labels for labels, value in calls.values.items() if value != before.get(labels)}
     assert new == {("unknown", "invalid")}
     assert {
@@ -152,9 +152,9 @@ async def test_a_tool_that_nobody_knows_makes_no_label(tmp_path: Path) -> None:
 async def test_figures_of_model_calls(tmp_path: Path) -> None:
     calls, tokens = telemetry.metrics.MODEL_CALLS, telemetry.metrics.MODEL_TOKENS
     before = calls.values.get(("scripted", "ok"), 0), tokens.values.get(("scripted", "prompt"), 0)
-    async with open_council(tmp_path, by_phase(finish("pond"))) as house:
-        await house.run(house.deliberation("single", seats=1, repository=None, base_sha=None))
-        asked = len(house.server.requests)
+    async with open_council(tmp_path, by_phase(finish("pond"))) as app:
+        await app.run(app.deliberation("single", seats=1, repository=None, base_sha=None))
+        asked = len(app.server.requests)
     assert calls.values["scripted", "ok"] == before[0] + asked
     assert tokens.values["scripted", "prompt"] > before[1]
     assert telemetry.metrics.MODEL_CALLS_IN_FLIGHT.values[()] == 0

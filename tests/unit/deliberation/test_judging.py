@@ -38,8 +38,8 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     answer = by_seat(
         one=append(WRONG), two=append(WRONG + "\n"), three=append("\n" + WRONG), revise=fix
     )
-    async with council(answer) as house:
-        events = await house.run(house.deliberation("debate", max_turns=1))
+    async with council(answer) as app:
+        events = await app.run(app.deliberation("debate", max_turns=1))
     reviews = of(events, EventType.SEAT_REVIEWED)
     assert Counter(data["seat"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
     assert Counter(data["candidate"] for data in reviews) == {ONE: 1, TWO: 1, THREE: 1}
@@ -51,7 +51,7 @@ async def test_debate_reviews_and_revises_and_keeps_the_original(council: Any) -
     assert shown[ONE, "tests"] == "failed"
     assert shown[f"{ONE}.r1", "tests"] == "passed"
     revision = next(
-        call for call in house.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1"
+        call for call in app.server.requests if call.call_id == f"task-1/{ONE}/revise/1.1"
     )
     assert "Goodbye" in revision.body["messages"][2]["content"]
     assert "Score 0.7 of 1." in revision.prompt
@@ -62,19 +62,19 @@ async def test_a_case_that_only_one_run_of_a_slow_base_told_of_is_not_lost(counc
     """A base that takes long is run once: that a name holds the time is seen when a candidate seems
     to lack the case.
     """
-    async with council(by_seat(one=append())) as house:
-        (base,) = house.prepared.runs.values()
+    async with council(by_seat(one=append())) as app:
+        (base,) = app.prepared.runs.values()
         once = replace(
             base, cases={**base.cases, "tests/test_utils.py::test_at[12:01:03]": "passed"}
         )
-        house.prepared = replace(house.prepared, runs={"tests": once})
-        events = await house.run(house.deliberation("vote", 1))
+        app.prepared = replace(app.prepared, runs={"tests": once})
+        events = await app.run(app.deliberation("vote", 1))
     assert verdicts(events)[ONE, "tests"] == "passed"
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
     assert applies["assessment"]["regressions"] == []
     assert applies["assessment"]["proven"]
-    assert sum(name.endswith("-base-tests") for name in house.workspaces.opened) == 1, (
-        house.workspaces.opened
+    assert sum(name.endswith("-base-tests") for name in app.workspaces.opened) == 1, (
+        app.workspaces.opened
     )
 
 
@@ -86,10 +86,8 @@ async def test_a_case_that_a_candidate_takes_away_stays_lost(council: Any) -> No
         )
     }
     files = {**SAMPLE, "src/utils.py": f"{SAMPLE['src/utils.py']}\nNUMBERS = (1, 2)\n", **tests}
-    async with council(
-        by_seat(one=append(SOLUTION + "\n\nNUMBERS = (1,)\n")), files=files
-    ) as house:
-        events = await house.run(house.deliberation("vote", 1))
+    async with council(by_seat(one=append(SOLUTION + "\n\nNUMBERS = (1,)\n")), files=files) as app:
+        events = await app.run(app.deliberation("vote", 1))
     (applies, *_) = of(events, EventType.CHECK_FINISHED)
     assert applies["assessment"]["regressions"] == ["tests/test_more.py::test_n[2]"]
 
@@ -98,44 +96,44 @@ async def test_tests_then_verify_revises_on_execution_evidence(council: Any) -> 
     fix = act(("files.edit", {"path": "src/utils.py", "old": "Goodbye", "new": "Hello, World!"}))
     async with council(
         by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG), revise=fix)
-    ) as house:
-        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     revised = of(events, EventType.SEAT_REVISED)
     assert {data["candidate"] for data in revised} == {f"{seat}.r1" for seat in (ONE, TWO, THREE)}
     assert len({data["proposal"]["diff"] for data in revised}) == 1
     assert of(events, EventType.SEAT_REVIEWED) == []
-    call = next(call for call in house.server.requests if call.call_id.split("/")[2] == "revise")
+    call = next(call for call in app.server.requests if call.call_id.split("/")[2] == "revise")
     assert "checks of your proposal on a clean checkout" in call.prompt
     assert "tests: failed (1 of 2 passed)" in call.prompt
 
 
 async def test_tests_then_verify_revises_nothing_where_a_candidate_is_good(council: Any) -> None:
-    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append())) as house:
-        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append())) as app:
+        events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVISED) == []
     assert of(events, EventType.SEAT_REVIEWED) == []
 
 
 async def test_tests_then_verify_reviews_a_tie_and_nobody_reviews_its_own(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
-        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as app:
+        events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     reviews = of(events, EventType.SEAT_REVIEWED)
     assert sorted((data["seat"], data["candidate"]) for data in reviews) == [(ONE, TWO), (TWO, ONE)]
     assert reviews[0]["review"]["score"] == 0.7
-    asked = [call for call in house.server.requests if call.call_id.split("/")[2] == "verify"]
+    asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     assert all("agent-dev" not in call.prompt for call in asked)
 
 
 async def test_identical_diffs_are_no_tie(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(), three=append())) as house:
-        events = await house.run(house.deliberation("tests_then_verify"))
+    async with council(by_seat(one=append(), two=append(), three=append())) as app:
+        events = await app.run(app.deliberation("tests_then_verify"))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
 
 @pytest.mark.parametrize("protocol", ["vote", "tests_then_verify"])
 async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
-    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as house:
-        events = await house.run(house.deliberation(protocol, max_turns=1, peer_review=True))
+    async with council(by_seat(one=append(), two=append(OTHER), three=append(WRONG))) as app:
+        events = await app.run(app.deliberation(protocol, max_turns=1, peer_review=True))
     reviews = [(data["seat"], data["candidate"]) for data in of(events, EventType.SEAT_REVIEWED)]
     assert sorted(reviews) == [
         (ONE, TWO),
@@ -150,11 +148,11 @@ async def test_peer_review_asks_all(council: Any, protocol: str) -> None:
 async def test_a_review_that_is_none_is_left_out(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(OTHER), three=append(WRONG), review="great work")
-    ) as house:
-        events = await house.run(house.deliberation("tests_then_verify", max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("tests_then_verify", max_turns=1))
     assert of(events, EventType.SEAT_REVIEWED) == []
     asked = Counter(
-        call.call_id for call in house.server.requests if call.call_id.split("/")[2] == "verify"
+        call.call_id for call in app.server.requests if call.call_id.split("/")[2] == "verify"
     )
     assert f"task-1/{ONE}/verify/2.1.2" in asked
     assert set(outcomes(events).values()) == {"proposed"}
@@ -180,8 +178,8 @@ async def test_tests_of_other_seats_score_and_prove(council: Any) -> None:
     )
     async with council(
         by_seat(one=with_test, two=useless, three=append(WRONG)), files=files
-    ) as house:
-        events = await house.run(house.deliberation("vote", max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("vote", max_turns=1))
     cross = {
         (data["candidate"], data["cross_author"]): data["evidence"]
         for data in of(events, EventType.CHECK_FINISHED)
@@ -227,9 +225,9 @@ async def test_a_reader_of_the_task_drops_tests_that_contradict_it(
             return said
         return str(by_seat(one=with_test, two=append())(body, headers))
 
-    async with council(answer, files=files, context_tokens=window) as house:
-        events = await house.run(house.deliberation("vote", 2, max_turns=1))
-        asked = [call for call in house.server.requests if ".tests." in call.call_id]
+    async with council(answer, files=files, context_tokens=window) as app:
+        events = await app.run(app.deliberation("vote", 2, max_turns=1))
+        asked = [call for call in app.server.requests if ".tests." in call.call_id]
     found = verdicts(events)
     assert found[ONE, "own tests"] == "passed"
     assert ((TWO, "cross") in found) is counts
@@ -250,8 +248,8 @@ async def test_editing_protected_tests_gains_nothing(council: Any) -> None:
             },
         )
     )
-    async with council(by_seat(one=cheat)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    async with council(by_seat(one=cheat)) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=2))
     assert verdicts(events)[ONE, "tests"] == "failed"
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     assert applies["assessment"]["proven"] is False
@@ -262,8 +260,8 @@ async def test_a_line_that_a_person_should_look_at_is_shown_and_decides_nothing(
 ) -> None:
     async with council(
         by_seat(one=append("\nimport gc\nFOUND = gc.get_objects\n" + SOLUTION))
-    ) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     looked = ["src/utils.py:9: runs code that cannot be read here"]
     assert applies["evidence"]["look"] == applies["assessment"]["look"] == looked
@@ -280,8 +278,8 @@ async def test_what_fails_in_new_tests_of_its_author_is_told_and_refuses_nothing
             {"path": "tests/test_more.py", "content": "def test_more():\n    assert False\n"},
         ),
     )
-    async with council(by_seat(one=red)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    async with council(by_seat(one=red)) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=1))
     found = {
         data["evidence"]["check"]: data["evidence"] for data in of(events, EventType.CHECK_FINISHED)
     }
@@ -320,8 +318,8 @@ async def test_a_case_that_needs_those_before_it_proves_and_one_that_is_green_at
     count = tmp_path / "count"
     count.write_text("0", encoding="utf-8")
     files = {**SAMPLE, "tests/test_utils.py": text.format(str(count))}
-    async with council(by_seat(one=append()), files=files) as house:
-        house.workspaces.forgetful = True
-        events = await house.run(house.deliberation("single", 1, max_turns=1))
+    async with council(by_seat(one=append()), files=files) as app:
+        app.workspaces.forgetful = True
+        events = await app.run(app.deliberation("single", 1, max_turns=1))
     applies = next(data for data in of(events, EventType.CHECK_FINISHED) if "assessment" in data)
     assert applies["assessment"]["proven"] is proven, applies

@@ -23,7 +23,7 @@ from moothall.deliberation.prompts.report import check_text, verdict_text
 from moothall.domain.evidence import CheckRun, Verdict
 from moothall.domain.repository import Base, Patch, Prepared, Profile
 from moothall.domain.tool import ToolResult, ToolStatus
-from support.gate import Room, open_house
+from support.gate import Room, open_app
 
 FILES = ("src/pkg/a.py", "src/pkg/b.py", "tests/test_a.py", "tests/test_b.py")
 CASES = {
@@ -219,9 +219,9 @@ class Checked(Room):
 
 
 async def look(tmp_path: Path, room: Checked, base: Prepared) -> WorkspaceState:
-    async with open_house(tmp_path) as house:
-        seat = replace(house.seat(), workspace=room)
-        place = CheckedWorkspace(TurnContext(seat, house.gate), base)
+    async with open_app(tmp_path) as app:
+        seat = replace(app.seat(), workspace=room)
+        place = CheckedWorkspace(TurnContext(seat, app.gate), base)
         return (await stand(place, base, WorkspaceState(), "turn 1", clean=str, seconds=10))[0]
 
 

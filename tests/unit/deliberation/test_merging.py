@@ -31,15 +31,15 @@ def never(_body: Any, _headers: Any) -> Any:
     raise AssertionError("no model is asked where commits are merged")
 
 
-def merging(house: CouncilHouse, diff: str) -> CouncilHouse:
+def merging(app: CouncilHouse, diff: str) -> CouncilHouse:
     async def merge(base: Base, commits: Sequence[str]) -> Patch:
         assert tuple(commits) == COMMITS
         if diff == "conflict":
             raise MergeConflict("both sides changed the same lines: a.txt")
         return Patch(base.sha, "c" * 40, diff, ("src/utils.py",))
 
-    house.parts = replace(house.parts, merge=merge)
-    return house
+    app.parts = replace(app.parts, merge=merge)
+    return app
 
 
 def solving() -> str:
@@ -58,12 +58,12 @@ def solving() -> str:
 
 
 async def test_what_was_brought_together_is_judged_without_a_model(tmp_path: Path) -> None:
-    async with open_council(tmp_path, never) as house:
-        events = await merging(house, solving()).run(house.deliberation("single", 1, merge=COMMITS))
+    async with open_council(tmp_path, never) as app:
+        events = await merging(app, solving()).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": "proposed"}
         assert verdicts(events)["agent-dev-001", "tests"] == "passed"
         assert of(events, EventType.MODEL_CALLED) == []
-        again = await house.run(house.deliberation("single", 1, merge=COMMITS))
+        again = await app.run(app.deliberation("single", 1, merge=COMMITS))
         assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
@@ -76,9 +76,9 @@ async def test_commits_are_merged_into_the_original_base_and_not_into_one_withou
         bases.append(base.sha)
         return Patch(base.sha, "c" * 40, solving(), ("src/utils.py",))
 
-    async with open_council(tmp_path, never) as house:
-        house.parts = replace(house.parts, merge=merge)
-        events = await house.run(house.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
+    async with open_council(tmp_path, never) as app:
+        app.parts = replace(app.parts, merge=merge)
+        events = await app.run(app.deliberation("single", 1, merge=COMMITS, base_sha="d" * 40))
     assert bases == ["d" * 40]
     assert verdicts(events)["agent-dev-001", "tests"] == "passed"
 
@@ -87,8 +87,8 @@ async def test_commits_are_merged_into_the_original_base_and_not_into_one_withou
     ("diff", "end"), [("conflict", "failed MERGE_CONFLICT"), ("", "failed NO_CHANGES")]
 )
 async def test_what_cannot_be_brought_together_is_said(tmp_path: Path, diff: str, end: str) -> None:
-    async with open_council(tmp_path, never) as house:
-        events = await merging(house, diff).run(house.deliberation("single", 1, merge=COMMITS))
+    async with open_council(tmp_path, never) as app:
+        events = await merging(app, diff).run(app.deliberation("single", 1, merge=COMMITS))
         assert outcomes(events) == {"agent-dev-001": end}
 
 

@@ -66,8 +66,8 @@ def test_what_is_asked_goes_before_the_seat_the_council_and_the_role() -> None:
         "qa", (Agent(ONE), seat, Agent(THREE)), CouncilConfig(model_profile="default")
     )
     assert (planned().model, planned("qa").model) == ("", "large")
-    sitting = planned("qa", council)
-    assert [sitting.model_of(seat) for seat in sitting.seats] == ["", "quick", ""]
+    seat_state = planned("qa", council)
+    assert [seat_state.model_of(seat) for seat in seat_state.seats] == ["", "quick", ""]
     assert (
         planned("qa", council, model="LARGE").model,
         planned("qa", council, model="LARGE").seat_models,
@@ -98,21 +98,21 @@ async def two_models(
     more; `server` is for the scripted server of that one.
     """
     async with (
-        open_council(folder, first) as house,
+        open_council(folder, first) as app,
         scripted_model(second, models=("deep",), **(server or {})) as deep,
     ):
-        default = house.parts.llm.model_copy(update={"model": "scripted"})
+        default = app.parts.llm.model_copy(update={"model": "scripted"})
         models = Models.of(
             default, {"large": LlmSettings(base_url=deep.base_url, model="deep", **other)}
         )
-        async with open_models(models, house.server.base_url) as opened:
+        async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
-            house.parts = replace(house.parts, model=opened["default"], llm=default, named=named)
-            yield house, deep
+            app.parts = replace(app.parts, model=opened["default"], llm=default, named=named)
+            yield app, deep
 
 
-def about_text(house: CouncilHouse, **fields: Any) -> Deliberation:
-    return house.deliberation(repository=None, base_sha=None, **fields)
+def about_text(app: CouncilHouse, **fields: Any) -> Deliberation:
+    return app.deliberation(repository=None, base_sha=None, **fields)
 
 
 def answer(text: str) -> Answer:
@@ -129,9 +129,9 @@ def answer(text: str) -> Answer:
 async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Path) -> None:
     async with two_models(
         tmp_path, answer("small words"), answer("deep words"), temperature=0.0
-    ) as (house, deep):
-        d = about_text(house, seat_models={TWO: "large"})
-        events = await house.run(d)
+    ) as (app, deep):
+        d = about_text(app, seat_models={TWO: "large"})
+        events = await app.run(d)
         proposals = {
             data["seat"]: data["proposal"]["content"]
             for data in of(events, EventType.SEAT_PROPOSED)
@@ -152,9 +152,9 @@ async def test_each_seat_asks_its_own_model_and_a_replay_asks_none(tmp_path: Pat
             for call in calls
             if call["seat"] == TWO and call["phase"] == "propose"
         } == {0.0}
-        asked = len(house.server.requests) + len(deep.requests)
-        await house.run(d, Recording.of(events))
-        assert len(house.server.requests) + len(deep.requests) == asked == len(calls)
+        asked = len(app.server.requests) + len(deep.requests)
+        await app.run(d, Recording.of(events))
+        assert len(app.server.requests) + len(deep.requests) == asked == len(calls)
 
 
 async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
 
     async with two_models(
         tmp_path, answer("small words"), write, server={"schemas": False, "owner": "x"}
-    ) as (house, deep):
-        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    ) as (app, deep):
+        events = await app.run(about_text(app, seat_models={TWO: "large"}))
     assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "proposed")
     (started,) = of(events, EventType.DELIBERATION_STARTED)
     assert started["reply_mode"] == "mixed"
@@ -176,21 +176,21 @@ async def test_each_seat_replies_as_its_own_model_can(tmp_path: Path) -> None:
         "": "json",
         "large": "blocks",
     }
-    assert all("response_format" in call.body for call in house.server.requests)
+    assert all("response_format" in call.body for call in app.server.requests)
     assert not any("response_format" in call.body for call in deep.requests)
 
 
 async def test_where_one_of_two_models_is_down_the_others_seats_decide(tmp_path: Path) -> None:
-    async with two_models(tmp_path, answer("words"), DOWN) as (house, _):
-        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    async with two_models(tmp_path, answer("words"), DOWN) as (app, _):
+        events = await app.run(about_text(app, seat_models={TWO: "large"}))
     assert outcomes(events) == {ONE: "proposed", TWO: "failed MODEL_UNAVAILABLE", THREE: "proposed"}
 
 
 async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_answered(
     tmp_path: Path,
 ) -> None:
-    async with two_models(tmp_path, answer("words"), DOWN, fallback=("default",)) as (house, _):
-        events = await house.run(about_text(house, seat_models={TWO: "large"}))
+    async with two_models(tmp_path, answer("words"), DOWN, fallback=("default",)) as (app, _):
+        events = await app.run(about_text(app, seat_models={TWO: "large"}))
     assert set(outcomes(events).values()) == {"proposed"}
     assert {
         (call["model"], call["profile"])
@@ -200,8 +200,8 @@ async def test_where_another_stands_in_no_seat_fails_and_the_record_says_who_ans
 
 
 async def test_a_model_that_is_gone_from_the_settings_is_named(tmp_path: Path) -> None:
-    async with two_models(tmp_path, answer("words"), answer("words")) as (house, _):
-        events = await house.run(about_text(house, model="gone"))
+    async with two_models(tmp_path, answer("words"), answer("words")) as (app, _):
+        events = await app.run(about_text(app, model="gone"))
     (error, *_) = [data["outcome"]["error_message"] for data in of(events, EventType.SEAT_FINISHED)]
     assert error == "the settings here have no model 'gone' any more; they have: large, default"
 
@@ -226,16 +226,16 @@ async def test_a_conversation_that_is_too_long_for_the_server_is_shortened_and_g
         return append()
 
     files = {**SAMPLE, "notes.txt": "a line of notes\n" * 900}
-    async with open_council(tmp_path, scripted(answer), files=files) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with open_council(tmp_path, scripted(answer), files=files) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert refused
     assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_a_seat_goes_on_after_an_empty_reply(tmp_path: Path) -> None:
     replies = iter((Fault("empty"), Fault("length", text=""), append()))
-    async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with open_council(tmp_path, scripted(lambda _b, _h: next(replies))) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "proposed"}
     calls = [data for data in of(events, EventType.MODEL_CALLED) if data["phase"] == "propose"]
     assert [data["finish_reason"] for data in calls] == ["stop", "length", "stop"]

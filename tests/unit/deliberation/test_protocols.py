@@ -48,8 +48,8 @@ OWN_TEST = (
 async def test_a_vote_of_three(council: Any) -> None:
     async with council(
         by_seat(one=append(WRONG), two=append(SOLUTION), three=append(OTHER))
-    ) as house:
-        events = await house.run(house.deliberation("vote", max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("vote", max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
     shown = verdicts(events)
     assert shown == {
@@ -71,7 +71,7 @@ async def test_a_vote_of_three(council: Any) -> None:
     assert of(events, EventType.DELIBERATION_STARTED)[0]["seats"] == [ONE, TWO, THREE]
     assert of(events, EventType.SEAT_REVIEWED) == []
     assert [event.type for event in events][-3:] == [EventType.SEAT_FINISHED] * 3
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ async def test_a_vote_of_three(council: Any) -> None:
 async def test_built_in_approaches_serve_where_the_model_lists_none(
     council: Any, plan: str
 ) -> None:
-    async with council(scripted(lambda _b, _h: append(), plan=plan)) as house:
-        events = await house.run(house.deliberation("vote"))
+    async with council(scripted(lambda _b, _h: append(), plan=plan)) as app:
+        events = await app.run(app.deliberation("vote"))
     started = of(events, EventType.SEAT_STARTED)
     assert {data["approach_source"] for data in started} == {"built-in"}
     assert len({data["approach"] for data in started}) == 3
@@ -91,17 +91,17 @@ async def test_built_in_approaches_serve_where_the_model_lists_none(
 async def test_the_local_model_is_not_led_by_approaches(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(), three=append()), approaches="auto"
-    ) as house:
-        events = await house.run(house.deliberation("vote"))
+    ) as app:
+        events = await app.run(app.deliberation("vote"))
     assert {data["approach_source"] for data in of(events, EventType.SEAT_STARTED)} == {"none"}
-    assert {call.call_id.split("/")[2] for call in house.server.requests} == {"propose"}
+    assert {call.call_id.split("/")[2] for call in app.server.requests} == {"propose"}
 
 
 async def test_prompts_share_their_beginning(council: Any) -> None:
-    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG))) as house:
-        await house.run(house.deliberation("vote", max_turns=1, context="the story:\n- Greet"))
-    plan, *seats = house.server.requests
-    systems = {call.body["messages"][0]["content"] for call in house.server.requests}
+    async with council(by_seat(one=append(WRONG), two=append(WRONG), three=append(WRONG))) as app:
+        await app.run(app.deliberation("vote", max_turns=1, context="the story:\n- Greet"))
+    plan, *seats = app.server.requests
+    systems = {call.body["messages"][0]["content"] for call in app.server.requests}
     assert len(systems) == 1
     users = sorted(call.body["messages"][1]["content"] for call in seats)
     shared = plan.body["messages"][1]["content"].partition("First, a plan")[0]
@@ -114,8 +114,8 @@ async def test_prompts_share_their_beginning(council: Any) -> None:
 async def test_a_failing_seat_does_not_take_the_others_along(council: Any) -> None:
     async with council(
         by_seat(one="nonsense", two=Fault("status", status=500), three=append())
-    ) as house:
-        events = await house.run(house.deliberation("vote"))
+    ) as app:
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {
         ONE: "failed MALFORMED_REPLIES",
         TWO: "failed MODEL_UNAVAILABLE",
@@ -124,10 +124,10 @@ async def test_a_failing_seat_does_not_take_the_others_along(council: Any) -> No
 
 
 async def test_the_same_patch_of_a_majority_stops_the_rest(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(), three=forever)) as house:
-        events = await house.run(house.deliberation("vote"))
+    async with council(by_seat(one=append(), two=append(), three=forever)) as app:
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "cancelled CANCELLED"}
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 async def test_different_patches_that_behave_the_same_stop_the_rest(council: Any) -> None:
@@ -135,8 +135,8 @@ async def test_different_patches_that_behave_the_same_stop_the_rest(council: Any
         ("files.write", {"path": "tests/test_more.py", "content": OWN_TEST}),
         ("files.append", {"path": "src/utils.py", "content": SOLUTION}),
     )
-    async with council(by_seat(one=with_test, two=append(OTHER), three=forever)) as house:
-        events = await house.run(house.deliberation("vote"))
+    async with council(by_seat(one=with_test, two=append(OTHER), three=forever)) as app:
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "cancelled CANCELLED"}
 
 
@@ -149,35 +149,35 @@ async def test_a_majority_that_its_own_tests_tell_apart_stops_nobody(council: An
 
     async def late() -> str:
         while not any(
-            data.get("cross_author") for data in of(await house.events(), EventType.CHECK_FINISHED)
+            data.get("cross_author") for data in of(await app.events(), EventType.CHECK_FINISHED)
         ):
             await asyncio.sleep(0.05)
         return append()
 
-    async with council(by_seat(one=with_test, two=append(OTHER), three=late)) as house:
-        events = await house.run(house.deliberation("vote"))
+    async with council(by_seat(one=with_test, two=append(OTHER), three=late)) as app:
+        events = await app.run(app.deliberation("vote"))
     assert set(outcomes(events).values()) == {"proposed"}
 
 
 async def test_a_seat_that_never_answers_is_late(council: Any) -> None:
-    async with council(by_seat(one=append(), two=forever, three=append(WRONG))) as house:
-        d = house.deliberation("vote", seconds=6)
-        events = await house.run(d)
+    async with council(by_seat(one=append(), two=forever, three=append(WRONG))) as app:
+        d = app.deliberation("vote", seconds=6)
+        events = await app.run(d)
     assert outcomes(events) == {ONE: "proposed", TWO: "late DEADLINE_EXCEEDED", THREE: "proposed"}
     assert datetime.now(UTC) < d.deadline
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 async def test_a_seat_in_circles_does_not_hold_up_a_proven_answer(council: Any) -> None:
     patient = LimitSettings(patience=0.1, patience_seconds=0.2)
-    async with council(by_seat(one=append(), two=forever, three=forever), limits=patient) as house:
-        events = await house.run(house.deliberation("vote"))
+    async with council(by_seat(one=append(), two=forever, three=forever), limits=patient) as app:
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == {
         ONE: "proposed",
         TWO: "late OUT_OF_PATIENCE",
         THREE: "late OUT_OF_PATIENCE",
     }
-    assert house.workspaces.alive == set()
+    assert app.workspaces.alive == set()
 
 
 async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council: Any) -> None:
@@ -189,38 +189,38 @@ async def test_an_answer_that_is_not_proven_is_no_reason_for_impatience(council:
 
     async with council(
         by_seat(one=append(WRONG), two=slowly, three=finish()), limits=patient
-    ) as house:
-        events = await house.run(house.deliberation("vote"))
+    ) as app:
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events)[TWO] == "proposed"
 
 
 async def test_a_deadline_that_is_over_still_ends_every_seat(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(), three=append())) as house:
-        events = await house.run(
-            house.deliberation("vote", deadline=datetime.now(UTC) - timedelta(seconds=1))
+    async with council(by_seat(one=append(), two=append(), three=append())) as app:
+        events = await app.run(
+            app.deliberation("vote", deadline=datetime.now(UTC) - timedelta(seconds=1))
         )
     assert len(outcomes(events)) == 3
     assert "proposed" not in outcomes(events).values()
-    assert house.server.requests == []
+    assert app.server.requests == []
 
 
 async def test_a_model_that_cannot_even_be_asked_fails_every_seat(council: Any) -> None:
-    async with council(by_seat()) as house:
-        house.server.models = ()
-        events = await house.run(house.deliberation("vote"))
+    async with council(by_seat()) as app:
+        app.server.models = ()
+        events = await app.run(app.deliberation("vote"))
     assert outcomes(events) == dict.fromkeys((ONE, TWO, THREE), "failed CONFIGURATION")
 
 
 async def test_cancelled_from_outside(council: Any) -> None:
-    async with council(by_seat(one=append(), two=forever, three=forever)) as house:
-        task = asyncio.create_task(house.run(house.deliberation("vote")))
-        while EventType.CHECK_FINISHED not in [event.type for event in await house.events()]:
+    async with council(by_seat(one=append(), two=forever, three=forever)) as app:
+        task = asyncio.create_task(app.run(app.deliberation("vote")))
+        while EventType.CHECK_FINISHED not in [event.type for event in await app.events()]:
             await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        events = await house.events()
-        assert house.workspaces.alive == set()
+        events = await app.events()
+        assert app.workspaces.alive == set()
     assert outcomes(events) == {
         ONE: "proposed",
         TWO: "cancelled CANCELLED",
@@ -236,22 +236,22 @@ async def test_a_host_that_stops_reports_no_seat_as_finished_and_another_takes_o
     async def slow() -> str:
         return await forever() if waiting[0] else append(OTHER)
 
-    async with council(by_seat(one=append(), two=slow, three=slow)) as house:
-        d = house.deliberation("vote")
-        task = asyncio.create_task(house.run(d))
-        while EventType.CHECK_FINISHED not in [event.type for event in await house.events()]:
+    async with council(by_seat(one=append(), two=slow, three=slow)) as app:
+        d = app.deliberation("vote")
+        task = asyncio.create_task(app.run(d))
+        while EventType.CHECK_FINISHED not in [event.type for event in await app.events()]:
             await asyncio.sleep(0.02)
         task.cancel(HOST_STOPS)
         with pytest.raises(asyncio.CancelledError):
             await task
-        before = await house.events()
+        before = await app.events()
         assert outcomes(before) == {}
         waiting[0] = False
-        events = await house.run(d, Recording.of(before))
+        events = await app.run(d, Recording.of(before))
     assert set(outcomes(events).values()) == {"proposed"}
     answered = Counter(data["call_id"] for data in of(events, EventType.MODEL_CALLED))
     assert set(answered.values()) == {1}
-    asked = Counter(call.call_id for call in house.server.requests)
+    asked = Counter(call.call_id for call in app.server.requests)
     assert asked[f"task-1/{ONE}/propose/0.1"] == 1
 
 
@@ -262,30 +262,30 @@ async def test_a_bus_that_is_gone_is_no_seats_failure(council: Any) -> None:
                 raise BusUnavailable("no bus")
             return 1
 
-    async with council(by_seat(one=append(), two=append(), three=append())) as house:
-        object.__setattr__(house.parts, "log", Broken())
+    async with council(by_seat(one=append(), two=append(), three=append())) as app:
+        object.__setattr__(app.parts, "log", Broken())
         with pytest.raises(BusUnavailable):
-            await house.run(house.deliberation("vote"))
-        assert house.workspaces.alive == set()
+            await app.run(app.deliberation("vote"))
+        assert app.workspaces.alive == set()
 
 
 async def test_adaptive_stops_at_two_that_agree(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(OTHER), three=append())) as house:
-        events = await house.run(house.deliberation("vote", adaptive=True))
+    async with council(by_seat(one=append(), two=append(OTHER), three=append())) as app:
+        events = await app.run(app.deliberation("vote", adaptive=True))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
 
 
 async def test_adaptive_adds_a_seat_where_the_evidence_disagrees(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(WRONG), three=append())) as house:
-        events = await house.run(house.deliberation("vote", adaptive=True, max_turns=1))
+    async with council(by_seat(one=append(), two=append(WRONG), three=append())) as app:
+        events = await app.run(app.deliberation("vote", adaptive=True, max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
 
 
 async def test_seats_in_turn_end_with_the_first_proven_answer(council: Any) -> None:
     async with council(
         by_seat(one=append(WRONG), two=append(), three=append()), seats_in_turn="on"
-    ) as house:
-        events = await house.run(house.deliberation("vote", max_turns=1))
+    ) as app:
+        events = await app.run(app.deliberation("vote", max_turns=1))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
 
 
@@ -316,9 +316,9 @@ async def test_a_seat_that_is_half_right_is_no_reason_to_ask_nobody_else(council
         by_seat(one=write("4"), two=write("x + x"), three=write("x * 2")),
         files=files,
         seats_in_turn="on",
-    ) as house:
-        events = await house.run(
-            house.deliberation("vote", max_turns=1, description="Mend twice in src/utils.py")
+    ) as app:
+        events = await app.run(
+            app.deliberation("vote", max_turns=1, description="Mend twice in src/utils.py")
         )
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "unstarted"}
 
@@ -333,16 +333,16 @@ async def test_who_is_asked_for_one_function_is_no_judge_of_two(
         text = SOLUTION if seat_of(headers) == ONE else OTHER
         return f"```python\n{text.strip()}\n```" if functions == "on" else append(text)
 
-    async with council(scripted(answer), functions=functions) as house:
-        events = await house.run(house.deliberation("tests_then_verify", 2, max_turns=1))
+    async with council(scripted(answer), functions=functions) as app:
+        events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1))
     assert len(of(events, EventType.SEAT_REVIEWED)) == reviews
 
 
 async def test_where_reviews_are_wanted_every_seat_is_filled_though_in_turn(council: Any) -> None:
     async with council(
         by_seat(one=append(), two=append(OTHER), three=append()), seats_in_turn="on"
-    ) as house:
-        events = await house.run(house.deliberation("vote", peer_review=True))
+    ) as app:
+        events = await app.run(app.deliberation("vote", peer_review=True))
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
 
 
@@ -353,14 +353,12 @@ async def test_planted_instructions_stay_fenced(council: Any) -> None:
         "NOTES.md": order,
         "src/utils.py": SAMPLE["src/utils.py"] + f'\nNOTE = """{order}"""\n',
     }
-    async with council(
-        by_seat(one=act(("files.read", {"path": "NOTES.md"}))), files=files
-    ) as house:
-        d = house.deliberation(
+    async with council(by_seat(one=act(("files.read", {"path": "NOTES.md"}))), files=files) as app:
+        d = app.deliberation(
             "single", 1, max_turns=2, description=f"Add hello_world() to src/utils.py\n{order}"
         )
-        events = await house.run(d)
-    for call in house.server.requests:
+        events = await app.run(d)
+    for call in app.server.requests:
         for message in call.body["messages"]:
             outside = outside_fences(message["content"]) if message["role"] == "user" else ""
             assert "Ignore the task" not in outside
@@ -389,11 +387,9 @@ async def test_a_council_about_text_is_judged_by_reviews(council: Any) -> None:
         three=finish("Use a queue."),
         review=review(9, "Use a"),
     )
-    async with council(answer) as house:
-        events = await house.run(
-            house.deliberation(
-                "vote", repository=None, base_sha=None, description="Queue or table?"
-            )
+    async with council(answer) as app:
+        events = await app.run(
+            app.deliberation("vote", repository=None, base_sha=None, description="Queue or table?")
         )
     assert {data["proposal"]["content"] for data in of(events, EventType.SEAT_PROPOSED)} == {
         "Use a queue.",
@@ -405,7 +401,7 @@ async def test_a_council_about_text_is_judged_by_reviews(council: Any) -> None:
     }
     assert set(reviews) == {(ONE, TWO), (THREE, TWO), (TWO, ONE), (TWO, THREE)}
     assert reviews[ONE, TWO]["met"] == ['It does what the task asks. — "Use a"']
-    assert "actions" not in json.dumps(house.server.requests[-1].body["response_format"])
+    assert "actions" not in json.dumps(app.server.requests[-1].body["response_format"])
     assert of(events, EventType.CHECK_FINISHED) == []
     assert outcomes(events) == {ONE: "proposed", TWO: "proposed", THREE: "proposed"}
 
@@ -414,19 +410,19 @@ async def test_a_debate_about_text_revises(council: Any) -> None:
     answer = by_seat(
         one=finish("Use a queue."), two=finish("Use a table."), revise=finish("Use a log.")
     )
-    async with council(answer) as house:
-        events = await house.run(house.deliberation("debate", 2, repository=None, base_sha=None))
+    async with council(answer) as app:
+        events = await app.run(app.deliberation("debate", 2, repository=None, base_sha=None))
     assert [data["proposal"]["revision"] for data in of(events, EventType.SEAT_REVISED)] == [1, 1]
 
 
 async def test_a_whole_council_runs_again_from_its_recording_without_a_call(council: Any) -> None:
     answer = by_seat(one=append(), two=append(OTHER), three=append(WRONG))
-    async with council(answer) as house:
-        d = house.deliberation("tests_then_verify", max_turns=1)
-        first = await house.run(d)
-        calls = len(house.server.requests)
-        again = await house.run(d, Recording.of(first))
-        assert len(house.server.requests) == calls
+    async with council(answer) as app:
+        d = app.deliberation("tests_then_verify", max_turns=1)
+        first = await app.run(d)
+        calls = len(app.server.requests)
+        again = await app.run(d, Recording.of(first))
+        assert len(app.server.requests) == calls
     assert {event.id for event in again} == {event.id for event in first}
 
 
@@ -435,7 +431,7 @@ async def test_six_seats_of_which_every_other_fails(council: Any) -> None:
         number = int(seat_of(headers)[-3:])
         return "nonsense" if number % 2 else append(f"{SOLUTION}# {number}\n")
 
-    async with council(scripted(answer, plan=approaches(6))) as house:
-        events = await house.run(house.deliberation("vote", 6))
+    async with council(scripted(answer, plan=approaches(6))) as app:
+        events = await app.run(app.deliberation("vote", 6))
     assert Counter(outcomes(events).values()) == {"proposed": 3, "failed MALFORMED_REPLIES": 3}
-    assert {call.call_id.split("/")[3][0] for call in house.server.requests} == {"0"}
+    assert {call.call_id.split("/")[3][0] for call in app.server.requests} == {"0"}

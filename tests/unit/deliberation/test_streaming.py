@@ -108,14 +108,14 @@ async def test_an_answer_is_told_while_it_is_written(tmp_path: Path) -> None:
             await heard.came.wait()
             return ChatReply("one two three", "stop", Usage())
 
-    async with open_council(tmp_path, lambda *_: "") as house:
-        d = house.deliberation()
+    async with open_council(tmp_path, lambda *_: "") as app:
+        d = app.deliberation()
         model = RecordedModel(
             Slow(),
             ledger=Ledger(d.budget),
-            facts=EventWriter(house.bus, d),
+            facts=EventWriter(app.bus, d),
             recording=Recording(),
-            settings=house.parts.llm,
+            settings=app.parts.llm,
             hint=heard.hint,
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
@@ -146,11 +146,11 @@ async def test_a_call_that_is_asked_for_twice_at_once_is_made_and_paid_once(tmp_
             await asyncio.sleep(0)
             return ChatReply(f"answer {len(calls)}", "stop", Usage(prompt_tokens=7))
 
-    async with open_council(tmp_path, lambda *_: "") as house:
-        d = house.deliberation()
-        ledger, facts = Ledger(d.budget), EventWriter(house.bus, d)
+    async with open_council(tmp_path, lambda *_: "") as app:
+        d = app.deliberation()
+        ledger, facts = Ledger(d.budget), EventWriter(app.bus, d)
         model = RecordedModel(
-            Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=house.parts.llm
+            Counting(), ledger=ledger, facts=facts, recording=Recording(), settings=app.parts.llm
         )
         deadline = datetime.now(UTC) + timedelta(seconds=20)
         request = ChatRequest(

@@ -78,10 +78,10 @@ async def run(native: Any, answer: Any, seats: int = 2) -> tuple[Outcome, list[E
     """Return what the council comes to, its events, and what the reader of changed tests was
     shown.
     """
-    async with native(answer, files=FILES, evidence=OFF) as house:
-        d = house.deliberation("vote", seats, description=TASK)
-        events = await house.run(d)
-        prompts = [call.prompt for call in house.server.requests if ".superseded." in call.call_id]
+    async with native(answer, files=FILES, evidence=OFF) as app:
+        d = app.deliberation("vote", seats, description=TASK)
+        events = await app.run(d)
+        prompts = [call.prompt for call in app.server.requests if ".superseded." in call.call_id]
     return outcome_from(d, events), events, prompts
 
 

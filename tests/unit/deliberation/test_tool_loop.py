@@ -43,9 +43,9 @@ def script(*turns: Any) -> Callable[[Any, Any], Any]:
     return answer
 
 
-def answers(house: Any, number: int) -> list[tuple[str, str]]:
+def answers(app: Any, number: int) -> list[tuple[str, str]]:
     """Return the tool messages of a request, as (call id, text)."""
-    messages = house.server.requests[number].body["messages"]
+    messages = app.server.requests[number].body["messages"]
     return [
         (message["tool_call_id"], message["content"])
         for message in messages
@@ -55,11 +55,9 @@ def answers(house: Any, number: int) -> list[tuple[str, str]]:
 
 async def test_a_right_change_is_handed_in_and_proven(native: Any) -> None:
     view = ("view", {"path": UTILS})
-    async with native(
-        script(calls(view, text="Look first."), calls(RIGHT), calls(SUBMIT))
-    ) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 3
+    async with native(script(calls(view, text="Look first."), calls(RIGHT), calls(SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 3
     assert outcomes(events) == {ONE: "proposed"}
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert proposed["proposal"]["content"] == "Added hello_world()."
@@ -87,9 +85,9 @@ async def test_paths_as_the_sandbox_prints_them_are_taken_and_a_folder_is_listed
         ("view", {"path": "/etc/passwd"}),
         ("edit", {"path": "src", "old": "a", "new": "b"}),
     )
-    async with native(script(reply, calls(RIGHT, SUBMIT))) as house:
-        await house.run(house.deliberation("single", 1))
-    folder, file, edited, outside, wrong = (text for _, text in answers(house, 1))
+    async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
+        await app.run(app.deliberation("single", 1))
+    folder, file, edited, outside, wrong = (text for _, text in answers(app, 1))
     assert folder.startswith("src is a folder with ")
     assert "utils.py" in folder.splitlines()
     assert file.startswith(f"{UTILS}, lines 1 to ")
@@ -108,14 +106,14 @@ async def test_each_call_is_answered_by_its_id_and_a_failed_one_stops_no_other(n
         ids=("a", "b"),
         reasoning="thinking",
     )
-    async with native(script(reply, calls(RIGHT, SUBMIT))) as house:
-        await house.run(house.deliberation("single", 1))
-    (failed, viewed) = answers(house, 1)
+    async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
+        await app.run(app.deliberation("single", 1))
+    (failed, viewed) = answers(app, 1)
     assert failed[0] == "a"
     assert failed[1].startswith("error: ")
     assert viewed[0] == "b"
     assert viewed[1].startswith(f"{UTILS}, lines 1 to 2 of")
-    said = house.server.requests[1].body["messages"][-3]
+    said = app.server.requests[1].body["messages"][-3]
     assert [call["id"] for call in said["tool_calls"]] == ["a", "b"]
     assert said["reasoning_content"] == "thinking"
 
@@ -127,9 +125,9 @@ async def test_calls_that_no_tool_can_take_say_why(native: Any) -> None:
         ("view", "{not json"),
         ("view", {"path": UTILS, "start": 9, "end": 2}),
     )
-    async with native(script(wrong, calls(RIGHT, SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    texts = [text for _, text in answers(house, 1)]
+    async with native(script(wrong, calls(RIGHT, SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    texts = [text for _, text in answers(app, 1)]
     assert texts[0].startswith("error: there is no tool 'frobnicate'; there are: ")
     assert texts[1] == "error: edit needs old and new"
     assert texts[2].startswith("error: the arguments of view are not JSON")
@@ -144,9 +142,9 @@ async def test_advice_of_a_failed_call_names_what_the_seat_has(native: Any) -> N
         calls(twice, ("edit", edit), ("view", {"path": 5})),
         calls(("edit", {**edit, "all": True}), RIGHT, SUBMIT),
     )
-    async with native(script(first, second)) as house:
-        await house.run(house.deliberation("single", 1))
-    _, failed, invalid = (text for _, text in answers(house, 1))
+    async with native(script(first, second)) as app:
+        await app.run(app.deliberation("single", 1))
+    _, failed, invalid = (text for _, text in answers(app, 1))
     assert failed.endswith("or all=true to replace all")
     assert "view: argument 'path'" in invalid
     assert "files." not in failed + invalid
@@ -155,26 +153,26 @@ async def test_advice_of_a_failed_call_names_what_the_seat_has(native: Any) -> N
 async def test_what_speaks_against_a_submission_is_shown_and_the_seat_may_mend_it(
     native: Any,
 ) -> None:
-    async with native(script(calls(BROKEN, SUBMIT), calls(RIGHT, SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    text = answers(house, 1)[-1][1]
+    async with native(script(calls(BROKEN, SUBMIT), calls(RIGHT, SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    text = answers(app, 1)[-1][1]
     assert "New failures: " in text or "Passed before your change and not after it: " in text
     assert text.endswith("or call submit again without a further change to hand it in as it is.")
-    assert len(house.server.requests) == 2
+    assert len(app.server.requests) == 2
     assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_a_second_submit_hands_in_what_is_not_clean(native: Any) -> None:
-    async with native(script(calls(BROKEN, SUBMIT), calls(SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 2
+    async with native(script(calls(BROKEN, SUBMIT), calls(SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 2
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
 async def test_tests_that_failed_before_do_not_hold_a_submission_up(native: Any) -> None:
-    async with native(script(calls(WRONG, SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert len(house.server.requests) == 1
+    async with native(script(calls(WRONG, SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert len(app.server.requests) == 1
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
@@ -193,15 +191,15 @@ async def test_tests_that_failed_before_do_not_hold_a_submission_up(native: Any)
 async def test_a_reply_without_a_call_is_asked_again(
     native: Any, reply: Any, reminder: str
 ) -> None:
-    async with native(script(reply, calls(RIGHT, SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    assert reminder in house.server.requests[1].body["messages"][-1]["content"]
+    async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    assert reminder in app.server.requests[1].body["messages"][-1]["content"]
     assert outcomes(events) == {ONE: "proposed"}
 
 
 async def test_what_the_workspace_holds_is_proposed_whatever_ends_the_seat(native: Any) -> None:
-    async with native(script(calls(RIGHT), "", "", "", "")) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with native(script(calls(RIGHT), "", "", "", "")) as app:
+        events = await app.run(app.deliberation("single", 1))
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert "+def hello_world() -> str:" in proposed["proposal"]["diff"]
 
@@ -216,28 +214,28 @@ async def test_what_the_workspace_holds_is_proposed_whatever_ends_the_seat(nativ
     ],
 )
 async def test_the_last_turn_and_a_server_that_fails_cost_no_change(native: Any, last: Any) -> None:
-    async with native(script(calls(RIGHT), last)) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=2))
+    async with native(script(calls(RIGHT), last)) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=2))
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
 async def test_a_seat_that_changes_nothing_proposes_nothing(native: Any) -> None:
-    async with native(script(calls(SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with native(script(calls(SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert outcomes(events) == {ONE: "failed NO_CHANGES"}
-    assert "No file of the repository has changed" in answers(house, 1)[-1][1]
+    assert "No file of the repository has changed" in answers(app, 1)[-1][1]
 
 
 async def test_five_turns_without_progress_are_told_and_ten_end_the_seat(native: Any) -> None:
-    async with native(script(calls(RIGHT), calls(("view", {"path": UTILS})))) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=40))
+    async with native(script(calls(RIGHT), calls(("view", {"path": UTILS})))) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=40))
     told = [
         index
-        for index, call in enumerate(house.server.requests)
+        for index, call in enumerate(app.server.requests)
         if "repeated earlier calls" in call.prompt
     ]
     assert told[0] == 7
-    assert len(house.server.requests) == 12
+    assert len(app.server.requests) == 12
     assert len(of(events, EventType.SEAT_PROPOSED)) == 1
 
 
@@ -247,13 +245,13 @@ async def test_a_long_conversation_becomes_notes_and_its_last_turns(native: Any)
     files["long.txt"] *= 400
     async with native(
         script(*looks, calls(RIGHT, SUBMIT)), files=files, context_tokens=20_000, max_tokens=1_000
-    ) as house:
-        events = await house.run(house.deliberation("single", 1, max_turns=40))
-    noted = [call for call in house.server.requests if "replaced by notes" in call.prompt]
+    ) as app:
+        events = await app.run(app.deliberation("single", 1, max_turns=40))
+    noted = [call for call in app.server.requests if "replaced by notes" in call.prompt]
     assert noted
-    last = house.server.requests[-1].body["messages"]
+    last = app.server.requests[-1].body["messages"]
     assert "Your notes on the work so far:\nNOTES" in last[1]["content"]
-    assert house.server.requests[-1].prompt.count("Your notes on the work so far") == 1
+    assert app.server.requests[-1].prompt.count("Your notes on the work so far") == 1
     assert len(last) < 2 * len(looks)
     assert outcomes(events) == {ONE: "proposed"}
 
@@ -264,9 +262,9 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
         "tests/test_other.py": "def test_other():\n    assert False, 'unrelated'\n",
         "AGENTS.md": "Use tabs.\n",
     }
-    async with native(script(calls(RIGHT, SUBMIT)), files=files) as house:
-        await house.run(house.deliberation("single", 1, max_turns=40))
-    system, user = house.server.requests[0].body["messages"]
+    async with native(script(calls(RIGHT, SUBMIT)), files=files) as app:
+        await app.run(app.deliberation("single", 1, max_turns=40))
+    system, user = app.server.requests[0].body["messages"]
     assert "Tests that failed before do not count against you." in system["content"]
     assert "Other engineers" not in system["content"]
     assert "other candidates" not in system["content"]
@@ -275,8 +273,8 @@ async def test_the_first_prompt_says_how_tests_run_and_what_failed_before(native
     assert "src/ (1 file): utils.py" in user["content"]
     assert "AGENTS.md: how to work in this repository" in user["content"]
     assert "You have at most 40 replies." in user["content"]
-    assert house.server.requests[0].body["tools"][-1]["function"]["name"] == "submit"
-    (started,) = of(await house.events(), EventType.DELIBERATION_STARTED)
+    assert app.server.requests[0].body["tools"][-1]["function"]["name"] == "submit"
+    (started,) = of(await app.events(), EventType.DELIBERATION_STARTED)
     assert (
         started["reply_mode"],
         started["models"][0]["reply"],
@@ -290,9 +288,9 @@ async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_o
 ) -> None:
     key = "AKIA" + "Q3EGRIPXCEXAMPKE"
     secret = ("write", {"path": UTILS, "content": SAMPLE[UTILS] + SOLUTION + f"KEY = '{key}'\n"})
-    async with native(script(calls(secret, SUBMIT), calls(RIGHT, SUBMIT))) as house:
-        events = await house.run(house.deliberation("single", 1))
-    told = answers(house, 1)[-1][1]
+    async with native(script(calls(secret, SUBMIT), calls(RIGHT, SUBMIT))) as app:
+        events = await app.run(app.deliberation("single", 1))
+    told = answers(app, 1)[-1][1]
     assert re.fullmatch(
         r"Your change cannot be accepted: .*\w\. Change that, then submit again\.", told
     )
@@ -305,10 +303,10 @@ async def test_a_refused_change_says_why_in_sentences_and_is_told_to_who_looks_o
 
 
 async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
-    async with native(script(calls(("view", {"path": UTILS})), calls(RIGHT, SUBMIT))) as house:
-        house.parts.words["event-1"] = "Please mind the spelling."
-        await house.run(house.deliberation("single", 1))
-    assert [call.prompt.count("Please mind the spelling.") for call in house.server.requests] == [
+    async with native(script(calls(("view", {"path": UTILS})), calls(RIGHT, SUBMIT))) as app:
+        app.parts.words["event-1"] = "Please mind the spelling."
+        await app.run(app.deliberation("single", 1))
+    assert [call.prompt.count("Please mind the spelling.") for call in app.server.requests] == [
         1,
         1,
     ]
@@ -316,12 +314,12 @@ async def test_what_people_say_meanwhile_is_heard_once(native: Any) -> None:
 
 async def test_a_run_taken_up_again_makes_no_call_twice(native: Any) -> None:
     reply = calls(("view", {"path": UTILS}), reasoning="thinking")
-    async with native(script(reply, calls(RIGHT, SUBMIT))) as house:
-        d = house.deliberation("single", 1)
-        events = await house.run(d)
-        made = len(house.server.requests)
-        again = await house.run(d, Recording.of(events))
-        assert len(house.server.requests) == made
+    async with native(script(reply, calls(RIGHT, SUBMIT))) as app:
+        d = app.deliberation("single", 1)
+        events = await app.run(d)
+        made = len(app.server.requests)
+        again = await app.run(d, Recording.of(events))
+        assert len(app.server.requests) == made
     assert len(of(again, EventType.SEAT_PROPOSED)) == 1
 
 
@@ -346,9 +344,9 @@ async def test_a_conversation_that_the_server_finds_too_long_is_compacted_and_as
             return refused
         return script(view, view, view, calls(RIGHT, SUBMIT))(_body, headers)
 
-    async with native(answer) as house:
-        events = await house.run(house.deliberation("single", 1))
+    async with native(answer) as app:
+        events = await app.run(app.deliberation("single", 1))
     assert steps[3:6] == ["0.4", "0.4.0", "0.4"], "refused, notes, once more"
-    assert "Your notes on the work so far:\nNOTES" in house.server.requests[5].prompt
-    assert house.server.requests[5].body["max_tokens"] <= 3_000
+    assert "Your notes on the work so far:\nNOTES" in app.server.requests[5].prompt
+    assert app.server.requests[5].body["max_tokens"] <= 3_000
     assert outcomes(events) == {ONE: "proposed"}

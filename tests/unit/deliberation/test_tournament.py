@@ -74,10 +74,10 @@ async def test_a_second_wave_begins_anew_on_notes(council: Any) -> None:
             else scripted(work)(body, headers)
         )
 
-    async with council(answer, files=GREEN) as house:
-        events = await house.run(house.deliberation("tournament", 2, max_turns=1, rounds=0))
-        first = [call for call in house.server.requests if call.call_id.endswith("/propose/0.1")]
-        again = [call for call in house.server.requests if call.call_id.endswith("/propose/1.1")]
+    async with council(answer, files=GREEN) as app:
+        events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
+        first = [call for call in app.server.requests if call.call_id.endswith("/propose/0.1")]
+        again = [call for call in app.server.requests if call.call_id.endswith("/propose/1.1")]
     assert len(first) == len(again) == 2
     for call in again:
         assert NOTES in call.prompt
@@ -110,20 +110,20 @@ async def test_the_setting_decides_whether_there_is_a_second_wave(
 ) -> None:
     answer = by_seat(one=append(), two=append(WRONG))
     limits = LimitSettings(patience=0, second_wave=setting)
-    async with council(answer, files=GREEN, limits=limits) as house:
-        await house.run(house.deliberation(protocol, 2, max_turns=1, rounds=0))
+    async with council(answer, files=GREEN, limits=limits) as app:
+        await app.run(app.deliberation(protocol, 2, max_turns=1, rounds=0))
         asked = {
             call.call_id.split("/")[3].partition(".")[0]
-            for call in house.server.requests
+            for call in app.server.requests
             if "/propose/" in call.call_id
         }
     assert len(asked) == waves
 
 
 async def test_a_proven_answer_needs_no_second_wave(council: Any) -> None:
-    async with council(by_seat(one=append(), two=append(WRONG))) as house:
-        await house.run(house.deliberation("tournament", 2, max_turns=1, rounds=0))
-        assert not [call for call in house.server.requests if "/propose/1" in call.call_id]
+    async with council(by_seat(one=append(), two=append(WRONG))) as app:
+        await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
+        assert not [call for call in app.server.requests if "/propose/1" in call.call_id]
 
 
 @pytest.mark.parametrize("seats", [3, 6])
@@ -142,9 +142,9 @@ async def test_level_answers_are_compared_in_small_groups(council: Any, seats: i
         )
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=GREEN, limits=limits) as house:
-        events = await house.run(house.deliberation("tournament", seats, max_turns=1, rounds=0))
-        asked = [call for call in house.server.requests if call.call_id.split("/")[2] == "verify"]
+    async with council(scripted(work), files=GREEN, limits=limits) as app:
+        events = await app.run(app.deliberation("tournament", seats, max_turns=1, rounds=0))
+        asked = [call for call in app.server.requests if call.call_id.split("/")[2] == "verify"]
     given = {
         data["candidate"]: data["review"]["score"] for data in of(events, EventType.SEAT_REVIEWED)
     }
@@ -173,8 +173,8 @@ async def test_a_model_that_prefers_what_stands_first_decides_nothing(council: A
         return append(SOLUTION if seat_of(headers) == ONE else WRONG)
 
     limits = LimitSettings(patience=0, second_wave="off")
-    async with council(scripted(work), files=GREEN, limits=limits) as house:
-        events = await house.run(house.deliberation("tournament", 2, max_turns=1, rounds=0))
+    async with council(scripted(work), files=GREEN, limits=limits) as app:
+        events = await app.run(app.deliberation("tournament", 2, max_turns=1, rounds=0))
     assert of(events, EventType.SEAT_REVIEWED) == []
 
 
@@ -190,8 +190,8 @@ async def test_reviews_that_are_level_are_followed_by_a_comparison(
             return _judge(prompt, "Hello, World!")
         return append(WRONG if seat_of(headers) == ONE else SOLUTION)
 
-    async with council(scripted(work), files=GREEN, context_tokens=window) as house:
-        events = await house.run(house.deliberation("tests_then_verify", 2, max_turns=1, rounds=0))
+    async with council(scripted(work), files=GREEN, context_tokens=window) as app:
+        events = await app.run(app.deliberation("tests_then_verify", 2, max_turns=1, rounds=0))
     scores = {
         data["candidate"]: data["review"]["score"]
         for data in of(events, EventType.SEAT_REVIEWED)
@@ -210,11 +210,11 @@ async def test_an_author_reads_summaries_of_the_other_answers_before_it_revises(
     answer = by_seat(
         one=with_test, two=append(WRONG), three=append(WRONG + "\n"), revise=append("\n# more\n")
     )
-    async with council(answer, files=GREEN) as house:
-        await house.run(house.deliberation("debate", max_turns=1))
+    async with council(answer, files=GREEN) as app:
+        await app.run(app.deliberation("debate", max_turns=1))
         told = {
             call.call_id.split("/")[1]: call.prompt
-            for call in house.server.requests
+            for call in app.server.requests
             if "/revise/1.1" in call.call_id
         }
     assert set(told) == {ONE, TWO, THREE}

@@ -20,7 +20,7 @@ from moothall.domain.task import Deliberation, RepositoryRef
 from moothall.errors import AlreadyExists, Refused
 from moothall.forge.client import forge_client
 from moothall.forge.watch import Watch, task_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.forge import REPOSITORY, TOKENS, FakeForge, fake_forge, place_of
 
 CALL = "@moothall-bot"
@@ -41,7 +41,7 @@ class House:
     """A played council, and clones whose commits go straight to the forge."""
 
     forge: FakeForge
-    desk: MemoryDesk = field(default_factory=MemoryDesk)
+    deliberations: MemoryDesk = field(default_factory=MemoryDesk)
     offered: list[tuple[str, str]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     made: int = 0
@@ -101,7 +101,7 @@ class House:
             yield Watch(
                 ours,
                 client,
-                self.desk,
+                self.deliberations,
                 self.offer,
                 {REPOSITORY: "app"},
                 task_chars=5000,
@@ -113,40 +113,40 @@ class House:
 
         async def play() -> None:
             while True:
-                await self.desk.submitted.wait()
-                self.desk.submitted.clear()
-                for d in self.desk.under_way():
-                    await self.desk.decide(ends(d))
+                await self.deliberations.submitted.wait()
+                self.deliberations.submitted.clear()
+                for d in self.deliberations.under_way():
+                    await self.deliberations.decide(ends(d))
 
         async with self.watching(**settings) as watch, beside(play(), "council"):
             return await watch.run(once=True)
 
 
 @pytest.fixture
-def house(forge: FakeForge) -> House:
+def app(forge: FakeForge) -> House:
     return House(forge)
 
 
 async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
     forge.failing = lambda call: 502 if call.startswith("POST") and call.endswith("/pulls") else 0
-    assert not await house.look(house.won), "the forge was away"
-    assert (forge.pulls, house.desk.known()) == ({}, [task])
-    assert any("502" in line for line in house.said)
+    assert not await app.look(app.won), "the forge was away"
+    assert (forge.pulls, app.deliberations.known()) == ({}, [task])
+    assert any("502" in line for line in app.said)
     forge.failing = lambda call: 0
-    assert await house.look(lost)
-    assert await house.look(lost), "a third one, after all was done"
+    assert await app.look(lost)
+    assert await app.look(lost), "a third one, after all was done"
     (pull,) = forge.pulls.values()
     assert (pull["head"]["ref"], pull["base"]["ref"], pull["title"]) == (
         f"moothall/{task}",
         "main",
         "Add a thing",
     )
-    assert house.desk.known() == [task]
-    request = house.desk.request(task)
+    assert app.deliberations.known() == [task]
+    request = app.deliberations.request(task)
     assert request.repository == RepositoryRef(id="app")
     assert all(
         words in request.description
@@ -155,18 +155,18 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
 
 
 async def test_a_changed_issue_is_still_the_task_that_was_begun(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
-    await house.look(house.won)
+    await app.look(app.won)
     forge.failing = lambda call: 0
     forge.issues[number]["body"] = "something else"
-    assert await house.look(lost)
+    assert await app.look(lost)
     assert len(forge.pulls) == 1
 
 
-async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) -> None:
+async def test_who_may_not_write_starts_nothing(app: House, forge: FakeForge) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     asked = eve.open_issue(f"{CALL} do this", f"{CALL} please")
     eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
@@ -175,28 +175,28 @@ async def test_who_may_not_write_starts_nothing(house: House, forge: FakeForge) 
     for number in range(5):
         eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go {number}")
     forge.calls.clear()
-    assert await house.look(house.won)
+    assert await app.look(app.won)
     assert sum("/eve/permission" in call for call in forge.calls) == 1, (
         "whoever writes many comments costs one question a look"
     )
-    assert house.desk.known() == []
+    assert app.deliberations.known() == []
     ada("POST", f"/issues/{asked}/comments", body=f"Yes, {CALL}: do it")
-    assert await house.look(house.won)
-    (task,) = house.desk.known()
+    assert await app.look(app.won)
+    (task,) = app.deliberations.known()
     assert task.startswith(f"{task_of(forge.url, REPOSITORY, asked)}-c")
-    assert "Yes, " in house.desk.request(task).description
+    assert "Yes, " in app.deliberations.request(task).description
 
 
 async def test_without_a_mention_in_the_settings_nobody_calls_us(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
-    assert await house.look(house.won, mention="")
-    assert house.desk.known() == []
+    assert await app.look(app.won, mention="")
+    assert app.deliberations.known() == []
 
 
 async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
@@ -210,34 +210,32 @@ async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
         base="main",
     )
     eve("POST", f"/issues/{number}/comments", body=f"Task `{task}`: there is no answer")
-    assert await house.look(house.won)
+    assert await app.look(app.won)
     assert [pull["user"]["login"] for pull in forge.pulls.values()] == ["eve", "moothall-bot"]
 
 
 async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
     answered = task_of(forge.url, REPOSITORY, first)
-    assert await house.look(
-        lambda d: lost(d) if d.task_id == answered else house.won(d, proven=False)
-    )
-    assert (forge.pulls, house.offered) == ({}, [])
+    assert await app.look(lambda d: lost(d) if d.task_id == answered else app.won(d, proven=False))
+    assert (forge.pulls, app.offered) == ({}, [])
     assert ada.comments(first)[0].startswith(
         f"Task `{answered}`: there is no answer: no candidate passed"
     )
     assert "no test that was red before shows that it is right" in ada.comments(second)[0]
-    assert await house.look(lost)
+    assert await app.look(lost)
     assert len(ada.comments(first)) == 1
 
 
 async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
-    assert await house.look(house.won)
+    assert await app.look(app.won)
     (pull,) = forge.pulls.values()
     branch, at = pull["head"]["ref"], pull["number"]
     first = forge.sha(branch)
@@ -249,9 +247,9 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
         "state": "DISMISSED" if forge.kind == "github" else "REQUEST_CHANGES",
     }
     ada.review(at, "Name it otherwise.", ("src/utils.py", "this one"))
-    assert await house.look(lambda d: house.won(d, proven=False))
-    task = house.desk.known()[-1]
-    request = house.desk.request(task)
+    assert await app.look(lambda d: app.won(d, proven=False))
+    task = app.deliberations.known()[-1]
+    request = app.deliberations.request(task)
     assert (request.follows, request.repository) == (
         task_of(forge.url, REPOSITORY, number),
         RepositoryRef("app", ref=first),
@@ -265,81 +263,81 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
     (said,) = ada.comments(at)
     assert said.startswith(f"Task `{task}`: ")
     assert "unproven; its checks pass" in said
-    assert await house.look(lost)
-    assert (len(house.desk.known()), len(forge.pulls)) == (2, 1)
+    assert await app.look(lost)
+    assert (len(app.deliberations.known()), len(forge.pulls)) == (2, 1)
 
 
 async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
-    assert await house.look(house.won)
+    assert await app.look(app.won)
     (pull,) = forge.pulls.values()
     branch, at = pull["head"]["ref"], pull["number"]
     ada.review(at, "Name it otherwise.")
     theirs = []
 
     def overtaken(d: Deliberation) -> Outcome:
-        outcome = house.won(d)
-        theirs.append(house.commit(forge.sha("main")))
+        outcome = app.won(d)
+        theirs.append(app.commit(forge.sha("main")))
         forge.repo.git("update-ref", f"refs/heads/{branch}", theirs[0])
         return outcome
 
-    assert await house.look(overtaken)
+    assert await app.look(overtaken)
     assert forge.sha(branch) == theirs[0]
     assert "the branch stays as it was: somebody else moved it on" in ada.comments(at)[0]
 
 
 async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
-    house: House, forge: FakeForge
+    app: House, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     number = ada.open_issue("Add a thing", "", label="moothall")
     forge.comments[number] = late = _Late()
-    assert await house.look(lost)
+    assert await app.look(lost)
     assert (len(late), len(late.told)) == (0, 1)
 
 
-async def test_a_closed_pull_request_is_the_end(house: House, forge: FakeForge) -> None:
+async def test_a_closed_pull_request_is_the_end(app: House, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
-    assert await house.look(house.won)
+    assert await app.look(app.won)
     (pull,) = forge.pulls.values()
     ada.review(pull["number"], "Name it otherwise.")
     pull["state"] = "closed"
-    assert await house.look(house.won)
-    assert (len(forge.pulls), len(house.desk.known())) == (1, 1)
+    assert await app.look(app.won)
+    assert (len(forge.pulls), len(app.deliberations.known())) == (1, 1)
 
 
-async def test_at_most_so_many_are_worked_on_at_once(house: House, forge: FakeForge) -> None:
+async def test_at_most_so_many_are_worked_on_at_once(app: House, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     for number in range(3):
         ada.open_issue(f"Add thing {number}", "", label="moothall")
     most: list[int] = []
 
     def ends(d: Deliberation) -> Outcome:
-        most.append(len(house.desk.under_way()))
-        return house.won(d)
+        most.append(len(app.deliberations.under_way()))
+        return app.won(d)
 
-    assert await house.look(ends, at_once=1)
+    assert await app.look(ends, at_once=1)
     assert (most, len(forge.pulls)) == ([1, 1, 1], 3)
 
 
-async def test_a_wrong_token_is_said(forge: FakeForge, house: House) -> None:
-    async with house.watching(token=SecretStr("another")) as watch:
+async def test_a_wrong_token_is_said(forge: FakeForge, app: House) -> None:
+    async with app.watching(token=SecretStr("another")) as watch:
         with pytest.raises(Refused, match="GET /user with 401"):
             await watch.run(once=True)
 
 
-async def test_it_looks_when_it_is_woken(house: House, forge: FakeForge) -> None:
+async def test_it_looks_when_it_is_woken(app: House, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
-    async with house.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
+    async with app.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
         await _until(lambda: any(call.endswith("/issues") for call in forge.calls))
         ada.open_issue("Add a thing", "", label="moothall")
         watch.wake()
-        await asyncio.wait_for(house.desk.submitted.wait(), 60)
-    assert len(house.desk.known()) == 1
+        await asyncio.wait_for(app.deliberations.submitted.wait(), 60)
+    assert len(app.deliberations.known()) == 1
 
 
 class _Late(list[dict[str, object]]):

@@ -120,8 +120,10 @@ async def test_a_repository_that_is_named_goes_before_that() -> None:
 async def test_a_conversation_about_text_stays_about_text() -> None:
     bus = MemoryBus()
     await record(bus, "first", "Hello", answered(deliberation("first", text=True)), text=True)
-    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings(), repository="sample"))
-    d = await desk.submit(NEXT, LOCAL)
+    deliberations = DeliberationService(
+        bus, Remembering(), Defaults(LimitSettings(), repository="sample")
+    )
+    d = await deliberations.submit(NEXT, LOCAL)
     assert (d.repository, d.base_sha) == (None, None)
 
 
@@ -185,9 +187,9 @@ async def test_conversations_are_a_tenants_own() -> None:
     await record(
         bus, key, "Theirs", answered(replace(deliberation(key), tenant="acme")), tenant="acme"
     )
-    desk = desk_of(bus)
-    d = await desk.submit(replace(NEXT, task_id="second"), alice)
+    deliberations = desk_of(bus)
+    d = await deliberations.submit(replace(NEXT, task_id="second"), alice)
     assert (d.follows, "Theirs" in d.context) == (key, True)
-    async for recorded in desk.watch("second", 0, alice):
+    async for recorded in deliberations.watch("second", 0, alice):
         assert recorded.event.data["follows"] == "first"
         break

@@ -31,19 +31,19 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-def roster(bus: MemoryBus) -> CouncilRegistry:
+def council_registry(bus: MemoryBus) -> CouncilRegistry:
     return CouncilRegistry(bus, LimitSettings(), MODELS)
 
 
-async def test_without_a_council_the_default_one_serves(roster: CouncilRegistry) -> None:
-    assert roster.find("dev", "local") is None
-    assert await roster.list(LOCAL) == []
+async def test_without_a_council_the_default_one_serves(council_registry: CouncilRegistry) -> None:
+    assert council_registry.find("dev", "local") is None
+    assert await council_registry.list(LOCAL) == []
 
 
 async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
-    bus: MemoryBus, roster: CouncilRegistry
+    bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
-    made = await roster.create(
+    made = await council_registry.create(
         "DEV", 2, CouncilConfig(rounds=2, peer_review=True, params={"protocol": "vote"}), LOCAL
     )
     assert (made.id, [agent.id for agent in made.agents]) == (
@@ -58,14 +58,14 @@ async def test_a_council_survives_a_restart_and_belongs_to_its_tenant(
     assert await fresh.list(LOCAL, "qa") == await fresh.list(OTHER) == []
 
 
-async def test_its_settings_fill_the_zeros_of_a_request(roster: CouncilRegistry) -> None:
+async def test_its_settings_fill_the_zeros_of_a_request(council_registry: CouncilRegistry) -> None:
     params = {
         "protocol": "debate",
         "adaptive": "true",
         "max_iterations": "4",
         "timeout_seconds": "60",
     }
-    council = await roster.create(
+    council = await council_registry.create(
         "dev", 2, CouncilConfig(rounds=3, peer_review=True, params=params), LOCAL
     )
     asked = DeliberationRequest("x", "dev")
@@ -92,36 +92,36 @@ async def test_its_settings_fill_the_zeros_of_a_request(roster: CouncilRegistry)
 
 
 async def test_the_same_again_changes_nothing_and_another_is_refused(
-    bus: MemoryBus, roster: CouncilRegistry
+    bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
-    made = await roster.create("dev", 2, PLAIN, LOCAL)
-    assert await roster.create("dev", 2, PLAIN, LOCAL) == made
+    made = await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert await council_registry.create("dev", 2, PLAIN, LOCAL) == made
     assert (await bus.state("COUNCILS")).messages == 1
     with pytest.raises(AlreadyExists, match="delete it first"):
-        await roster.create("dev", 3, PLAIN, LOCAL)
+        await council_registry.create("dev", 3, PLAIN, LOCAL)
 
 
 async def test_a_deleted_council_closes_its_role_until_another_is_made(
-    roster: CouncilRegistry,
+    council_registry: CouncilRegistry,
 ) -> None:
-    await roster.create("dev", 2, PLAIN, LOCAL)
-    assert len((await roster.delete("dev", LOCAL)).agents) == 2
+    await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert len((await council_registry.delete("dev", LOCAL)).agents) == 2
     with pytest.raises(NoCouncil, match="was deleted; make one with CreateCouncil"):
-        roster.find("dev", "local")
+        council_registry.find("dev", "local")
     with pytest.raises(NotFound):
-        await roster.delete("dev", LOCAL)
-    assert roster.find("dev", "elsewhere") is None
-    again = await roster.create("dev", 2, PLAIN, LOCAL)
-    assert roster.find("dev", "local") == again
-    await roster.delete("dev", LOCAL)
-    await roster.create("dev", 2, PLAIN, LOCAL)
-    assert roster.find("dev", "local") == again
+        await council_registry.delete("dev", LOCAL)
+    assert council_registry.find("dev", "elsewhere") is None
+    again = await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert council_registry.find("dev", "local") == again
+    await council_registry.delete("dev", LOCAL)
+    await council_registry.create("dev", 2, PLAIN, LOCAL)
+    assert council_registry.find("dev", "local") == again
 
 
-async def test_agents_come_and_go(roster: CouncilRegistry) -> None:
+async def test_agents_come_and_go(council_registry: CouncilRegistry) -> None:
     with pytest.raises(NotFound, match="CreateCouncil"):
-        await roster.register("dev", Agent("specialist"), LOCAL)
-    await roster.create("dev", 1, PLAIN, LOCAL)
+        await council_registry.register("dev", Agent("specialist"), LOCAL)
+    await council_registry.create("dev", 1, PLAIN, LOCAL)
     agent = Agent(
         "specialist",
         Capabilities(("refactoring",), "x", 2, ("python",)),
@@ -129,18 +129,20 @@ async def test_agents_come_and_go(roster: CouncilRegistry) -> None:
         {"team": "a"},
     )
     for _ in range(2):
-        assert [one.id for one in (await roster.register("dev", agent, LOCAL)).agents] == [
+        assert [
+            one.id for one in (await council_registry.register("dev", agent, LOCAL)).agents
+        ] == [
             "agent-dev-001",
             "specialist",
         ]
     with pytest.raises(AlreadyExists, match="other data"):
-        await roster.register("dev", Agent("specialist"), LOCAL)
-    await roster.unregister("dev", "agent-dev-001", LOCAL)
+        await council_registry.register("dev", Agent("specialist"), LOCAL)
+    await council_registry.unregister("dev", "agent-dev-001", LOCAL)
     with pytest.raises(NotFound, match="there sit specialist"):
-        await roster.unregister("dev", "agent-dev-001", LOCAL)
-    await roster.unregister("dev", "specialist", LOCAL)
+        await council_registry.unregister("dev", "agent-dev-001", LOCAL)
+    await council_registry.unregister("dev", "specialist", LOCAL)
     with pytest.raises(NoCouncil, match="has no agents"):
-        roster.find("dev", "local")
+        council_registry.find("dev", "local")
 
 
 async def test_a_council_is_bounded(bus: MemoryBus) -> None:
@@ -174,10 +176,10 @@ async def test_a_council_is_bounded(bus: MemoryBus) -> None:
     ],
 )
 async def test_what_is_wrong_with_a_council_is_named(
-    roster: CouncilRegistry, config: CouncilConfig, wanted: str
+    council_registry: CouncilRegistry, config: CouncilConfig, wanted: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=wanted):
-        await roster.create("dev", 1, config, LOCAL)
+        await council_registry.create("dev", 1, config, LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +195,10 @@ async def test_what_is_wrong_with_a_council_is_named(
         "x" * 600,
     ],
 )
-async def test_an_endpoint_is_an_address(roster: CouncilRegistry, endpoint: str) -> None:
-    await roster.create("dev", 1, PLAIN, LOCAL)
+async def test_an_endpoint_is_an_address(council_registry: CouncilRegistry, endpoint: str) -> None:
+    await council_registry.create("dev", 1, PLAIN, LOCAL)
     with pytest.raises(InvalidRequest, match="is no address of an agent"):
-        await roster.register("dev", Agent("a", endpoint=endpoint), LOCAL)
+        await council_registry.register("dev", Agent("a", endpoint=endpoint), LOCAL)
 
 
 async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None:
@@ -217,11 +219,11 @@ async def test_of_two_at_once_the_log_says_who_was_first(bus: MemoryBus) -> None
 
 
 async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
-    bus: MemoryBus, roster: CouncilRegistry
+    bus: MemoryBus, council_registry: CouncilRegistry
 ) -> None:
     other = CouncilRegistry(bus, LimitSettings())
     async with asyncio.TaskGroup() as group:
-        following = group.create_task(roster.run())
+        following = group.create_task(council_registry.run())
         for data in (
             {"role": "wizard"},
             {"role": "dev", "agents": 7, "config": {}},
@@ -235,7 +237,7 @@ async def test_what_is_malformed_changes_nothing_and_the_rest_is_followed(
                 await bus.publish(new_event(kind, "x", data, ordinal=str(data)))
         made = await other.create("qa", 1, PLAIN, LOCAL)
         async with asyncio.timeout(10):
-            while roster.find("qa", "local") != made:
+            while council_registry.find("qa", "local") != made:
                 await asyncio.sleep(0.01)
         following.cancel()
-    assert roster.find("dev", "local") is None
+    assert council_registry.find("dev", "local") is None

@@ -48,17 +48,17 @@ async def events_of(bus: MemoryBus, task_id: str) -> Sequence[Event]:
 
 
 async def fork(
-    house: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
+    app: Any, turn: int, words: str = "", seat: str = "", of_: str = "task-1"
 ) -> Deliberation:
     asked = DeliberationRequest("", "", fork=Fork(of_, turn, seat, words))
-    d: Deliberation = await desk_of(house.bus).submit(asked, LOCAL)
+    d: Deliberation = await desk_of(app.bus).submit(asked, LOCAL)
     return d
 
 
-async def run(house: Any, d: Deliberation) -> list[Event]:
-    recording = Recording.of(await take_over(house.bus, d, await events_of(house.bus, d.task_id)))
+async def run(app: Any, d: Deliberation) -> list[Event]:
+    recording = Recording.of(await take_over(app.bus, d, await events_of(app.bus, d.task_id)))
     return [
-        event for event in await house.run(d, recording) if event.data.get("task_id") == d.task_id
+        event for event in await app.run(d, recording) if event.data.get("task_id") == d.task_id
     ]
 
 
@@ -74,20 +74,20 @@ def script(_body: Any, headers: Any) -> str:
 async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
     council: Any,
 ) -> None:
-    async with council(script) as house:
-        source = house.deliberation("single", 1)
-        await begun(house.bus, source)
-        assert outcomes(await house.run(source)) == {ONE: "proposed"}
-        asked = len(house.server.requests)
-        d = await fork(house, 2, INSTEAD)
+    async with council(script) as app:
+        source = app.deliberation("single", 1)
+        await begun(app.bus, source)
+        assert outcomes(await app.run(source)) == {ONE: "proposed"}
+        asked = len(app.server.requests)
+        d = await fork(app, 2, INSTEAD)
         assert (d.task_id, d.seats, d.fork and d.fork.step, d.seed != source.seed) == (
             "task-1-f1",
             (ONE,),
             "propose/0.2",
             True,
         )
-        events = await run(house, d)
-        live = house.server.requests[asked:]
+        events = await run(app, d)
+        live = app.server.requests[asked:]
         assert [call.call_id for call in live] == [f"task-1-f1/{ONE}/propose/0.3"]
         assert "files.read: success" in live[0].prompt
         assert INSTEAD in live[0].prompt
@@ -104,12 +104,12 @@ async def test_recorded_turns_are_not_asked_again_and_it_goes_on_with_the_words(
 
 
 async def test_it_goes_on_after_the_turn_that_was_the_end(council: Any) -> None:
-    async with council(script) as house:
-        await begun(house.bus, house.deliberation("single", 1))
-        turns = len(of(await house.run(house.deliberation("single", 1)), EventType.SEAT_TURN))
-        asked = len(house.server.requests)
-        events = await run(house, await fork(house, turns, INSTEAD))
-        assert [call.call_id for call in house.server.requests[asked:]] == [
+    async with council(script) as app:
+        await begun(app.bus, app.deliberation("single", 1))
+        turns = len(of(await app.run(app.deliberation("single", 1)), EventType.SEAT_TURN))
+        asked = len(app.server.requests)
+        events = await run(app, await fork(app, turns, INSTEAD))
+        assert [call.call_id for call in app.server.requests[asked:]] == [
             f"task-1-f1/{ONE}/propose/0.{turns + 1}"
         ]
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
@@ -124,42 +124,42 @@ async def test_a_fork_about_text_goes_on_after_its_answer(council: Any) -> None:
             else finish("Hello")
         )
 
-    async with council(answer) as house:
-        source = house.deliberation("single", 1, repository=None, base_sha=None)
-        await begun(house.bus, source)
-        await house.run(source)
-        events = await run(house, await fork(house, 1, "Say it in French."))
+    async with council(answer) as app:
+        source = app.deliberation("single", 1, repository=None, base_sha=None)
+        await begun(app.bus, source)
+        await app.run(source)
+        events = await run(app, await fork(app, 1, "Say it in French."))
     (proposed,) = of(events, EventType.SEAT_PROPOSED)
     assert proposed["proposal"]["content"] == "Bonjour"
 
 
 async def test_killed_in_between_it_goes_on_from_what_it_took_over(council: Any) -> None:
-    async with council(script) as house:
-        source = house.deliberation("single", 1)
-        await begun(house.bus, source)
-        await house.run(source)
-        d = await fork(house, 2, INSTEAD)
-        first = await run(house, d)
-        asked = len(house.server.requests)
+    async with council(script) as app:
+        source = app.deliberation("single", 1)
+        await begun(app.bus, source)
+        await app.run(source)
+        d = await fork(app, 2, INSTEAD)
+        first = await run(app, d)
+        asked = len(app.server.requests)
         for one in deliberation_topics(source.task_id):  # `moothall rm`
-            await house.bus.forget(one)
-        again = await run(house, d)
-        assert len(house.server.requests) == asked
+            await app.bus.forget(one)
+        again = await run(app, d)
+        assert len(app.server.requests) == asked
     assert [event.id for event in again if event.type is EventType.MODEL_CALLED] == [
         event.id for event in first if event.type is EventType.MODEL_CALLED
     ]
 
 
 async def test_a_fork_of_a_fork_has_the_turns_of_both(council: Any) -> None:
-    async with council(script) as house:
-        await begun(house.bus, house.deliberation("single", 1))
-        await house.run(house.deliberation("single", 1))
-        first = await fork(house, 1)
-        await run(house, first)
-        asked = len(house.server.requests)
-        second = await fork(house, 2, INSTEAD, of_=first.task_id)
-        events = await run(house, second)
-        assert len(house.server.requests) == asked + 1
+    async with council(script) as app:
+        await begun(app.bus, app.deliberation("single", 1))
+        await app.run(app.deliberation("single", 1))
+        first = await fork(app, 1)
+        await run(app, first)
+        asked = len(app.server.requests)
+        second = await fork(app, 2, INSTEAD, of_=first.task_id)
+        events = await run(app, second)
+        assert len(app.server.requests) == asked + 1
     assert second.task_id == "task-1-f1-f1"
     assert len(of(events, EventType.SEAT_TURN)) == 3
 
@@ -171,41 +171,41 @@ async def test_a_fork_of_a_fork_goes_on_after_both_turns_that_were_the_end(counc
             min(turn, 3) - 1
         ]
 
-    async with council(answer) as house:
-        await begun(house.bus, house.deliberation("single", 1))
-        await house.run(house.deliberation("single", 1))
-        first = await fork(house, 1, "Note it.")
-        await run(house, first)
-        events = await run(house, await fork(house, 2, "Note more.", of_=first.task_id))
+    async with council(answer) as app:
+        await begun(app.bus, app.deliberation("single", 1))
+        await app.run(app.deliberation("single", 1))
+        first = await fork(app, 1, "Note it.")
+        await run(app, first)
+        events = await run(app, await fork(app, 2, "Note more.", of_=first.task_id))
     assert [data["turn"] for data in of(events, EventType.SEAT_TURN)] == [1, 2, 3]
     assert "MORE.md" in of(events, EventType.SEAT_PROPOSED)[0]["proposal"]["diff"]
 
 
 async def test_what_it_was_forked_from_is_gone(council: Any) -> None:
-    async with council(script) as house:
-        await begun(house.bus, house.deliberation("single", 1))
-        await house.run(house.deliberation("single", 1))
-        d = await fork(house, 2)
+    async with council(script) as app:
+        await begun(app.bus, app.deliberation("single", 1))
+        await app.run(app.deliberation("single", 1))
+        d = await fork(app, 2)
         for one in deliberation_topics("task-1"):
-            await house.bus.forget(one)
+            await app.bus.forget(one)
         with pytest.raises(NotFound, match="task-1 was removed"):
-            await take_over(house.bus, d, await events_of(house.bus, d.task_id))
+            await take_over(app.bus, d, await events_of(app.bus, d.task_id))
 
 
 async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
     council: Any,
 ) -> None:
-    async with council(script) as house:
-        await begun(house.bus, house.deliberation("single", 1))
-        await house.run(house.deliberation("single", 1))
-        assert [(await fork(house, 1)).task_id for _ in range(3)] == [
+    async with council(script) as app:
+        await begun(app.bus, app.deliberation("single", 1))
+        await app.run(app.deliberation("single", 1))
+        assert [(await fork(app, 1)).task_id for _ in range(3)] == [
             "task-1-f1",
             "task-1-f2",
             "task-1-f3",
         ]
         asked = DeliberationRequest("", "", task_id="mine", fork=Fork("task-1", 1), seed=7)
-        desk = desk_of(house.bus)
-        one, two = [await desk.submit(asked, LOCAL) for _ in range(2)]
+        deliberations = desk_of(app.bus)
+        one, two = [await deliberations.submit(asked, LOCAL) for _ in range(2)]
         assert one == two
         assert (one.task_id, one.seed) == ("mine", 7)
 
@@ -224,12 +224,12 @@ async def test_each_fork_has_an_id_of_its_own_and_the_same_id_is_the_same_fork(
 async def test_what_is_not_there_is_named_with_what_is(
     council: Any, asked: Fork, wanted: str
 ) -> None:
-    async with council(script) as house:
-        source = house.deliberation("vote", 2)
-        await begun(house.bus, source)
-        await house.run(source)
+    async with council(script) as app:
+        source = app.deliberation("vote", 2)
+        await begun(app.bus, source)
+        await app.run(source)
         with pytest.raises((InvalidRequest, NotFound), match=wanted):
-            await desk_of(house.bus).submit(DeliberationRequest("", "", fork=asked), LOCAL)
+            await desk_of(app.bus).submit(DeliberationRequest("", "", fork=asked), LOCAL)
 
 
 async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> None:
@@ -248,19 +248,19 @@ async def turned(bus: MemoryBus, d: Deliberation, number: int, **data: Any) -> N
 
 
 async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
-    async with council(script) as house:
-        d = house.deliberation("debate", 1)
-        await begun(house.bus, d)
-        await turned(house.bus, d, 1)
-        await turned(house.bus, d, 2, operations=[{"tool": "git.push"}])
-        await turned(house.bus, d, 1, phase="revise", round=1)
-        assert (await fork(house, 1)).max_turns == d.max_turns + 1
+    async with council(script) as app:
+        d = app.deliberation("debate", 1)
+        await begun(app.bus, d)
+        await turned(app.bus, d, 1)
+        await turned(app.bus, d, 2, operations=[{"tool": "git.push"}])
+        await turned(app.bus, d, 1, phase="revise", round=1)
+        assert (await fork(app, 1)).max_turns == d.max_turns + 1
         with pytest.raises(
             InvalidRequest,
             match=r"acted outside with git\.push, which must not be done again; fork from "
             r"turn 1 or",
         ):
-            await fork(house, 2)
+            await fork(app, 2)
 
 
 @pytest.mark.parametrize(
@@ -277,17 +277,17 @@ async def test_what_acted_outside_is_not_done_again(council: Any) -> None:
 async def test_a_tool_of_any_family_may_act_outside(
     council: Any, operation: dict[str, str], said: str
 ) -> None:
-    async with council(script) as house:
-        d = house.deliberation("single", 1)
-        await begun(house.bus, d)
-        await turned(house.bus, d, 1, operations=[operation])
-        desk = DeliberationService(house.bus, Remembering(), defaults(AllSettings()))
+    async with council(script) as app:
+        d = app.deliberation("single", 1)
+        await begun(app.bus, d)
+        await turned(app.bus, d, 1, operations=[operation])
+        deliberations = DeliberationService(app.bus, Remembering(), defaults(AllSettings()))
         asked = DeliberationRequest("", "", fork=Fork("task-1", 1))
         if said:
             with pytest.raises(InvalidRequest, match=said):
-                await desk.submit(asked, LOCAL)
+                await deliberations.submit(asked, LOCAL)
         else:
-            assert (await desk.submit(asked, LOCAL)).fork
+            assert (await deliberations.submit(asked, LOCAL)).fork
 
 
 class Slow(MemoryBus):
@@ -311,15 +311,15 @@ async def test_forks_that_are_asked_for_at_once_have_ids_of_their_own() -> None:
         "operations": [],
     }
     await bus.publish(new_event(EventType.SEAT_TURN, d.task_id, told))
-    desk = desk_of(bus)
+    deliberations = desk_of(bus)
     asked = [
         DeliberationRequest("", "", fork=Fork(d.task_id, 1, words=words))
         for words in ("a", "b", "c")
     ]
-    made = await asyncio.gather(*(desk.submit(one, LOCAL) for one in asked))
+    made = await asyncio.gather(*(deliberations.submit(one, LOCAL) for one in asked))
     assert {one.task_id for one in made} == {f"{d.task_id}-f{number}" for number in (1, 2, 3)}
     with pytest.raises(AlreadyExists):
-        await desk.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
+        await deliberations.submit(replace(asked[0], task_id=made[1].task_id), LOCAL)
 
 
 class Noting(MemoryBus):
@@ -355,33 +355,31 @@ async def test_a_host_reads_the_words_of_a_fork_before_it_begins() -> None:
 
 
 async def test_a_fork_of_a_fork_has_no_more_turns_of_its_own_than_the_first(council: Any) -> None:
-    async with council(script) as house:
-        d = house.deliberation("single", 1)
-        await begun(house.bus, d)
+    async with council(script) as app:
+        d = app.deliberation("single", 1)
+        await begun(app.bus, d)
         for number in (1, 2):
-            await turned(house.bus, d, number)
-        first = await fork(house, 2)
-        await turned(house.bus, first, 1)
-        assert (await fork(house, 1, of_=first.task_id)).max_turns == d.max_turns + 1
+            await turned(app.bus, d, number)
+        first = await fork(app, 2)
+        await turned(app.bus, first, 1)
+        assert (await fork(app, 1, of_=first.task_id)).max_turns == d.max_turns + 1
 
 
 async def test_a_revision_on_reviews_of_others_cannot_be_forked(council: Any) -> None:
-    async with council(script) as house:
-        d = house.deliberation("debate", 1)
-        await begun(house.bus, d)
-        await turned(house.bus, d, 1)
-        await turned(house.bus, d, 1, phase="revise", round=1)
+    async with council(script) as app:
+        d = app.deliberation("debate", 1)
+        await begun(app.bus, d)
+        await turned(app.bus, d, 1)
+        await turned(app.bus, d, 1, phase="revise", round=1)
         with pytest.raises(InvalidRequest, match=r"turn 2 of .* answers reviews of other seats"):
-            await fork(house, 2)
+            await fork(app, 2)
 
 
 async def test_another_tenant_has_no_such_task(council: Any) -> None:
-    async with council(script) as house:
-        d = replace(
-            house.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme"
-        )
-        await house.bus.publish(
+    async with council(script) as app:
+        d = replace(app.deliberation("single", 1), task_id=key_of("task-1", "acme"), tenant="acme")
+        await app.bus.publish(
             new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d), tenant="acme")
         )
         with pytest.raises(NotFound, match="no deliberation"):
-            await fork(house, 1)
+            await fork(app, 1)

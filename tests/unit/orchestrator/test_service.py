@@ -47,7 +47,7 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-def desk(bus: MemoryBus) -> DeliberationService:
+def deliberations(bus: MemoryBus) -> DeliberationService:
     return DeliberationService(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
 
 
@@ -56,23 +56,29 @@ async def test_a_winner_that_could_not_be_delivered_is_refused_before_anything_i
 ) -> None:
     repositories = Remembering()
     repositories.blocked.add("moothall/t1")
-    desk = DeliberationService(bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW)
+    deliberations = DeliberationService(
+        bus, repositories, Defaults(LimitSettings()), clock=lambda: NOW
+    )
     asked = replace(TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40))
     with pytest.raises(RepositoryError, match="moothall/t1"):
-        await desk.submit(asked, LOCAL)
+        await deliberations.submit(asked, LOCAL)
     with pytest.raises(RepositoryError, match="moothall/t1"):
-        await desk.check(asked, LOCAL)
+        await deliberations.check(asked, LOCAL)
     assert await find_request(bus, "t1") is None
-    await desk.submit(replace(asked, protocol="ask"), LOCAL)  # an answer in words needs no branch
+    await deliberations.submit(
+        replace(asked, protocol="ask"), LOCAL
+    )  # an answer in words needs no branch
 
 
 async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: MemoryBus) -> None:
-    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW)
+    deliberations = DeliberationService(
+        bus, Remembering(), Defaults(LimitSettings()), clock=lambda: NOW
+    )
     tests = {"tests/test_x.py": "assert secret_number() == 42, 'ghp_" + "a" * 40 + "'\n"}
     asked = replace(
         TASK, task_id="t1", repository=RepositoryRef(id="r", ref="a" * 40), hidden_tests=tests
     )
-    d = await desk.submit(asked, LOCAL)
+    d = await deliberations.submit(asked, LOCAL)
     assert await fetch_hidden(bus.bucket(HIDDEN), d.hidden) == tests
     events = [
         recorded.event
@@ -82,10 +88,12 @@ async def test_hidden_tests_are_stored_for_hosts_and_shown_by_no_event(bus: Memo
     assert "secret_number" not in str(events)
     assert "test_x" not in str(events)
     with pytest.raises(InvalidRequest, match="text"):
-        await desk.submit(replace(asked, task_id="t2", repository=None, about_text=True), LOCAL)
+        await deliberations.submit(
+            replace(asked, task_id="t2", repository=None, about_text=True), LOCAL
+        )
     for path in ("../x.py", "/x.py", "a/.git/config", ""):
         with pytest.raises(InvalidRequest, match="path of a hidden test"):
-            await desk.submit(replace(asked, task_id="t3", hidden_tests={path: ""}), LOCAL)
+            await deliberations.submit(replace(asked, task_id="t3", hidden_tests={path: ""}), LOCAL)
     with pytest.raises(NotFound, match="--hidden-tests"):
         await fetch_hidden(bus.bucket(HIDDEN), "local.gone")
 
@@ -183,40 +191,46 @@ def test_a_check_that_cannot_be_right_is_refused(
 
 
 async def test_submitted_is_recorded_and_handed_out(
-    desk: DeliberationService, bus: MemoryBus
+    deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
-    planned = await desk.submit(TASK, LOCAL)
+    planned = await deliberations.submit(TASK, LOCAL)
     recorded = [
         item.event.type async for item in bus.replay((Channel.RESULTS.of(planned.task_id),))
     ]
     assert recorded == [EventType.DELIBERATION_REQUESTED]
-    assert (await desk.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
+    assert (await deliberations.result(planned.task_id, LOCAL)).status == DeliberationStatus.PENDING
 
 
-async def test_the_base_is_pinned_when_it_is_asked_for(desk: DeliberationService) -> None:
+async def test_the_base_is_pinned_when_it_is_asked_for(deliberations: DeliberationService) -> None:
     request = DeliberationRequest(
         description="x", role="dev", repository=RepositoryRef(id="repo", ref="main")
     )
-    planned = await desk.submit(request, LOCAL)
+    planned = await deliberations.submit(request, LOCAL)
     assert planned.base_sha
     assert planned.repository is not None
     assert planned.repository.id
 
 
-async def test_the_same_id_and_request_is_the_same_deliberation(desk: DeliberationService) -> None:
+async def test_the_same_id_and_request_is_the_same_deliberation(
+    deliberations: DeliberationService,
+) -> None:
     request = DeliberationRequest(description="x", role="dev", task_id="mine")
-    assert await desk.submit(request, LOCAL) == await desk.submit(request, LOCAL)
+    assert await deliberations.submit(request, LOCAL) == await deliberations.submit(request, LOCAL)
     with pytest.raises(AlreadyExists):
-        await desk.submit(DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL)
+        await deliberations.submit(
+            DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL
+        )
 
 
-async def test_an_id_is_each_tenants_own(desk: DeliberationService, bus: MemoryBus) -> None:
-    theirs = await desk.submit(
+async def test_an_id_is_each_tenants_own(
+    deliberations: DeliberationService, bus: MemoryBus
+) -> None:
+    theirs = await deliberations.submit(
         DeliberationRequest(description="x", role="dev", task_id="mine"), OTHER
     )
     with pytest.raises(NotFound, match="no deliberation 'mine'"):
-        await desk.result("mine", LOCAL)
-    ours = await desk.submit(
+        await deliberations.result("mine", LOCAL)
+    ours = await deliberations.submit(
         DeliberationRequest(description="y", role="dev", task_id="mine"), LOCAL
     )
     assert (ours.task_id, theirs.task_id) == ("mine", "mine")
@@ -224,7 +238,7 @@ async def test_an_id_is_each_tenants_own(desk: DeliberationService, bus: MemoryB
     key = "elsewhere_mine"
     told = {"task_id": key, "call_id": f"{key}/agent-dev-001/propose/0.1", "note": f"of {key}"}
     await bus.publish(new_event(EventType.MODEL_CALLED, key, told, tenant="elsewhere"))
-    assert await desk.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
+    assert await deliberations.cancel("mine", "", OTHER) == DeliberationStatus.CANCELLED
     for name, tenant, words in (
         ("elsewhere_mine", "elsewhere", "theirs"),
         ("mine", "local", "ours"),
@@ -235,9 +249,12 @@ async def test_an_id_is_each_tenants_own(desk: DeliberationService, bus: MemoryB
         )
         await bus.put(name, dump(outcome))
     for who, words, count in ((OTHER, "theirs", 4), (LOCAL, "ours", 2)):
-        for outcome in (await desk.wait("mine", who), await desk.result("mine", who)):
+        for outcome in (
+            await deliberations.wait("mine", who),
+            await deliberations.result("mine", who),
+        ):
             assert (outcome.task_id, outcome.error_message) == ("mine", words)
-        seen = [recorded.event async for recorded in desk.watch("mine", 0, who)]
+        seen = [recorded.event async for recorded in deliberations.watch("mine", 0, who)]
         assert len(seen) == count
         assert {(event.subject, event.correlationid, event.data["task_id"]) for event in seen} == {
             ("mine", "mine", "mine")
@@ -245,40 +262,47 @@ async def test_an_id_is_each_tenants_own(desk: DeliberationService, bus: MemoryB
         assert all(event.data.get("call_id", "mine/").startswith("mine/") for event in seen)
 
 
-async def test_another_tenant_sees_nothing(desk: DeliberationService) -> None:
-    planned = await desk.submit(TASK, LOCAL)
+async def test_another_tenant_sees_nothing(deliberations: DeliberationService) -> None:
+    planned = await deliberations.submit(TASK, LOCAL)
     for call in (
-        desk.result(planned.task_id, OTHER),
-        desk.wait(planned.task_id, OTHER),
-        desk.cancel(planned.task_id, "", OTHER),
+        deliberations.result(planned.task_id, OTHER),
+        deliberations.wait(planned.task_id, OTHER),
+        deliberations.cancel(planned.task_id, "", OTHER),
     ):
         with pytest.raises(NotFound):
             await call
 
 
 async def test_watching_goes_on_from_a_seq_and_ends_with_the_decision(
-    desk: DeliberationService, bus: MemoryBus
+    deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
-    planned = await desk.submit(TASK, LOCAL)
+    planned = await deliberations.submit(TASK, LOCAL)
     outcome = Outcome(planned.task_id, DeliberationStatus.COMPLETED)
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, planned.task_id, dump(outcome)))
-    seen = [recorded async for recorded in desk.watch(planned.task_id, 0, LOCAL)]
+    seen = [recorded async for recorded in deliberations.watch(planned.task_id, 0, LOCAL)]
     assert [recorded.event.type for recorded in seen] == [
         EventType.DELIBERATION_REQUESTED,
         EventType.DELIBERATION_DECIDED,
     ]
-    rest = [recorded.seq async for recorded in desk.watch(planned.task_id, seen[0].seq, LOCAL)]
+    rest = [
+        recorded.seq async for recorded in deliberations.watch(planned.task_id, seen[0].seq, LOCAL)
+    ]
     assert rest == [seen[1].seq]
-    assert [recorded async for recorded in desk.watch(planned.task_id, seen[1].seq, LOCAL)] == []
-    assert await desk.wait(planned.task_id, LOCAL) == outcome
+    assert [
+        recorded async for recorded in deliberations.watch(planned.task_id, seen[1].seq, LOCAL)
+    ] == []
+    assert await deliberations.wait(planned.task_id, LOCAL) == outcome
 
 
 async def test_cancelling_is_recorded_once_and_changes_no_end(
-    desk: DeliberationService, bus: MemoryBus
+    deliberations: DeliberationService, bus: MemoryBus
 ) -> None:
-    planned = await desk.submit(TASK, LOCAL)
+    planned = await deliberations.submit(TASK, LOCAL)
     for _ in range(2):
-        assert await desk.cancel(planned.task_id, "enough", LOCAL) == DeliberationStatus.CANCELLED
+        assert (
+            await deliberations.cancel(planned.task_id, "enough", LOCAL)
+            == DeliberationStatus.CANCELLED
+        )
     events = [item async for item in bus.replay((Channel.RESPONSES.of(planned.task_id),))]
     assert [item.event.data["reason"] for item in events] == ["enough"]
     await bus.publish(
@@ -288,7 +312,9 @@ async def test_cancelling_is_recorded_once_and_changes_no_end(
             dump(Outcome(planned.task_id, DeliberationStatus.COMPLETED)),
         )
     )
-    assert await desk.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
+    assert (
+        await deliberations.cancel(planned.task_id, "late", LOCAL) == DeliberationStatus.COMPLETED
+    )
 
 
 OF_STORY = DeliberationRequest(
@@ -384,51 +410,53 @@ async def test_a_graph_that_does_not_answer_stops_nobody(bus: MemoryBus) -> None
     async def away(*_: object, **__: object) -> list[dict[str, object]]:
         raise GraphUnavailable("it is away")
 
-    desk = DeliberationService(
+    deliberations = DeliberationService(
         bus,
         Remembering(),
         Defaults(LimitSettings()),
         clock=lambda: NOW,
         tell=Briefings(away, LimitSettings()).tell,
     )
-    assert (await desk.submit(replace(OF_STORY, context="a design"), LOCAL)).context == "a design"
+    assert (
+        await deliberations.submit(replace(OF_STORY, context="a design"), LOCAL)
+    ).context == "a design"
 
 
 async def test_a_task_that_cannot_start_has_a_failed_result_with_its_reason(bus: MemoryBus) -> None:
-    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
+    deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     asked = replace(TASK, task_id="task-9", repository=RepositoryRef(id="gone"))
     reason = NoCouncil("the dev council was deleted; make one with CreateCouncil")
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         collecting = group.create_task(
             Collector(bus, Remembering(), LimitSettings(), tick_seconds=0.01).run()
         )
-        await desk.refuse(asked, reason, OTHER)
-        outcome = await desk.wait("task-9", OTHER)
+        await deliberations.refuse(asked, reason, OTHER)
+        outcome = await deliberations.wait("task-9", OTHER)
         assert (outcome.status, outcome.winner_id) == (DeliberationStatus.FAILED, "")
         assert (
             outcome.error_message == f"No seat proposed anything: 1 x NO_COUNCIL. {reason.message}"
         )
-        again = await desk.submit(asked, OTHER)
+        again = await deliberations.submit(asked, OTHER)
         assert again.task_id == "task-9"
-        await desk.refuse(asked, RepositoryError("another reason"), OTHER)
-        assert (await desk.wait("task-9", OTHER)).error_message == outcome.error_message
+        await deliberations.refuse(asked, RepositoryError("another reason"), OTHER)
+        assert (await deliberations.wait("task-9", OTHER)).error_message == outcome.error_message
         collecting.cancel()
     assert (await bus.state("WORK")).messages == 0
 
 
 async def test_a_request_can_be_checked_without_recording_it(
-    bus: MemoryBus, desk: DeliberationService
+    bus: MemoryBus, deliberations: DeliberationService
 ) -> None:
-    await desk.check(replace(TASK, repository=RepositoryRef(id="sample")), LOCAL)
+    await deliberations.check(replace(TASK, repository=RepositoryRef(id="sample")), LOCAL)
     with pytest.raises(InvalidRequest, match="the task is empty"):
-        await desk.check(replace(TASK, description=" "), LOCAL)
+        await deliberations.check(replace(TASK, description=" "), LOCAL)
     assert (await bus.state("EVENTS")).messages == 0
 
 
 async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_nothing(
-    bus: MemoryBus, desk: DeliberationService
+    bus: MemoryBus, deliberations: DeliberationService
 ) -> None:
-    await desk.submit(replace(TASK, task_id="task-1"), LOCAL)
+    await deliberations.submit(replace(TASK, task_id="task-1"), LOCAL)
 
     def turn(number: int) -> bytes:
         return encode(
@@ -445,16 +473,16 @@ async def test_who_goes_on_within_a_message_is_told_nothing_twice_and_misses_not
             "agent.results.task-1", encode_batch([turn(number) for number in numbers])
         )
     await bus.publish(new_event(EventType.DELIBERATION_DECIDED, "task-1", {"task_id": "task-1"}))
-    whole = [recorded async for recorded in desk.watch("task-1", 0, LOCAL)]
+    whole = [recorded async for recorded in deliberations.watch("task-1", 0, LOCAL)]
     assert len(whole) == len({recorded.event.id for recorded in whole}) == 10
     places = [recorded.position for recorded in whole]
     assert places == sorted(set(places))
     for number, place in enumerate(places):
-        assert [r.event.id async for r in desk.watch("task-1", place, LOCAL)] == [
+        assert [r.event.id async for r in deliberations.watch("task-1", place, LOCAL)] == [
             r.event.id for r in whole[number + 1 :]
         ]
     for recorded in whole:  # a seq of the log itself loses nothing either
-        rest = [r.event.id async for r in desk.watch("task-1", recorded.seq, LOCAL)]
+        rest = [r.event.id async for r in deliberations.watch("task-1", recorded.seq, LOCAL)]
         assert rest[len(rest) - (9 - whole.index(recorded)) :] == [
             r.event.id for r in whole[whole.index(recorded) + 1 :]
         ]

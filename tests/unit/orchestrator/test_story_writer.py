@@ -15,7 +15,7 @@ from moothall.domain.outcome import DeliberationStatus, Outcome, Result
 from moothall.errors import Temporary
 from moothall.orchestrator.story_writer import MODEL, RULES, StoryWriter, read, refine, suggest
 from moothall.stories.coach import StoryDraft, check, score
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 DRAFTS = st.builds(
     StoryDraft,
@@ -35,21 +35,21 @@ Criteria:
 """
 
 
-async def decide(desk: MemoryDesk, content: str) -> str:
+async def decide(deliberations: MemoryDesk, content: str) -> str:
     """Play the council; return what it was asked."""
-    await desk.submitted.wait()
-    (task_id,) = desk.known()
+    await deliberations.submitted.wait()
+    (task_id,) = deliberations.known()
     result = Result(
         1, "agent-po-001", "po", 1.0, (), passed_gates=True, proven=False, content=content
     )
-    await desk.decide(
+    await deliberations.decide(
         Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-po-001", results=(result,))
     )
-    return desk.request(task_id).description
+    return deliberations.request(task_id).description
 
 
 @pytest.fixture
-def desk() -> MemoryDesk:
+def deliberations() -> MemoryDesk:
     return MemoryDesk()
 
 
@@ -116,32 +116,34 @@ def test_a_reply_is_read_line_by_line(marks: str) -> None:
     ("said", "by"), [(STORY, MODEL), ("I cannot.", RULES), (STORY + "- x\n" * 200, RULES)]
 )
 async def test_the_better_one_is_taken_and_who_wrote_it_is_said(
-    desk: MemoryDesk, said: str, by: str
+    deliberations: MemoryDesk, said: str, by: str
 ) -> None:
-    author = StoryWriter(desk, 5, model=True)
+    author = StoryWriter(deliberations, 5, model=True)
     written, asked = await asyncio.gather(
-        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(desk, said)
+        author.suggest("Export \n--- end ---\n invoices", LOCAL), decide(deliberations, said)
     )
     assert written.by == by
     assert (written.score.total == 100) == (by == MODEL)
     assert "--- end ---" in asked  # fenced, with a mark of its own
 
 
-async def test_without_an_answer_the_rules_write(desk: MemoryDesk) -> None:
-    desk.failure = Temporary("the bus is away")
-    written = await StoryWriter(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+async def test_without_an_answer_the_rules_write(deliberations: MemoryDesk) -> None:
+    deliberations.failure = Temporary("the bus is away")
+    written = await StoryWriter(deliberations, 5, model=True).refine(
+        StoryDraft("Export invoices"), LOCAL
+    )
     assert written.by == RULES
 
 
-async def test_a_caller_that_goes_away_stops_the_model(desk: MemoryDesk) -> None:
+async def test_a_caller_that_goes_away_stops_the_model(deliberations: MemoryDesk) -> None:
     asking = asyncio.create_task(
-        StoryWriter(desk, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
+        StoryWriter(deliberations, 5, model=True).refine(StoryDraft("Export invoices"), LOCAL)
     )
-    await desk.submitted.wait()
+    await deliberations.submitted.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert list(desk.cancelled.values()) == ["its caller went away"]
+    assert list(deliberations.cancelled.values()) == ["its caller went away"]
 
 
 @given(DRAFTS)

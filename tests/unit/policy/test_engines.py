@@ -20,7 +20,7 @@ from moothall.domain.tool import ToolStatus
 from moothall.errors import ConfigurationError
 from moothall.policy.opa import Opa, opa
 from moothall.policy.rego import Rego
-from support.gate import open_house, tool_call
+from support.gate import open_app, tool_call
 from support.policy import CONTRACT, POLICY, Api, Opened, data_api
 
 
@@ -90,15 +90,15 @@ ILL: dict[str, Any] = {
 async def test_a_server_that_is_ill_blocks(api: Api, tmp_path: Path, ill: Any) -> None:
     async with (
         opa(api.url, seconds=0.5) as engine,
-        open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house,
+        open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
     ):
         api.answer = ill
-        result = await house.gate.call(house.seat(), tool_call(path="a"))
-        assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
+        result = await app.gate.call(app.seat(), tool_call(path="a"))
+        assert (result.status, app.room.calls) == (ToolStatus.BLOCKED, [])
         assert "nothing runs until it can" in result.error
         api.answer = None
         assert (
-            await house.gate.call(house.seat(), tool_call(path="a", number=2))
+            await app.gate.call(app.seat(), tool_call(path="a", number=2))
         ).status is ToolStatus.SUCCESS
 
 
@@ -109,9 +109,9 @@ async def test_a_server_that_is_gone_blocks(tmp_path: Path) -> None:
         opened = opa(url, seconds=5)
         engine = await opened.__aenter__()
     try:
-        async with open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house:
-            result = await house.gate.call(house.seat(), tool_call(path="a"))
-            assert (result.status, house.room.calls) == (ToolStatus.BLOCKED, [])
+        async with open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app:
+            result = await app.gate.call(app.seat(), tool_call(path="a"))
+            assert (result.status, app.room.calls) == (ToolStatus.BLOCKED, [])
     finally:
         await opened.__aexit__(None, None, None)
 
@@ -127,10 +127,10 @@ async def test_one_denied_call_in_each_mode(
     asked: int,
 ) -> None:
     settings = Settings(data_dir=tmp_path, guard=GuardSettings(policy=mode, policy_url=api.url))
-    async with open_policy(settings.guard) as policy, open_house(tmp_path, policy=policy) as house:
+    async with open_policy(settings.guard) as policy, open_app(tmp_path, policy=policy) as app:
         before = api.asked
-        result = await house.gate.call(house.seat(), tool_call(path="secret/a"))
-        assert (bool(house.room.calls), api.asked - before) == (ran, asked)
+        result = await app.gate.call(app.seat(), tool_call(path="secret/a"))
+        assert (bool(app.room.calls), api.asked - before) == (ran, asked)
         assert ran or (result.status, result.error) == (
             ToolStatus.BLOCKED,
             "files.read is refused by policy: secrets stay closed",
@@ -140,11 +140,11 @@ async def test_one_denied_call_in_each_mode(
 async def test_answers_of_a_server_stand_for_their_time(api: Api, tmp_path: Path) -> None:
     async with (
         opa(api.url, seconds=20) as engine,
-        open_house(tmp_path, policy=Policy("enforce", engine.decide)) as house,
+        open_app(tmp_path, policy=Policy("enforce", engine.decide)) as app,
     ):
         before = api.asked
         for number in range(5):
-            await house.gate.call(house.seat(), tool_call(path="a", number=number))
+            await app.gate.call(app.seat(), tool_call(path="a", number=number))
         assert api.asked - before == 1
 
 

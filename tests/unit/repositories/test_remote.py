@@ -73,7 +73,7 @@ class World:
     """The house with a repository, and a host whose disk begins empty."""
 
     repo: Repo
-    house: RepositoryService
+    app: RepositoryService
     host: RemoteRepositories
     wire: Wire
     lending: BundleServer
@@ -81,7 +81,7 @@ class World:
 
     async def pin(self, tenant: str = "local") -> Base:
         """Pin the newest commit in the house, as the desk does, and resolve it on the host."""
-        base = await self.house.resolve(RepositoryRef(id=self.id), tenant="local")
+        base = await self.app.resolve(RepositoryRef(id=self.id), tenant="local")
         return await self.host.resolve(RepositoryRef(id=self.id, ref=base.sha), tenant=tenant)
 
 
@@ -92,7 +92,7 @@ async def world(
     repo = repo or make_repo(tmp_path / "origin", SAMPLE)
     settings = WorkspaceSettings(**limits)
     wire = Wire()
-    house = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
+    app = RepositoryService(tmp_path / "house", WorkspaceSettings(), refuse)
     host = RemoteRepositories(tmp_path / "host", settings, refuse)
     async with AsyncExitStack() as stack:
         lending, borrowing = [
@@ -101,9 +101,9 @@ async def world(
             )
             for name in ("house", "host")
         ]
-        answering = RepositoryServer(house, lending, wire.ask)
+        answering = RepositoryServer(app, lending, wire.ask)
         host.far(wire.ask, borrowing)
-        patches_of_hosts(house, lending, wire.ask)
+        patches_of_hosts(app, lending, wire.ask)
         for topic, answerer in (
             (HOUSE, answering.answer),
             (Channel.REPOSITORIES.of(lending.holder), answering.answer),
@@ -113,14 +113,14 @@ async def world(
             await stack.enter_async_context(
                 beside(wire.bus.answer(topic, answerer), literal(topic))
             )
-        entry = await house.register(str(repo.path))
-        yield World(repo, house, host, wire, lending, entry.id)
+        entry = await app.register(str(repo.path))
+        yield World(repo, app, host, wire, lending, entry.id)
 
 
 async def test_a_commit_comes_with_its_profile_and_nothing_travels_twice(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.pin()
-        assert base == await here.house.resolve(RepositoryRef(id=here.id, ref=base.sha))
+        assert base == await here.app.resolve(RepositoryRef(id=here.id, ref=base.sha))
         assert await here.host.read(base, UTILS) == SAMPLE[UTILS]
         parts = here.wire.parts
         assert parts > 0
@@ -146,7 +146,7 @@ async def test_a_later_commit_comes_thin_and_an_earlier_one_not_at_all(tmp_path:
         assert await here.host.read(base, "third.txt") == "3\n"
         assert 0 < here.wire.came - whole < 5_000
         came = here.wire.came
-        await here.house.resolve(RepositoryRef(id=here.id, ref=first))
+        await here.app.resolve(RepositoryRef(id=here.id, ref=first))
         earlier = await here.host.resolve(RepositoryRef(id=here.id, ref=first))
         assert await here.host.read(earlier, "noise.txt", 6) == noise[:6]
         assert here.wire.came == came
@@ -164,13 +164,13 @@ async def test_tags_and_a_shallow_history_come_along(tmp_path: Path) -> None:
         base = await here.pin()
         told = [
             await side.clone(here.id).ask("describe", "--tags", base.sha)
-            for side in (here.house, here.host)
+            for side in (here.app, here.host)
         ]
         assert told[0] == told[1]
         assert told[0].out.startswith(b"v1.2-1-g")
         counted = [
             await side.clone(here.id).ask("rev-list", "--count", base.sha)
-            for side in (here.house, here.host)
+            for side in (here.app, here.host)
         ]
         assert counted[0].out == counted[1].out == b"2\n"
 
@@ -193,10 +193,10 @@ async def test_another_tenant_gets_nothing_and_an_id_given_anew_brings_nothing_b
             }
             said, rest = await here.wire.ask(HOUSE, {"ask": asked, **words, "haves": []}, 5)
             assert (said["error"], rest) == ("NOT_FOUND", b"")
-        here.house.registry.remove(here.id)
+        here.app.registry.remove(here.id)
         theirs = make_repo(tmp_path / "theirs", {"README.md": "theirs\n"})
-        await here.house.register(str(theirs.path), tenant="other", id=here.id)
-        there = await here.house.resolve(RepositoryRef(id=here.id), tenant="other")
+        await here.app.register(str(theirs.path), tenant="other", id=here.id)
+        there = await here.app.resolve(RepositoryRef(id=here.id), tenant="other")
         got = await here.host.resolve(RepositoryRef(id=here.id, ref=there.sha), tenant="other")
         assert await here.host.read(got, "README.md") == "theirs\n"
         assert not await here.host.clone(here.id).has(base.sha)
@@ -211,7 +211,7 @@ async def test_a_commit_that_the_house_does_not_have_is_refused_in_words(tmp_pat
 
 async def test_what_came_is_what_was_asked_for(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        base = await here.house.resolve(RepositoryRef(id=here.id))
+        base = await here.app.resolve(RepositoryRef(id=here.id))
         other = here.repo.commit({"x.txt": "x\n"})
         ask = here.wire.bus.ask
 
@@ -248,11 +248,11 @@ async def test_a_bundle_over_the_limit_is_neither_made_nor_taken(tmp_path: Path)
 async def test_commits_are_merged_on_a_host(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         base = await here.pin()
-        clone = here.house.clone(here.id)
+        clone = here.app.clone(here.id)
         one = await clone.commit_changes(base.sha, [Change("one.txt", "100644", b"1\n")], "one")
         two = await clone.commit_changes(base.sha, [Change("two.txt", "100644", b"2\n")], "two")
         merged = await here.host.merge(base, [one.commit_sha, two.commit_sha])
-        assert merged == await here.house.merge(base, [one.commit_sha, two.commit_sha])
+        assert merged == await here.app.merge(base, [one.commit_sha, two.commit_sha])
 
 
 async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> No
         patch = await clone.commit_changes(
             base.sha, [Change(UTILS, "100644", (SAMPLE[UTILS] + SOLUTION).encode())], "made here"
         )
-        assert not await here.house.clone(here.id).has(patch.commit_sha)
-        assert await here.house.diff(base, patch.commit_sha) == patch.diff
+        assert not await here.app.clone(here.id).has(patch.commit_sha)
+        assert await here.app.diff(base, patch.commit_sha) == patch.diff
         pushed = await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
         assert pushed == ("moothall/mine", str(here.repo.path))
         assert here.repo.git("rev-parse", "moothall/mine") == patch.commit_sha
@@ -273,7 +273,7 @@ async def test_a_patch_goes_back_to_be_pushed_or_delivered(tmp_path: Path) -> No
         with pytest.raises(AlreadyExists):
             await here.host.remote(here.id).push(base.sha, again.commit_sha, "mine")
         with pytest.raises(PatchRefused):
-            await here.house.diff(base, "2" * 40)
+            await here.app.diff(base, "2" * 40)
         newer = here.repo.commit({"x.txt": "x\n"})
         assert await here.host.remote(here.id).fetch() == newer
 
@@ -292,7 +292,7 @@ async def test_submodules_come_along(tmp_path: Path) -> None:
 
 async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> None:
     async with world(tmp_path, soon=0.001) as here:
-        base = await here.house.resolve(RepositoryRef(id=here.id))
+        base = await here.app.resolve(RepositoryRef(id=here.id))
         away = 3
 
         async def ask_house(
@@ -316,7 +316,7 @@ async def test_a_house_that_is_away_or_slow_is_asked_again(tmp_path: Path) -> No
 
 async def test_two_deliberations_at_once_bring_a_commit_once(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        base = await here.house.resolve(RepositoryRef(id=here.id))
+        base = await here.app.resolve(RepositoryRef(id=here.id))
         wanted = RepositoryRef(id=here.id, ref=base.sha)
         assert await asyncio.gather(*(here.host.resolve(wanted) for _ in range(5))) == [base] * 5
         assert here.wire.parts == 1
@@ -330,7 +330,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
     repo.commit({"n.txt": "1\n"})
     async with world(tmp_path, repo) as here:
         base = await here.pin()
-        house, host = here.house.clone(here.id), here.host.clone(here.id)
+        app, host = here.app.clone(here.id), here.host.clone(here.id)
 
         async def told() -> list[bytes]:
             asked = (
@@ -338,7 +338,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 ("rev-list", base.sha),
                 ("rev-parse", "--is-shallow-repository"),
             )
-            return [(await house.ask(*one)).out for one in asked]
+            return [(await app.ask(*one)).out for one in asked]
 
         before = await told()
         for number, how in enumerate(("diff", "push")):
@@ -349,7 +349,7 @@ async def test_a_host_that_lends_a_patch_changes_neither_tags_nor_history_of_the
                 await host.ask("tag", "--force", tag, patch.commit_sha)
             (host.path / "shallow").write_text(f"{base.sha}\n")
             if how == "diff":
-                assert await here.house.diff(base, patch.commit_sha) == patch.diff
+                assert await here.app.diff(base, patch.commit_sha) == patch.diff
             else:
                 assert await here.host.remote(here.id).push(base.sha, patch.commit_sha, "mine")
             assert await told() == before
@@ -362,7 +362,7 @@ async def test_who_asks_for_the_same_in_many_ways_fills_no_disk(tmp_path: Path) 
         make_repo(tmp_path / "origin", {"noise.txt": noise}),
         max_repository_bytes=1_000_000,
     ) as here:
-        base = await here.house.resolve(RepositoryRef(id=here.id))
+        base = await here.app.resolve(RepositoryRef(id=here.id))
         asked = {"ask": "base", "repository": here.id, "ref": base.sha, "tenant": "local"}
         offers = [
             (await ask(here.wire.ask, HOUSE, {**asked, "haves": [f"{n:040x}"]}))["offer"]

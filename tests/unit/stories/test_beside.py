@@ -11,7 +11,7 @@ import pytest
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.topic import Channel
-from support.working import A, B, House, open_house, won
+from support.working import A, B, House, open_app, won
 
 ONCE = (
     EventType.PLAN_DERIVED,
@@ -22,50 +22,52 @@ ONCE = (
 
 
 @pytest.fixture
-async def house() -> House:
-    return await open_house()
+async def app() -> House:
+    return await open_app()
 
 
-async def recorded(house: House) -> list[Event]:
-    return [one.event async for one in house.bus.replay((Channel.STORIES.all,))]
+async def recorded(app: House) -> list[Event]:
+    return [one.event async for one in app.bus.replay((Channel.STORIES.all,))]
 
 
-async def to_done(house: House) -> None:
+async def to_done(app: House) -> None:
     """Bring the story from backlog to its delivery."""
-    await house.to_test()
-    await house.asked(2)
-    await house.desk.decide(won(house.story_id, B))
-    await house.stands("test", "checked")
-    await house.move("accept_test", "accept")
-    await house.stands("done")
+    await app.to_test()
+    await app.asked(2)
+    await app.deliberations.decide(won(app.story_id, B))
+    await app.stands("test", "checked")
+    await app.move("accept_test", "accept")
+    await app.stands("done")
 
     async def is_delivered() -> bool:
-        return (await house.card()).delivery is not None
+        return (await app.card()).delivery is not None
 
-    await house.until(is_delivered)
+    await app.until(is_delivered)
 
 
-async def test_of_three_that_work_on_a_story_one_does_each_step(house: House) -> None:
+async def test_of_three_that_work_on_a_story_one_does_each_step(app: House) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(3):
-            await stack.enter_async_context(house.working())
-        await to_done(house)
-    done = Counter(event.type for event in await recorded(house))
+            await stack.enter_async_context(app.working())
+        await to_done(app)
+    done = Counter(event.type for event in await recorded(app))
     assert [done[kind] for kind in ONCE] == [1] * len(ONCE)
-    assert len(house.desk.known()) == 2
-    assert len(house.lands.asked) == 1, "what is delivered outside is delivered once"
+    assert len(app.deliberations.known()) == 2
+    assert len(app.lands.asked) == 1, "what is delivered outside is delivered once"
 
 
 async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
-    house: House,
+    app: House,
 ) -> None:
-    async with house.working():
-        async with house.working():
-            await house.move("refine", "submit")
-            await house.stands("design", "planned")
-            await house.move("accept_design")
-            task = await house.asked(1)
-        await house.desk.decide(won(task.task_id, A))  # one of the two is gone, whichever had it
-        await house.stands("test")
-        await house.asked(2)
-    assert len(house.desk.known()) == 2
+    async with app.working():
+        async with app.working():
+            await app.move("refine", "submit")
+            await app.stands("design", "planned")
+            await app.move("accept_design")
+            task = await app.asked(1)
+        await app.deliberations.decide(
+            won(task.task_id, A)
+        )  # one of the two is gone, whichever had it
+        await app.stands("test")
+        await app.asked(2)
+    assert len(app.deliberations.known()) == 2

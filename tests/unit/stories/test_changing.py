@@ -20,7 +20,7 @@ from moothall.stories.planner import Planner, changeable, may_change
 from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
 from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.working import DRAFT, House
 
 FIRST = Outline(id="1", role="dev", description="Write CSV.", criteria=(1,))
@@ -28,7 +28,7 @@ SECOND = Outline(id="2", role="qa", description="Test it.", criteria=(2,), after
 
 
 @pytest.fixture
-async def house() -> House:
+async def app() -> House:
     """A story whose tasks are derived by its roles, and not begun."""
     bus = MemoryBus()
     made = House(bus, MemoryDesk(), Board(bus))
@@ -39,17 +39,13 @@ async def house() -> House:
     return made
 
 
-async def change(
-    house: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL
-) -> StoryState:
-    return await Planner(house.bus, LimitSettings()).change(
-        house.story_id, seen.plan_id, outlines, who
-    )
+async def change(app: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> StoryState:
+    return await Planner(app.bus, LimitSettings()).change(app.story_id, seen.plan_id, outlines, who)
 
 
-async def test_what_is_built_is_what_the_product_owner_left(house: House) -> None:
-    before = changeable(await house.card())
-    card = await change(house, before, FIRST, SECOND)
+async def test_what_is_built_is_what_the_product_owner_left(app: House) -> None:
+    before = changeable(await app.card())
+    card = await change(app, before, FIRST, SECOND)
     after = changeable(card)
     assert (after.by, after.actor, after.publish, card.stand.state) == (
         "people",
@@ -58,25 +54,25 @@ async def test_what_is_built_is_what_the_product_owner_left(house: House) -> Non
         "design",
     )
     assert outlines_of(after.tasks, card.story)[0].description == "Write CSV."
-    (shown,) = rounds(await house.board.history(house.story_id, LOCAL), {}, "design")
+    (shown,) = rounds(await app.board.history(app.story_id, LOCAL), {}, "design")
     assert (shown.by, shown.actor, [step.after for step in shown.steps]) == (
         "people",
         LOCAL.name,
         [(), (1,)],
     )
-    async with house.working():
-        await house.move("accept_design")
-        asked = await house.asked(1)
+    async with app.working():
+        await app.move("accept_design")
+        asked = await app.asked(1)
     assert (asked.task_id, asked.role) == (after.tasks[0].task_id, "dev")
 
 
-async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(house: House) -> None:
-    seen = changeable(await house.card())
+async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app: House) -> None:
+    seen = changeable(await app.card())
     ann, bob = (replace(LOCAL, name=name) for name in ("ann", "bob"))
     whole = FIRST.model_copy(update={"criteria": (1, 2)})
     ends = await asyncio.gather(
-        change(house, seen, FIRST, SECOND, who=ann),
-        change(house, seen, whole, who=bob),
+        change(app, seen, FIRST, SECOND, who=ann),
+        change(app, seen, whole, who=bob),
         return_exceptions=True,
     )
     won, lost = (
@@ -85,11 +81,11 @@ async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(hou
     )
     assert isinstance(won, StoryState)
     assert isinstance(lost, ConcurrentUpdate)
-    winner = changeable(await house.card())
+    winner = changeable(await app.card())
     assert changeable(won) == winner
     assert f"changed by {winner.actor} since" in lost.message
     again = await change(
-        house,
+        app,
         seen,
         *((FIRST, SECOND) if winner.actor == "ann" else (whole,)),
         who=replace(LOCAL, name=winner.actor),
@@ -97,27 +93,27 @@ async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(hou
     assert changeable(again) == winner, "the same sent twice changes nothing"
 
 
-async def test_a_word_on_the_story_between_overtakes_nobody(house: House) -> None:
-    seen = changeable(await house.card())
-    await house.board.comment(house.story_id, "Hurry.", LOCAL, key="1")
-    assert changeable(await change(house, seen, FIRST, SECOND)).by == "people"
+async def test_a_word_on_the_story_between_overtakes_nobody(app: House) -> None:
+    seen = changeable(await app.card())
+    await app.board.comment(app.story_id, "Hurry.", LOCAL, key="1")
+    assert changeable(await change(app, seen, FIRST, SECOND)).by == "people"
 
 
-async def test_only_a_product_owner_changes_them_and_only_before_they_begin(house: House) -> None:
-    seen = changeable(await house.card())
+async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app: House) -> None:
+    seen = changeable(await app.card())
     qa = replace(LOCAL, name="quinn", roles=frozenset({"qa", "architect"}))
     with pytest.raises(Refused, match="one of the roles po"):
-        await change(house, seen, FIRST, SECOND, who=qa)
-    assert not may_change(await house.card(), qa)
+        await change(app, seen, FIRST, SECOND, who=qa)
+    assert not may_change(await app.card(), qa)
     with pytest.raises(NotFound):
-        await change(house, seen, FIRST, SECOND, who=replace(LOCAL, tenant="elsewhere"))
-    async with house.working():
-        await house.move("accept_design")
+        await change(app, seen, FIRST, SECOND, who=replace(LOCAL, tenant="elsewhere"))
+    async with app.working():
+        await app.move("accept_design")
         with pytest.raises(
             InvalidRequest,
             match=r"is in \w+: tasks can be changed once they are derived in design, until",
         ):
-            await change(house, seen, FIRST, SECOND)
+            await change(app, seen, FIRST, SECOND)
 
 
 @pytest.mark.parametrize(
@@ -140,29 +136,29 @@ async def test_only_a_product_owner_changes_them_and_only_before_they_begin(hous
     ],
 )
 async def test_what_is_no_plan_changes_nothing(
-    house: House, outlines: tuple[Outline, ...], said: str
+    app: House, outlines: tuple[Outline, ...], said: str
 ) -> None:
-    seen = changeable(await house.card())
+    seen = changeable(await app.card())
     with pytest.raises(InvalidRequest, match=said):
-        await change(house, seen, *outlines)
-    assert changeable(await house.card()) == seen
+        await change(app, seen, *outlines)
+    assert changeable(await app.card()) == seen
 
 
 async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divided_it(
-    house: House,
+    app: House,
 ) -> None:
-    seen = changeable(await house.card())
-    planner = Planner(house.bus, LimitSettings())
+    seen = changeable(await app.card())
+    planner = Planner(app.bus, LimitSettings())
     await planner.record_plan(
-        await house.card(), replace(seen, plan_id="plan-a", by="architects"), LOCAL
+        await app.card(), replace(seen, plan_id="plan-a", by="architects"), LOCAL
     )
-    once = changeable(await change(house, changeable(await house.card()), FIRST, SECOND))
-    twice = changeable(await change(house, once, SECOND.model_copy(update={"after": ()}), FIRST))
+    once = changeable(await change(app, changeable(await app.card()), FIRST, SECOND))
+    twice = changeable(await change(app, once, SECOND.model_copy(update={"after": ()}), FIRST))
     assert (once.design, twice.design) == ("design-a", "design-a")
-    await house.move("accept_design")
+    await app.move("accept_design")
     (said,) = [
         event
-        for event in await house.board.history(house.story_id, LOCAL)
+        for event in await app.board.history(app.story_id, LOCAL)
         if event.type is EventType.DECISION_MADE
     ]
     assert said.data["task_id"] == "design-a"

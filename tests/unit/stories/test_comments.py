@@ -19,7 +19,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.stories.comments import Spot, remark, steer
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 DIFF = "--- a/u.py\n+++ b/u.py\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
 OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
@@ -29,12 +29,12 @@ class House:
     """A story with a task that is decided, and who says something of it."""
 
     def __init__(self) -> None:
-        self.bus, self.desk = MemoryBus(), MemoryDesk()
+        self.bus, self.deliberations = MemoryBus(), MemoryDesk()
         self.board, self.story = Board(self.bus), ""
 
     async def built(self, task_id: str = "task-1") -> None:
         self.story = (await self.board.create(StoryDraft("Greet", "", ()), LOCAL, key="1")).story.id
-        await self.desk.submit(DeliberationRequest("do it", "dev", task_id=task_id), LOCAL)
+        await self.deliberations.submit(DeliberationRequest("do it", "dev", task_id=task_id), LOCAL)
         results = tuple(
             Result(
                 rank,
@@ -48,25 +48,25 @@ class House:
             )
             for rank, diff in ((1, DIFF), (2, OTHER))
         )
-        await self.desk.decide(
+        await self.deliberations.decide(
             Outcome(task_id, DeliberationStatus.COMPLETED, story_id=self.story, results=results)
         )
 
     async def say(self, place: Spot, text: str = "Not so.", key: str = "k") -> None:
-        await remark(self.board, self.desk, self.story, text, LOCAL, place=place, key=key)
+        await remark(self.board, self.deliberations, self.story, text, LOCAL, place=place, key=key)
 
     async def remarks(self) -> tuple[LineComment, ...]:
         return (await self.board.card(self.story, LOCAL)).remarks
 
 
 @pytest.fixture
-async def house() -> House:
+async def app() -> House:
     found = House()
     await found.built()
     return found
 
 
-async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: House) -> None:
+async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: House) -> None:
     for key, place in enumerate(
         (
             Spot("u.py", 2, task_id="task-1"),
@@ -74,22 +74,22 @@ async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(house: H
             Spot("v.py", 1, task_id="task-1", rank=2),
         )
     ):
-        await house.say(place, key=str(key))
-    await house.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
-    assert [(said.path, said.line, said.quoted) for said in await house.remarks()] == [
+        await app.say(place, key=str(key))
+    await app.say(Spot("u.py", 2, task_id="task-1"), key="0")  # sent twice, said once
+    assert [(said.path, said.line, said.quoted) for said in await app.remarks()] == [
         ("u.py", 2, "+new"),
         ("u.py", 2, "-old"),
         ("v.py", 1, "+only"),
     ]
 
 
-async def test_without_a_task_it_is_the_last_check_of_the_whole(house: House) -> None:
+async def test_without_a_task_it_is_the_last_check_of_the_whole(app: House) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
-        await house.say(Spot("u.py", 2))
-    data = {"story_id": house.story, "status": "passed", "task_id": "task-1", "moved": ""}
-    await house.bus.publish(write(EventType.STORY_CHECKED, house.story, data))
-    await house.say(Spot("u.py", 2))
-    assert [said.task_id for said in await house.remarks()] == ["task-1"]
+        await app.say(Spot("u.py", 2))
+    data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
+    await app.bus.publish(write(EventType.STORY_CHECKED, app.story, data))
+    await app.say(Spot("u.py", 2))
+    assert [said.task_id for said in await app.remarks()] == ["task-1"]
 
 
 @pytest.mark.parametrize(
@@ -107,37 +107,37 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(house: House) ->
     ],
 )
 async def test_what_is_no_line_of_the_diff_is_refused_in_words(
-    house: House, place: Spot, said: str
+    app: House, place: Spot, said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        await house.say(replace(place, task_id="task-1"))
-    assert await house.remarks() == ()
+        await app.say(replace(place, task_id="task-1"))
+    assert await app.remarks() == ()
 
 
 async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(
-    house: House,
+    app: House,
 ) -> None:
     eve = Principal("eve", "elsewhere")
     with pytest.raises(NotFound):
         await remark(
-            house.board,
-            house.desk,
-            house.story,
+            app.board,
+            app.deliberations,
+            app.story,
             "x",
             eve,
             place=Spot("u.py", 2, task_id="task-1"),
             key="k",
         )
     with pytest.raises(NotFound):
-        await house.say(Spot("u.py", 2, task_id="task-9"))
-    house.story = (await house.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
+        await app.say(Spot("u.py", 2, task_id="task-9"))
+    app.story = (await app.board.create(StoryDraft("Another", "", ()), LOCAL, key="2")).story.id
     with pytest.raises(InvalidRequest, match="task task-1 is not of story"):
-        await house.say(Spot("u.py", 2, task_id="task-1"))
+        await app.say(Spot("u.py", 2, task_id="task-1"))
 
 
-async def test_only_who_has_a_role_tells_the_seats_something(house: House) -> None:
+async def test_only_who_has_a_role_tells_the_seats_something(app: House) -> None:
     with pytest.raises(Refused, match="an operator, or one of the roles po, qa, architect"):
-        await steer(house.desk, "task-1", "Hurry.", Principal("eve", LOCAL.tenant), key="k")
-    await steer(house.desk, "task-1", "Hurry.", LOCAL, key="k")
+        await steer(app.deliberations, "task-1", "Hurry.", Principal("eve", LOCAL.tenant), key="k")
+    await steer(app.deliberations, "task-1", "Hurry.", LOCAL, key="k")
     with pytest.raises(InvalidRequest, match="task_id"):
-        await steer(house.desk, "task 1!", "Hurry.", LOCAL, key="k")
+        await steer(app.deliberations, "task 1!", "Hurry.", LOCAL, key="k")

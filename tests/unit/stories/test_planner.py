@@ -31,7 +31,7 @@ from moothall.stories.coach import StoryDraft
 from moothall.stories.executor import StoryExecutor
 from moothall.stories.planner import Planner
 from moothall.testing.bus import MemoryBus
-from support.desk import Lands, MemoryDesk
+from support.deliberation_service import Lands, MemoryDesk
 
 OTHER = Principal("eve", "elsewhere")
 MOVED = PlanningEvent(
@@ -57,7 +57,7 @@ def bus() -> MemoryBus:
 
 
 @pytest.fixture
-async def desk() -> MemoryDesk:
+async def deliberations() -> MemoryDesk:
     return MemoryDesk()
 
 
@@ -68,10 +68,10 @@ def planner(bus: MemoryBus) -> Planner:
 
 @asynccontextmanager
 async def running(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> AsyncIterator[StoryExecutor]:
     async with asyncio.TaskGroup() as group:
-        work = StoryExecutor(bus, desk, LimitSettings(), planner, Lands())
+        work = StoryExecutor(bus, deliberations, LimitSettings(), planner, Lands())
         task = group.create_task(work.run())
         try:
             yield work
@@ -104,25 +104,28 @@ def won(task_id: str, role: str, content: str = "", commit: str = "") -> Outcome
 
 
 async def test_a_story_that_moved_to_planning_is_done_in_order(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         answer = await planner.process(MOVED, LOCAL)
         assert answer.processed
         design, code, tests = answer.task_ids
-        await until(lambda: desk.known() == [design])
-        assert desk.request(design).about_text
-        await desk.decide(won(design, "architect", "Use a function."))
-        await until(lambda: desk.known() == [design, code])
-        assert desk.request(code).context == "architect: Use a function."
-        assert desk.request(code).constraints.requirements == ("says hello", "is polite")
-        assert (desk.request(code).story_id, desk.request(code).plan_id) == ("story-1", "plan-1")
-        await desk.decide(won(code, "dev", commit="c0ffee"))
-        await until(lambda: desk.known() == [design, code, tests])
-        built_on = desk.request(tests).repository
+        await until(lambda: deliberations.known() == [design])
+        assert deliberations.request(design).about_text
+        await deliberations.decide(won(design, "architect", "Use a function."))
+        await until(lambda: deliberations.known() == [design, code])
+        assert deliberations.request(code).context == "architect: Use a function."
+        assert deliberations.request(code).constraints.requirements == ("says hello", "is polite")
+        assert (deliberations.request(code).story_id, deliberations.request(code).plan_id) == (
+            "story-1",
+            "plan-1",
+        )
+        await deliberations.decide(won(code, "dev", commit="c0ffee"))
+        await until(lambda: deliberations.known() == [design, code, tests])
+        built_on = deliberations.request(tests).repository
         assert built_on is not None
         assert (built_on.id, built_on.ref) == ("repo", "c0ffee")
-        await desk.decide(won(tests, "qa", commit="cafe"))
+        await deliberations.decide(won(tests, "qa", commit="cafe"))
         async with asyncio.timeout(10):
             while not (ended := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
@@ -131,7 +134,7 @@ async def test_a_story_that_moved_to_planning_is_done_in_order(
 
 
 async def test_the_same_event_again_changes_nothing(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
     first = await planner.process(MOVED, LOCAL)
     assert await planner.process(MOVED, LOCAL) == first
@@ -142,12 +145,12 @@ async def test_the_same_event_again_changes_nothing(
 
 
 async def test_what_depends_on_a_task_without_a_winner_is_skipped(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         answer = await planner.process(MOVED, LOCAL)
-        await until(desk.known)
-        await desk.decide(
+        await until(deliberations.known)
+        await deliberations.decide(
             Outcome(answer.task_ids[0], DeliberationStatus.COMPLETED, role="architect")
         )
         async with asyncio.timeout(10):
@@ -155,22 +158,22 @@ async def test_what_depends_on_a_task_without_a_winner_is_skipped(
                 await asyncio.sleep(0.01)
     assert ended[0].data["status"] == "failed"
     assert list(ended[0].data["tasks"].values()) == ["NO_WINNER", "SKIPPED", "SKIPPED"]
-    assert desk.known() == [answer.task_ids[0]]
+    assert deliberations.known() == [answer.task_ids[0]]
 
 
 async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         first = (await planner.process(MOVED, LOCAL)).task_ids[0]
-        await until(desk.known)
+        await until(deliberations.known)
         gone = Outcome(
             first,
             DeliberationStatus.FAILED,
             role="architect",
             error_message="the repository is gone",
         )
-        await desk.decide(gone)
+        await deliberations.decide(gone)
         async with asyncio.timeout(10):
             while not (ended := await events(bus, EventType.PLAN_FINISHED)):
                 await asyncio.sleep(0.01)
@@ -178,17 +181,17 @@ async def test_what_went_wrong_with_a_task_is_kept_with_the_end_of_its_plan(
 
 
 async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
-    bus: MemoryBus, desk: MemoryDesk
+    bus: MemoryBus, deliberations: MemoryDesk
 ) -> None:
-    async with running(bus, desk, first := Planner(bus, LimitSettings())):
+    async with running(bus, deliberations, first := Planner(bus, LimitSettings())):
         design, code, tests = (await first.process(MOVED, LOCAL)).task_ids
-        await until(lambda: desk.known() == [design])
-    await desk.decide(won(design, "architect"))  # while nobody looks
-    async with running(bus, desk, Planner(bus, LimitSettings())):
-        await until(lambda: desk.known() == [design, code])
-        await desk.decide(won(code, "dev"))
-        await until(lambda: tests in desk.known())
-        await desk.decide(won(tests, "qa"))
+        await until(lambda: deliberations.known() == [design])
+    await deliberations.decide(won(design, "architect"))  # while nobody looks
+    async with running(bus, deliberations, Planner(bus, LimitSettings())):
+        await until(lambda: deliberations.known() == [design, code])
+        await deliberations.decide(won(code, "dev"))
+        await until(lambda: tests in deliberations.known())
+        await deliberations.decide(won(tests, "qa"))
         async with asyncio.timeout(10):
             while not await events(bus, EventType.PLAN_FINISHED):
                 await asyncio.sleep(0.01)
@@ -200,7 +203,7 @@ async def test_a_planner_that_starts_again_goes_on_where_the_log_is(
 
 
 async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
     story = {"story_id": "story-2", "title": "Greet", "brief": "Say hello"}
     await bus.publish(new_event(EventType.STORY_CREATED, "story-2", story))
@@ -212,11 +215,11 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
         "actor": "po",
     }
     await bus.publish(new_event(EventType.STORY_TRANSITIONED, "story-2", moved))
-    async with running(bus, desk, planner):
-        await until(desk.known)
+    async with running(bus, deliberations, planner):
+        await until(deliberations.known)
     (plan,) = await events(bus, EventType.PLAN_DERIVED)
     assert [task["role"] for task in plan.data["tasks"]] == ["architect", "dev", "qa"]
-    assert desk.deliberation(desk.known()[0]).principal == "po"
+    assert deliberations.deliberation(deliberations.known()[0]).principal == "po"
 
 
 @pytest.mark.parametrize(
@@ -247,13 +250,13 @@ async def test_a_story_that_others_moved_on_the_bus_is_planned_too(
     ],
 )
 async def test_what_is_malformed_on_the_bus_leads_to_nothing(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner, data: dict[str, Any]
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, data: dict[str, Any]
 ) -> None:
     kind = EventType.STORY_TRANSITIONED if "to_state" in data else EventType.PLAN_DERIVED
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         await bus.publish(new_event(kind, "story-1", data))
         answer = await planner.process(replace(MOVED, case_id="story-9"), LOCAL)
-        await until(lambda: desk.known() == [answer.task_ids[0]])
+        await until(lambda: deliberations.known() == [answer.task_ids[0]])
 
 
 @pytest.mark.parametrize(
@@ -309,20 +312,22 @@ async def test_nobody_goes_around_the_board(
 
 
 async def test_tasks_of_a_story_on_the_board_are_handed_out_once_its_design_is_accepted(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine", "submit")
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         answer = await planner.process(
             replace(MOVED, case_id=story_id, metadata={"roles": "dev"}), LOCAL
         )
         assert answer.processed
         await asyncio.sleep(0.05)
-        assert desk.known() == []
+        assert deliberations.known() == []
         await board.move(story_id, "accept_design", LOCAL)
-        await until(desk.known)
-        (task_id,) = desk.known()
-        await desk.decide(Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001"))
+        await until(deliberations.known)
+        (task_id,) = deliberations.known()
+        await deliberations.decide(
+            Outcome(task_id, DeliberationStatus.COMPLETED, winner_id="agent-dev-001")
+        )
         async with asyncio.timeout(5):
             while (await board.card(story_id, LOCAL)).stand.state != "test":
                 await asyncio.sleep(0.01)
@@ -391,7 +396,7 @@ async def test_a_plan_of_a_story_on_the_board_is_its_product_owners(
 
 
 async def test_deriving_with_publishing_is_done_once(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
     with pytest.raises(NotFound, match="nothing is known of story"):
         await planner.derive("story-1", "plan-1", ["dev"], Strategy(), LOCAL, publish=True)
@@ -402,8 +407,8 @@ async def test_deriving_with_publishing_is_done_once(
     )
     with pytest.raises(AlreadyExists, match="choose another plan_id"):
         await planner.derive("story-1", "plan-1", ["qa"], Strategy(), LOCAL, publish=True)
-    async with running(bus, desk, planner):
-        await until(lambda: desk.known() == [made.tasks[0].task_id])
+    async with running(bus, deliberations, planner):
+        await until(lambda: deliberations.known() == [made.tasks[0].task_id])
 
 
 async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None:
@@ -424,10 +429,10 @@ async def test_another_tenant_knows_nothing_of_a_story(planner: Planner) -> None
     ],
 )
 async def test_an_event_whose_work_cannot_start_is_not_processed(
-    bus: MemoryBus, desk: MemoryDesk, unable: str, reason: Permanent
+    bus: MemoryBus, deliberations: MemoryDesk, unable: str, reason: Permanent
 ) -> None:
-    planner = Planner(bus, LimitSettings(), desk.check)
-    desk.unable[unable] = reason
+    planner = Planner(bus, LimitSettings(), deliberations.check)
+    deliberations.unable[unable] = reason
     answer = await planner.process(MOVED, LOCAL)
     assert (answer.processed, answer.task_ids) == (False, ())
     assert answer.message == f"not recorded: {reason.message}"
@@ -438,7 +443,7 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
     with pytest.raises(type(reason)):
         await planner.derive("story-1", "plan-1", ["dev", "qa"], Strategy(), LOCAL, publish=True)
     assert await events(bus, EventType.PLAN_DERIVED) == []
-    del desk.unable[unable]
+    del deliberations.unable[unable]
     assert (await planner.process(MOVED, LOCAL)).processed
 
 
@@ -457,28 +462,28 @@ async def test_an_event_whose_work_cannot_start_is_not_processed(
     ],
 )
 async def test_a_storys_repository_is_an_id_a_path_or_a_url(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner, named: str, wanted: RepositoryRef
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, named: str, wanted: RepositoryRef
 ) -> None:
     metadata = {**MOVED.metadata, "repository": named, "ref": "main", "roles": "dev"}
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         (task,) = (await planner.process(replace(MOVED, metadata=metadata), LOCAL)).task_ids
-        await until(lambda: desk.known() == [task])
-    assert desk.request(task).repository == wanted
+        await until(lambda: deliberations.known() == [task])
+    assert deliberations.request(task).repository == wanted
 
 
 async def test_a_derived_task_that_cannot_start_is_recorded_with_its_reason(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         design, code, tests = (await planner.process(MOVED, LOCAL)).task_ids
-        await until(lambda: desk.known() == [design])
+        await until(lambda: deliberations.known() == [design])
         assert await planner.is_waiting(code, LOCAL)
         assert not await planner.is_waiting(code, OTHER)
         assert not await planner.is_waiting("task-other", LOCAL)
-        desk.failure = NoCouncil("the dev council was deleted")
-        await desk.decide(won(design, "architect"))
-        await until(lambda: len(desk.refused) == 2)
-    assert desk.refused == {
+        deliberations.failure = NoCouncil("the dev council was deleted")
+        await deliberations.decide(won(design, "architect"))
+        await until(lambda: len(deliberations.refused) == 2)
+    assert deliberations.refused == {
         code: "the dev council was deleted",
         tests: f"not started: {code}, whose work it builds on, has no winner",
     }
@@ -496,7 +501,7 @@ async def letters(bus: MemoryBus, count: int) -> list[dead_letters.DeadLetter]:
     "subject", ["agile.events", "agile.events.story-2", "agile.events.acme_story-2"]
 )
 async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner, subject: str
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner, subject: str
 ) -> None:
     data = {
         "story_id": "story-2",
@@ -504,11 +509,11 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
         "title": "Greet",
         "metadata": {"roles": "dev"},
     }
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         moved = new_event(EventType.STORY_TRANSITIONED, "story-2", data, tenant="acme")
         await bus.put_raw(subject, encode(moved), message_id=moved.id)
-        await until(desk.known)
-    (key,) = desk.known()
+        await until(deliberations.known)
+    (key,) = deliberations.known()
     assert key.startswith("acme_task-")
     assert [letter async for letter in dead_letters.letters(bus)] == []
 
@@ -550,19 +555,19 @@ async def test_a_tenants_story_is_planned_whichever_of_its_subjects_it_comes_on(
     ],
 )
 async def test_a_story_event_that_counts_for_nothing_is_a_dead_letter(
-    bus: MemoryBus, desk: MemoryDesk, kind: EventType, data: dict[str, Any], reason: str
+    bus: MemoryBus, deliberations: MemoryDesk, kind: EventType, data: dict[str, Any], reason: str
 ) -> None:
-    desk.unable["ghost"] = NotFound("no repository 'ghost'")
-    async with running(bus, desk, Planner(bus, LimitSettings(), desk.check)):
+    deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
+    async with running(bus, deliberations, Planner(bus, LimitSettings(), deliberations.check)):
         event = new_event(kind, "story-1", {"story_id": "story-1", **data})
         await bus.put_raw("agile.events", encode(event), message_id=event.id)
         (letter,) = await letters(bus, 1)
     assert reason in letter.reason
-    assert desk.known() == []
+    assert deliberations.known() == []
 
 
 async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
-    bus: MemoryBus, desk: MemoryDesk, planner: Planner
+    bus: MemoryBus, deliberations: MemoryDesk, planner: Planner
 ) -> None:
     board, story_id = await on_the_board(bus, "refine")
     told = {
@@ -574,7 +579,7 @@ async def test_a_move_that_the_life_cycle_does_not_allow_is_a_dead_letter(
         "roles": ["po"],
     }
     planned = {"story_id": story_id, "to_state": "planning", "event": "plan"}
-    async with running(bus, desk, planner):
+    async with running(bus, deliberations, planner):
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, told))
         await bus.publish(new_event(EventType.STORY_TRANSITIONED, story_id, planned, ordinal=1))
         first, second = await letters(bus, 2)

@@ -53,8 +53,8 @@ def has(kind: EventType) -> Callable[[list[Event]], bool]:
     return lambda events: any(event.type is kind for event in events)
 
 
-async def work(house: CouncilHouse, requested: Event, deliveries: int) -> None:
-    host = Host(f"host-{deliveries}", house.bus, Remembering(), house.parts, 4)
+async def work(app: CouncilHouse, requested: Event, deliveries: int) -> None:
+    host = Host(f"host-{deliveries}", app.bus, Remembering(), app.parts, 4)
     await host._work(Recorded(1, requested, {"deliveries": str(deliveries)}))
 
 
@@ -65,22 +65,20 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
         return finish("An old silent pond")
 
     async with (
-        open_council(tmp_path, scripted(haiku)) as house,
+        open_council(tmp_path, scripted(haiku)) as app,
         recording(TraceSettings(), "test", exporter=exporter),
     ):
         with telemetry.span("call", parent=CALLER):
-            await DeliberationService(house.bus, Remembering(), Defaults(LimitSettings())).submit(
+            await DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())).submit(
                 TASK, LOCAL
             )
-        requested = (await logged(house.bus))[0]
-        await work(house, requested, 1)
-        asked = len(house.server.requests)
-        await work(house, requested, 2)  # its ack was lost, and another host takes it up
-        assert len(house.server.requests) == asked
-        collecting = asyncio.ensure_future(
-            Collector(house.bus, Remembering(), LimitSettings()).run()
-        )
-        events = await until(has(EventType.DELIBERATION_DECIDED), house.bus)
+        requested = (await logged(app.bus))[0]
+        await work(app, requested, 1)
+        asked = len(app.server.requests)
+        await work(app, requested, 2)  # its ack was lost, and another host takes it up
+        assert len(app.server.requests) == asked
+        collecting = asyncio.ensure_future(Collector(app.bus, Remembering(), LimitSettings()).run())
+        events = await until(has(EventType.DELIBERATION_DECIDED), app.bus)
         collecting.cancel()
         await asyncio.wait({collecting})
     spans = exporter.get_finished_spans()
@@ -112,10 +110,10 @@ async def test_a_deliberation_stays_in_its_trace(tmp_path: Path) -> None:
 
 async def test_the_same_request_under_another_trace_is_the_same_request() -> None:
     bus = MemoryBus()
-    desk = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
+    deliberations = DeliberationService(bus, Remembering(), Defaults(LimitSettings()))
     for caller in (CALLER, OTHER):
         with telemetry.span("call", parent=caller):
-            await desk.submit(TASK, LOCAL)
+            await deliberations.submit(TASK, LOCAL)
     events = await logged(bus)
     assert len({event.id for event in events}) == 1
     assert {event.traceparent for event in events} == {CALLER}

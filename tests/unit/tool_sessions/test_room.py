@@ -21,19 +21,19 @@ ANN, BOB, EVE = Principal("ann", "acme"), Principal("bob", "acme"), Principal("e
 async def test_a_tenant_leaves_workspaces_for_others(
     tmp_path: Path, limits: dict[str, int], most: int
 ) -> None:
-    async with visiting(tmp_path, limits=limits) as house:
-        opened = [await house.visits.open(ANN, SAMPLE, "DEV") for _ in range(most)]
+    async with visiting(tmp_path, limits=limits) as app:
+        opened = [await app.visits.open(ANN, SAMPLE, "DEV") for _ in range(most)]
         with pytest.raises(RateLimited, match=r"guard\.tenant_visits"):
-            await house.visits.open(BOB, SAMPLE, "DEV")
-        theirs = [await house.visits.open(EVE, SAMPLE, "DEV") for _ in range(min(most, 5 - most))]
+            await app.visits.open(BOB, SAMPLE, "DEV")
+        theirs = [await app.visits.open(EVE, SAMPLE, "DEV") for _ in range(min(most, 5 - most))]
         assert len(theirs) == min(most, 5 - most)
-        await house.visits.close(ANN, opened[0].workspace)
-        assert await house.visits.open(BOB, SAMPLE, "DEV")
+        await app.visits.close(ANN, opened[0].workspace)
+        assert await app.visits.open(BOB, SAMPLE, "DEV")
 
 
 async def test_all_tenants_together_have_a_limit_too(tmp_path: Path) -> None:
-    async with visiting(tmp_path, limits={"visits": 2, "tenant_visits": 2}) as house:
-        await house.visits.open(ANN, SAMPLE, "DEV")
-        await house.visits.open(EVE, SAMPLE, "DEV")
+    async with visiting(tmp_path, limits={"visits": 2, "tenant_visits": 2}) as app:
+        await app.visits.open(ANN, SAMPLE, "DEV")
+        await app.visits.open(EVE, SAMPLE, "DEV")
         with pytest.raises(RateLimited, match=r"guard\.visits"):
-            await house.visits.open(ANN, SAMPLE, "DEV")
+            await app.visits.open(ANN, SAMPLE, "DEV")

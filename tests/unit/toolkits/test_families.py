@@ -32,12 +32,12 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
         AuditLog(tmp_path, "host-1") as audit,
         open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
     ):
-        house = House(tmp_path, audit, GuardSettings())
-        house.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
-        assert [spec.name for spec in house.gate.list_tools("local", Grant(("*",)))][
+        app = House(tmp_path, audit, GuardSettings())
+        app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
+        assert [spec.name for spec in app.gate.list_tools("local", Grant(("*",)))][
             -1
         ] == "clock.now"
-        said = await house.gate.call(house.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
+        said = await app.gate.call(app.seat(grant=Grant(("clock.*",))), tool_call("clock.now"))
         assert (said.status, dict(said.output)) == (ToolStatus.SUCCESS, {"time": "noon"}), (
             said.error
         )

@@ -57,13 +57,13 @@ def test_a_file_whose_name_reads_like_a_pattern_is_hidden_and_no_other() -> None
 
 
 async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None:
-    async with open_council(tmp_path, lambda *_: "") as house:
-        profile = replace(house.prepared.base.profile, folders={"tests": "python"})
-        prepared = replace(house.prepared, base=replace(house.prepared.base, profile=profile))
+    async with open_council(tmp_path, lambda *_: "") as app:
+        profile = replace(app.prepared.base.profile, folders={"tests": "python"})
+        prepared = replace(app.prepared, base=replace(app.prepared.base, profile=profile))
 
         class Ready:
             def __getattr__(self, name: str) -> Any:
-                return getattr(house.workspaces, name)
+                return getattr(app.workspaces, name)
 
             async def resolve(self, _ref: Any, *, tenant: str = "local") -> Base:
                 del tenant
@@ -73,9 +73,9 @@ async def test_hidden_tests_that_no_check_runs_are_named(tmp_path: Path) -> None
                 return prepared
 
         tests = {"python/tests/test_a.py": "", "web/tests/a.test.js": ""}
-        key = await store_hidden(house.bus.bucket(HIDDEN), tests, "local")
-        ready = await prepare(house.bus, Ready(), house.deliberation(hidden=key))
-        told = [recorded.event.data.get("current_task") async for recorded in house.bus.replay()]
+        key = await store_hidden(app.bus.bucket(HIDDEN), tests, "local")
+        ready = await prepare(app.bus, Ready(), app.deliberation(hidden=key))
+        told = [recorded.event.data.get("current_task") async for recorded in app.bus.replay()]
     assert ready is not None
     assert ready.hidden == tests
     assert (

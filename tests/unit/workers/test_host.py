@@ -47,16 +47,16 @@ class Answering:
 
 @asynccontextmanager
 async def council(folder: Path, model: Answering) -> AsyncIterator[CouncilHouse]:
-    async with open_council(folder, scripted(model)) as house:
-        yield house
+    async with open_council(folder, scripted(model)) as app:
+        yield app
 
 
 def request(d: Deliberation) -> Event:
     return new_event(EventType.DELIBERATION_REQUESTED, d.task_id, dump(d))
 
 
-def host_of(house: CouncilHouse, parts: Dependencies | None = None) -> Host:
-    return Host("host", house.bus, Unsteady(house, 0), parts or house.parts, 4)
+def host_of(app: CouncilHouse, parts: Dependencies | None = None) -> Host:
+    return Host("host", app.bus, Unsteady(app, 0), parts or app.parts, 4)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -73,17 +73,17 @@ async def test_a_host_that_lost_its_work_stops_without_a_word_and_the_other_ends
     tmp_path: Path,
 ) -> None:
     model = Answering()
-    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
-        slow, quick = host_of(house), host_of(house)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
+        slow, quick = host_of(app), host_of(app)
+        d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(slow._listen_for_takers())
         first = group.create_task(gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))))
-        await until(lambda: len(house.server.requests) >= 3)  # the seats have asked
+        await until(lambda: len(app.server.requests) >= 3)  # the seats have asked
         model.hangs = False
         await quick._work(Recorded(1, request(d), {"deliveries": "2"}))
         assert await first == "SUPERSEDED"
         assert slow.busy == quick.busy == 0
-        assert finished(await house.events()) == 3
+        assert finished(await app.events()) == 3
         assert (
             await gone(slow._work(Recorded(1, request(d), {"deliveries": "1"}))) == "SUPERSEDED"
         )  # an old delivery
@@ -102,27 +102,27 @@ async def test_work_that_comes_again_while_the_first_run_is_lost_is_done_and_not
     tmp_path: Path,
 ) -> None:
     model = Answering()
-    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
-        host = host_of(house)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
+        host = host_of(app)
+        d = app.deliberation(repository=None, base_sha=None)
         first = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "1"})))
-        await until(lambda: len(house.server.requests) >= 3)
+        await until(lambda: len(app.server.requests) >= 3)
         again = group.create_task(host._work(Recorded(1, request(d), {"deliveries": "2"})))
         await asyncio.sleep(0)
         model.hangs = False
         first.cancel()  # as the bus does with what it holds no more
         await again
-        assert finished(await house.events()) == 3
+        assert finished(await app.events()) == 3
 
 
 async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Path) -> None:
-    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
-        host = replace(host_of(house), look_seconds=0.05)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
+        host = replace(host_of(app), look_seconds=0.05)
+        d = app.deliberation(repository=None, base_sha=None)
         looking = group.create_task(host._look_for_ends())
         work = group.create_task(host._work(Recorded(1, request(d))))
-        await until(lambda: len(house.server.requests) >= 3)
-        await house.bus.publish(
+        await until(lambda: len(app.server.requests) >= 3)
+        await app.bus.publish(
             new_event(
                 EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
             )
@@ -131,7 +131,7 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
             await work
         outcomes = [
             event.data["outcome"]["status"]
-            for event in await house.events()
+            for event in await app.events()
             if event.type is EventType.SEAT_FINISHED
         ]
         assert outcomes == ["cancelled"] * 3
@@ -140,42 +140,42 @@ async def test_a_cancel_whose_signal_was_lost_is_heard_from_the_log(tmp_path: Pa
 
 async def test_a_cancel_ends_calls_under_way_by_its_signal_alone(tmp_path: Path) -> None:
     """Nobody looks at the log here."""
-    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
-        host = host_of(house)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
+        host = host_of(app)
+        d = app.deliberation(repository=None, base_sha=None)
         listening = group.create_task(host._listen_for_cancels())
         work = group.create_task(host._work(Recorded(1, request(d))))
-        await until(lambda: house.server.in_flight == 3)
-        await house.bus.signal(Channel.CANCEL.of(d.task_id), {"task_id": d.task_id, "reason": ""})
+        await until(lambda: app.server.in_flight == 3)
+        await app.bus.signal(Channel.CANCEL.of(d.task_id), {"task_id": d.task_id, "reason": ""})
         await work
-        await until(lambda: house.server.in_flight == 0)
+        await until(lambda: app.server.in_flight == 0)
         listening.cancel()
 
 
 async def test_fresh_work_is_not_looked_up_and_once_begun_it_is(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
-    async with council(tmp_path, model) as house:
-        looked = Looked(house.bus)
-        host = replace(host_of(house), bus=looked)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, model) as app:
+        looked = Looked(app.bus)
+        host = replace(host_of(app), bus=looked)
+        d = app.deliberation(repository=None, base_sha=None)
         await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays == 0
-        asked = len(house.server.requests)
+        asked = len(app.server.requests)
         # A bus that was killed may give it out anew as if nobody had had it.
         await host._work(Recorded(2, request(d), {"deliveries": "1", "fresh": "1"}))
         assert looked.replays > 0
-        assert len(house.server.requests) == asked
+        assert len(app.server.requests) == asked
 
 
 async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
     tmp_path: Path,
 ) -> None:
-    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
-        host = replace(host_of(house), look_seconds=60)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
+        host = replace(host_of(app), look_seconds=60)
+        d = app.deliberation(repository=None, base_sha=None)
         looking = group.create_task(host._look_for_ends())
-        await house.bus.publish(
+        await app.bus.publish(
             new_event(
                 EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": ""}
             )
@@ -184,7 +184,7 @@ async def test_a_cancel_before_fresh_work_was_taken_up_is_seen_within_a_second(
             await host._work(Recorded(1, request(d), {"deliveries": "1", "fresh": "1"}))
         outcomes = [
             event.data["outcome"]["status"]
-            for event in await house.events()
+            for event in await app.events()
             if event.type is EventType.SEAT_FINISHED
         ]
         assert outcomes == ["cancelled"] * 3
@@ -206,21 +206,21 @@ class Looked:
 class Unsteady:
     """Repositories whose executor dies under the first preparations."""
 
-    def __init__(self, house: CouncilHouse, deaths: int) -> None:
-        self._house = house
+    def __init__(self, app: CouncilHouse, deaths: int) -> None:
+        self._app = app
         self.deaths = deaths
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._house.workspaces, name)
+        return getattr(self._app.workspaces, name)
 
     async def resolve(self, ref: Any, *, tenant: str = "local") -> Any:
-        return self._house.prepared.base
+        return self._app.prepared.base
 
     async def prepare(self, base: Any, on_progress: Any = None) -> Any:
         if self.deaths:
             self.deaths -= 1
             raise WorkspaceFailed("the executor is gone")
-        return self._house.prepared
+        return self._app.prepared
 
 
 @pytest.mark.parametrize(("deaths", "ended"), [(2, "proposed"), (3, "failed WORKSPACE_FAILED")])
@@ -232,31 +232,31 @@ async def test_an_executor_that_dies_under_the_preparation_costs_another_try(
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as house:
-        host = Host("host", house.bus, Unsteady(house, deaths), house.parts, 4)
-        d = house.deliberation("single", 1)
+    async with open_council(tmp_path, scripted(answer)) as app:
+        host = Host("host", app.bus, Unsteady(app, deaths), app.parts, 4)
+        d = app.deliberation("single", 1)
         await host._work(Recorded(1, request(d)))
         ends = [
             event.data["outcome"]
-            for event in await house.events()
+            for event in await app.events()
             if event.type is EventType.SEAT_FINISHED
         ]
         assert [f"{end['status']} {end['error_code']}".strip() for end in ends] == [ended]
 
 
 async def test_a_host_tells_where_it_is_and_what_it_holds(tmp_path: Path) -> None:
-    async with council(tmp_path, Answering()) as house, asyncio.TaskGroup() as group:
-        host, began = host_of(house), time.time()
+    async with council(tmp_path, Answering()) as app, asyncio.TaskGroup() as group:
+        host, began = host_of(app), time.time()
         running = group.create_task(host.run())
-        d = house.deliberation(repository=None, base_sha=None)
-        await until(lambda: any(topic == FLEET for topic, _ in house.bus._answering))
-        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        d = app.deliberation(repository=None, base_sha=None)
+        await until(lambda: any(topic == FLEET for topic, _ in app.bus._answering))
+        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
         idle = load(HostState, said)
         assert (idle.name, idle.pid, idle.holds) == ("host", os.getpid(), ())
         assert metrics.HOST_OLDEST.values["host",] == 0
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
-        await until(lambda: bool(house.server.requests))
-        said, _ = await house.bus.ask(FLEET, {"ask": "state"}, 20)
+        await until(lambda: bool(app.server.requests))
+        said, _ = await app.bus.ask(FLEET, {"ask": "state"}, 20)
         [held] = load(HostState, said).holds
         assert held.task_id == d.task_id
         assert held.since >= began - 1
@@ -273,15 +273,15 @@ def test_a_memory_bus_is_a_bus_for_hosts() -> None:
 
 async def test_a_host_that_stood_still_asks_the_model_nothing_more(tmp_path: Path) -> None:
     model = Answering()
-    async with council(tmp_path, model) as house, asyncio.TaskGroup() as group:
-        host = host_of(house)
-        d = house.deliberation(repository=None, base_sha=None)
+    async with council(tmp_path, model) as app, asyncio.TaskGroup() as group:
+        host = host_of(app)
+        d = app.deliberation(repository=None, base_sha=None)
         work = group.create_task(gone(host._work(Recorded(1, request(d)))))
-        await until(lambda: len(house.server.requests) >= 3)
+        await until(lambda: len(app.server.requests) >= 3)
         host._beat -= 60  # as if it had been stopped for a minute
         assert not host._ours(d.task_id)
         assert await work == "SUPERSEDED"
-        assert finished(await house.events()) == 0
+        assert finished(await app.events()) == 0
 
 
 async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_asked(
@@ -290,22 +290,22 @@ async def test_a_base_whose_checks_judge_nothing_ends_it_before_the_model_is_ask
     def answer(body: dict[str, Any], headers: Mapping[str, str]) -> str:
         return finish("never asked")
 
-    async with open_council(tmp_path, scripted(answer)) as house:
+    async with open_council(tmp_path, scripted(answer)) as app:
         run = CheckRun("tests", Verdict.MISSING, output="no tests ran in 0.01s", exit_code=5)
-        house.prepared = replace(house.prepared, runs={"tests": run})
-        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
-        await host._work(Recorded(1, request(house.deliberation("vote", 3))))
-        events = await house.events()
+        app.prepared = replace(app.prepared, runs={"tests": run})
+        host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
+        await host._work(Recorded(1, request(app.deliberation("vote", 3))))
+        events = await app.events()
         ends = [event.data["outcome"] for event in events if event.type is EventType.SEAT_FINISHED]
         assert {end["error_code"] for end in ends} == {"REPOSITORY_UNUSABLE"}
         assert "no test was collected" in ends[0]["error_message"]
         assert "no tests ran in 0.01s" in ends[0]["error_message"]
         steps = [
             item.event.data["current_task"]
-            async for item in house.bus.replay((Channel.PROGRESS.all,))
+            async for item in app.bus.replay((Channel.PROGRESS.all,))
         ]
         assert "base: tests no test was collected" in steps
-        assert house.server.requests == []
+        assert app.server.requests == []
 
 
 async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
@@ -314,30 +314,26 @@ async def test_what_the_base_showed_is_told(tmp_path: Path) -> None:
 
         return append()
 
-    async with open_council(tmp_path, scripted(answer)) as house:
-        host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4)
-        await host._work(Recorded(1, request(house.deliberation("single", 1))))
+    async with open_council(tmp_path, scripted(answer)) as app:
+        host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4)
+        await host._work(Recorded(1, request(app.deliberation("single", 1))))
         steps = [
             item.event.data["current_task"]
-            async for item in house.bus.replay((Channel.PROGRESS.all,))
+            async for item in app.bus.replay((Channel.PROGRESS.all,))
         ]
         assert [
             step for step in steps if step.startswith("base: tests ") and "test_hello_world" in step
         ]
 
 
-async def _with_story(
-    house: CouncilHouse, budget: Budget
-) -> tuple[Host, Deliberation, StoryBudgets]:
+async def _with_story(app: CouncilHouse, budget: Budget) -> tuple[Host, Deliberation, StoryBudgets]:
     """A host, a deliberation of a story with a budget, and the books."""
-    card = await Board(house.bus).create(
-        StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget
-    )
-    accounts = StoryBudgets(house.bus.bucket(BUCKET), house.parts.limits)
-    host = Host("host", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+    card = await Board(app.bus).create(StoryDraft("Write a haiku"), LOCAL, key="one", budget=budget)
+    accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
+    host = Host("host", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
     return (
         host,
-        house.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id),
+        app.deliberation("vote", 3, repository=None, base_sha=None, story_id=card.story.id),
         accounts,
     )
 
@@ -345,16 +341,16 @@ async def _with_story(
 async def test_a_storys_budget_reaches_its_seats_calls(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
-    async with council(tmp_path, model) as house:
-        host, d, accounts = await _with_story(house, Budget(calls=3))
+    async with council(tmp_path, model) as app:
+        host, d, accounts = await _with_story(app, Budget(calls=3))
         await host._work(Recorded(1, request(d)))
         ends = [
             event.data["outcome"]
-            for event in await house.events()
+            for event in await app.events()
             if event.type is EventType.SEAT_FINISHED
         ]
         refused = [end for end in ends if end["error_code"] == "BUDGET_EXCEEDED"]
-        assert len(house.server.requests) == 3
+        assert len(app.server.requests) == 3
         assert refused
         assert "the story's budget of 3 calls" in refused[0]["error_message"]
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=3))
@@ -366,11 +362,11 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
     tmp_path: Path,
 ) -> None:
     model = Answering()
-    async with council(tmp_path, model) as house:
-        host, d, accounts = await _with_story(house, Budget(calls=100))
-        await house.bus.create(request(d))
+    async with council(tmp_path, model) as app:
+        host, d, accounts = await _with_story(app, Budget(calls=100))
+        await app.bus.create(request(d))
         work = asyncio.create_task(gone(host._work(Recorded(1, request(d)))))
-        await until(lambda: len(house.server.requests) >= 3)
+        await until(lambda: len(app.server.requests) >= 3)
         work.cancel()
         await asyncio.wait({work})
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
@@ -378,8 +374,8 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
         over = new_event(
             EventType.DELIBERATION_CANCELLED, d.task_id, {"task_id": d.task_id, "reason": "enough"}
         )
-        await house.bus.publish(over)
-        other = Host("other", house.bus, Unsteady(house, 0), house.parts, 4, accounts)
+        await app.bus.publish(over)
+        other = Host("other", app.bus, Unsteady(app, 0), app.parts, 4, accounts)
         await other._work(Recorded(1, request(d), {"deliveries": "2"}))
         book = await accounts.of(d.story_id, d.tenant, Budget(calls=100))
         assert book.reserved == Amount()
@@ -389,10 +385,10 @@ async def test_what_a_killed_host_had_reserved_is_given_back_by_whoever_takes_th
 async def test_a_merge_and_what_has_no_story_draw_on_nothing(tmp_path: Path) -> None:
     model = Answering()
     model.hangs = False
-    async with council(tmp_path, model) as house:
-        host, d, accounts = await _with_story(house, Budget(calls=1))
-        assert await host._purse(replace(d, merge=("a" * 40,))) is None
-        assert await host._purse(replace(d, story_id="")) is None
+    async with council(tmp_path, model) as app:
+        host, d, accounts = await _with_story(app, Budget(calls=1))
+        assert await host._reservation(replace(d, merge=("a" * 40,))) is None
+        assert await host._reservation(replace(d, story_id="")) is None
         assert (await accounts.of(d.story_id, d.tenant, Budget(calls=1))).draws == {}
 
 
@@ -410,18 +406,18 @@ async def test_a_host_works_on_so_many_deliberations_at_a_time_whatever_their_ro
         running -= 1
         return finish("An old silent pond")
 
-    async with open_council(tmp_path, scripted(think)) as house, asyncio.TaskGroup() as group:
-        hosting = group.create_task(replace(host_of(house), concurrency=2).run())
+    async with open_council(tmp_path, scripted(think)) as app, asyncio.TaskGroup() as group:
+        hosting = group.create_task(replace(host_of(app), concurrency=2).run())
         for number in range(9):
             role = ("dev", "qa", "architect")[number % 3]
             d = replace(
-                house.deliberation("single", 1, repository=None, base_sha=None),
+                app.deliberation("single", 1, repository=None, base_sha=None),
                 task_id=f"task-{number}",
                 role=role,
             )
-            await house.bus.enqueue(Channel.WORK.of(role), request(d))
+            await app.bus.enqueue(Channel.WORK.of(role), request(d))
         async with asyncio.timeout(30):
-            while finished(await house.events()) < 9:
+            while finished(await app.events()) < 9:
                 await asyncio.sleep(0.01)
         hosting.cancel()
     assert most == 2

@@ -60,7 +60,7 @@ def lives(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+async def app(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """A house and the pid of its host."""
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOUSE, HOST, str(folder), stdout=asyncio.subprocess.PIPE
@@ -77,7 +77,7 @@ async def house(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process,
 
 
 async def test_a_host_ends_with_its_house(tmp_path: Path) -> None:
-    async with house(tmp_path / "hosts") as (owner, host):
+    async with app(tmp_path / "hosts") as (owner, host):
         owner.kill()
         async with asyncio.timeout(30):
             while lives(host):
@@ -144,7 +144,7 @@ async def test_also_where_the_kernel_has_no_pidfds(tmp_path: Path) -> None:
 
 async def test_one_that_stood_still_is_ended_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "hosts"
-    async with house(folder) as (owner, host):
+    async with app(folder) as (owner, host):
         os.kill(host, signal.SIGSTOP)
         owner.kill()
         await owner.wait()

@@ -40,10 +40,10 @@ ASKED = DeliberationRequest(
 
 @asynccontextmanager
 async def working(
-    house: CouncilHouse, request: Event
+    app: CouncilHouse, request: Event
 ) -> AsyncIterator[tuple[Host, asyncio.Task[None]]]:
     """A host with this in hand, which listens; at the end it is killed."""
-    host = Host("host", house.bus, Remembering(), house.parts, 4)
+    host = Host("host", app.bus, Remembering(), app.parts, 4)
     listening = asyncio.create_task(host._listen_for_words())
     work = asyncio.create_task(host._work(Recorded(1, request, {"deliveries": "1"})))
     try:
@@ -58,32 +58,32 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
     tmp_path: Path,
 ) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as house:
-        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
-        d = await desk.submit(ASKED, LOCAL)
-        (request,) = await house.events()
-        async with working(house, request) as (host, work):
+    async with open_council(tmp_path, scripted(model)) as app:
+        deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
+        d = await deliberations.submit(ASKED, LOCAL)
+        (request,) = await app.events()
+        async with working(app, request) as (host, work):
             await until(lambda: model.asked == 1)
-            assert await desk.pause(d.task_id, LOCAL)
-            assert not await desk.pause(d.task_id, LOCAL), "it is paused already"
+            assert await deliberations.pause(d.task_id, LOCAL)
+            assert not await deliberations.pause(d.task_id, LOCAL), "it is paused already"
             await until(lambda: host._running[d.task_id].pauses.held)
             assert not host._running[d.task_id].down, "the turn under way ends first"
             model.go_on.set()
             await until(lambda: host._running[d.task_id].down)
             assert (model.asked, host.busy, work.done()) == (1, 1, False)
-        kinds = [event.type for event in await house.events()]
+        kinds = [event.type for event in await app.events()]
         assert kinds.count(EventType.SEAT_TURN) == 1, "the turn is on record"
         assert EventType.SEAT_FINISHED not in kinds
-        async with working(house, request) as (host, work):
+        async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
             for _ in range(20):
                 await asyncio.sleep(0.01)
             assert model.asked == 1, "the host that was started again lets it wait"
-            assert await desk.pause(d.task_id, LOCAL, paused=False)
+            assert await deliberations.pause(d.task_id, LOCAL, paused=False)
             async with asyncio.timeout(30):
                 await work
         assert model.asked == 2
-        events = await house.events()
+        events = await app.events()
         calls = [event.data["call_id"] for event in events if event.type is EventType.MODEL_CALLED]
         assert calls == [f"{d.task_id}/{d.seats[0]}/propose/0.{turn}" for turn in (1, 2)]
         (end,) = [
@@ -96,14 +96,14 @@ async def test_it_stops_between_turns_stays_so_over_a_restart_and_goes_on_withou
 
 async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as house:
-        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
-        d = await desk.submit(ASKED, LOCAL)
-        (request,) = await house.events()
-        await desk.pause(d.task_id, LOCAL)
-        async with working(house, request) as (host, work):
+    async with open_council(tmp_path, scripted(model)) as app:
+        deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
+        d = await deliberations.submit(ASKED, LOCAL)
+        (request,) = await app.events()
+        await deliberations.pause(d.task_id, LOCAL)
+        async with working(app, request) as (host, work):
             await until(lambda: host.busy == 1 and host._running[d.task_id].held.is_set())
-            await desk.cancel(d.task_id, "", LOCAL)
+            await deliberations.cancel(d.task_id, "", LOCAL)
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
@@ -112,18 +112,16 @@ async def test_what_is_paused_is_cancelled_all_the_same(tmp_path: Path) -> None:
 
 async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_path: Path) -> None:
     model, budget = Thinking(), Budget(calls=100)
-    async with open_council(tmp_path, scripted(model)) as house:
-        card = await Board(house.bus).create(
-            StoryDraft("Say hello"), LOCAL, key="one", budget=budget
-        )
-        accounts = StoryBudgets(house.bus.bucket(BUCKET), house.parts.limits)
-        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
-        d = await desk.submit(replace(ASKED, story_id=card.story.id), LOCAL)
-        async with working(house, (await house.events())[-1]) as (host, work):
+    async with open_council(tmp_path, scripted(model)) as app:
+        card = await Board(app.bus).create(StoryDraft("Say hello"), LOCAL, key="one", budget=budget)
+        accounts = StoryBudgets(app.bus.bucket(BUCKET), app.parts.limits)
+        deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
+        d = await deliberations.submit(replace(ASKED, story_id=card.story.id), LOCAL)
+        async with working(app, (await app.events())[-1]) as (host, work):
             host.accounts = accounts
             await until(lambda: model.asked == 1)
             assert (await accounts.of(card.story.id, LOCAL.tenant, budget)).reserved.calls > 0
-            await desk.pause(d.task_id, LOCAL)
+            await deliberations.pause(d.task_id, LOCAL)
             await until(lambda: host._running[d.task_id].pauses.held)
             model.go_on.set()
             async with asyncio.timeout(30):
@@ -132,7 +130,7 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
                 ).reserved.calls:
                     await asyncio.sleep(0.01)
             assert book.spent.calls == 1
-            await desk.cancel(d.task_id, "", LOCAL)
+            await deliberations.cancel(d.task_id, "", LOCAL)
             host._stop(d.task_id)
             async with asyncio.timeout(30):
                 await work
@@ -140,14 +138,14 @@ async def test_while_it_waits_nothing_of_its_storys_budget_is_held_for_it(tmp_pa
 
 
 async def test_one_that_has_ended_can_neither_wait_nor_go_on(tmp_path: Path) -> None:
-    async with open_council(tmp_path, scripted(Thinking())) as house:
-        desk = DeliberationService(house.bus, Remembering(), Defaults(LimitSettings()))
-        d = await desk.submit(ASKED, LOCAL)
-        await house.bus.publish(
+    async with open_council(tmp_path, scripted(Thinking())) as app:
+        deliberations = DeliberationService(app.bus, Remembering(), Defaults(LimitSettings()))
+        d = await deliberations.submit(ASKED, LOCAL)
+        await app.bus.publish(
             new_event(EventType.DELIBERATION_DECIDED, d.task_id, {"task_id": d.task_id})
         )
         with pytest.raises(InvalidRequest, match="has ended: it can neither wait nor go on"):
-            await desk.pause(d.task_id, LOCAL)
+            await deliberations.pause(d.task_id, LOCAL)
 
 
 def turned(number: int, seconds: float) -> Event:

@@ -27,37 +27,37 @@ async def test_a_seat_hears_it_at_its_next_turn_and_the_same_after_a_restart(
     tmp_path: Path,
 ) -> None:
     model = Thinking()
-    async with open_council(tmp_path, scripted(model)) as house, asyncio.TaskGroup() as group:
-        host, desk = (
-            Host("host", house.bus, Remembering(), house.parts, 4),
-            DeliberationService(house.bus, Remembering(), Defaults(LimitSettings())),
+    async with open_council(tmp_path, scripted(model)) as app, asyncio.TaskGroup() as group:
+        host, deliberations = (
+            Host("host", app.bus, Remembering(), app.parts, 4),
+            DeliberationService(app.bus, Remembering(), Defaults(LimitSettings())),
         )
         asked = DeliberationRequest(
             "Say hello", "dev", task_id="task-1", num_agents=1, protocol="single", about_text=True
         )
-        d = await desk.submit(asked, LOCAL)
+        d = await deliberations.submit(asked, LOCAL)
         listening = group.create_task(host._listen_for_words())
-        events = [recorded.event async for recorded in house.bus.replay()]
+        events = [recorded.event async for recorded in app.bus.replay()]
         work = group.create_task(host._work(Recorded(1, events[0])))
         await until(lambda: model.asked == 1)
-        await desk.steer(d.task_id, FRENCH, LOCAL, key="k")
+        await deliberations.steer(d.task_id, FRENCH, LOCAL, key="k")
         await until(lambda: bool(host._running[d.task_id].words))
         model.go_on.set()
         await work
         listening.cancel()
-        prompts = [str(call.body["messages"][-1]["content"]) for call in house.server.requests]
+        prompts = [str(call.body["messages"][-1]["content"]) for call in app.server.requests]
         assert [FRENCH in prompt for prompt in prompts] == [False, True]
         assert "the task, added to by local meanwhile" in prompts[1]
-        log = [recorded.event async for recorded in house.bus.replay()]
+        log = [recorded.event async for recorded in app.bus.replay()]
         called = [event for event in log if event.type is EventType.MODEL_CALLED]
         (said,) = [event.id for event in log if event.type is EventType.DELIBERATION_STEERED]
         assert [event.data.get("told") for event in called] == [None, [said]]
         again = RecordedModel(
-            house.parts.model,
+            app.parts.model,
             ledger=Ledger(d.budget),
-            facts=EventWriter(house.bus, d),
+            facts=EventWriter(app.bus, d),
             recording=Recording.of(log),
-            settings=house.parts.llm,
+            settings=app.parts.llm,
             words={"later": "and later"},
         )
         heard = [len(again.words_for(str(event.data["call_id"]))) for event in called]

@@ -21,19 +21,19 @@ node = pytest.mark.skipif(
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, SAMPLE) as house:
-        yield house
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, SAMPLE) as app:
+        yield app
 
 
 @pytest.fixture
-async def prepared(house: Local) -> Prepared:
-    return await house.prepared({"tests": PYTEST})
+async def prepared(app: Local) -> Prepared:
+    return await app.prepared({"tests": PYTEST})
 
 
-async def test_python_keeps_its_session(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        first = await house.call(
+async def test_python_keeps_its_session(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
+        first = await app.call(
             workspace,
             "code.python",
             code="import math\nx = 41\ndef f(a):\n    return a + x\nopen('made.txt', "
@@ -45,73 +45,73 @@ async def test_python_keeps_its_session(house: Local, prepared: Prepared) -> Non
             0,
             "1\n",
         )
-        again = await house.call(
+        again = await app.call(
             workspace, "code.python", code="x += 1\nprint(f(1), math.floor(2.5))", session="a"
         )
         assert again.output["output"] == "43 2\n"
-        other = await house.call(workspace, "code.python", code="x", session="b")
+        other = await app.call(workspace, "code.python", code="x", session="b")
         assert other.output["exit_code"] == 1
         assert "NameError" in other.output["output"]
         # What it made is in the workspace, what it keeps is not.
-        listed = await house.call(workspace, "files.list")
+        listed = await app.call(workspace, "files.list")
         assert "made.txt" in listed.output["entries"]
         assert (await workspace.patch("made")).paths == ("made.txt",)
-    async with house.workspaces.open(prepared, "two") as workspace:
+    async with app.workspaces.open(prepared, "two") as workspace:
         assert (
             "NameError"
-            in (await house.call(workspace, "code.python", code="x", session="a")).output["output"]
+            in (await app.call(workspace, "code.python", code="x", session="a")).output["output"]
         )
 
 
-async def test_what_cannot_be_kept_is_said(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        ran = await house.call(
+async def test_what_cannot_be_kept_is_said(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
+        ran = await app.call(
             workspace, "code.python", code="lines = open('/dev/null')", session="a"
         )
         assert "[not kept for the session: lines]" in ran.output["output"]
 
 
 async def test_a_session_stays_as_it_was_when_a_piece_is_stopped(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(workspace, "code.python", code="x = 1", session="a")
-        stopped = await house.call(
+    async with app.workspaces.open(prepared, "one") as workspace:
+        await app.call(workspace, "code.python", code="x = 1", session="a")
+        stopped = await app.call(
             workspace, "code.python", seconds=1.5, code="x = 2\nwhile True: pass", session="a"
         )
         assert stopped.status is ToolStatus.TIMEOUT
-        assert (await house.call(workspace, "code.python", code="x", session="a")).output[
+        assert (await app.call(workspace, "code.python", code="x", session="a")).output[
             "output"
         ] == "1\n"
 
 
 async def test_the_shell_keeps_folder_variables_and_functions(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(
+    async with app.workspaces.open(prepared, "one") as workspace:
+        await app.call(
             workspace,
             "code.shell",
             command="cd src; A=1; B='two words'; greet() { echo hi $1; }",
             session="a",
         )
-        again = await house.call(
+        again = await app.call(
             workspace, "code.shell", command="pwd; echo $A $B; greet you; exit 4", session="a"
         )
         assert again.output == {"exit_code": 4, "output": "/workspace/src\n1 two words\nhi you\n"}
-        alone = await house.call(workspace, "code.shell", command="pwd; echo [$A]")
+        alone = await app.call(workspace, "code.shell", command="pwd; echo [$A]")
         assert alone.output["output"] == "/workspace\n[]\n"
 
 
 async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
+    async with app.workspaces.open(prepared, "one") as workspace:
         first = "declare -i count=2; readonly fixed=1; session=s; code=c; state=t; echo $# $1"
-        assert (await house.call(workspace, "code.shell", command=first, session="a")).output[
+        assert (await app.call(workspace, "code.shell", command=first, session="a")).output[
             "output"
         ] == "0\n"
-        again = await house.call(
+        again = await app.call(
             workspace,
             "code.shell",
             command="count+=3; echo $count $session $code $state",
@@ -121,31 +121,27 @@ async def test_no_name_of_ours_stands_in_the_way_of_a_shell_session(
 
 
 @node
-async def test_node_keeps_what_is_global(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(
+async def test_node_keeps_what_is_global(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
+        await app.call(
             workspace,
             "code.node",
             code="var q = [1, 2]; function f(x) { return x + 1 }",
             session="a",
         )
-        again = await house.call(
+        again = await app.call(
             workspace, "code.node", code="console.log(q.length, f(5))", session="a"
         )
         assert again.output == {"exit_code": 0, "output": "2 6\n"}
 
 
 @pytest.mark.parametrize("code", ["--help", "-c", "--", "-"])
-async def test_code_is_never_an_option(house: Local, prepared: Prepared, code: str) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_code_is_never_an_option(app: Local, prepared: Prepared, code: str) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
         ran = [
-            await house.call(workspace, "code.python", code=code),
-            await house.call(workspace, "code.shell", command=code),
-            *(
-                [await house.call(workspace, "code.node", code=code)]
-                if shutil.which("node")
-                else []
-            ),
+            await app.call(workspace, "code.python", code=code),
+            await app.call(workspace, "code.shell", command=code),
+            *([await app.call(workspace, "code.node", code=code)] if shutil.which("node") else []),
         ]
     for result in ran:
         assert result.status is ToolStatus.SUCCESS
@@ -154,26 +150,26 @@ async def test_code_is_never_an_option(house: Local, prepared: Prepared, code: s
 
 
 async def test_a_session_that_hostile_code_wrote_harms_only_its_own(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(
+    async with app.workspaces.open(prepared, "one") as workspace:
+        await app.call(
             workspace,
             "code.shell",
             command="mkdir -p /tmp/moothall-sessions; echo nonsense > "
             "/tmp/moothall-sessions/python-a",
         )
-        broken = await house.call(workspace, "code.python", code="1", session="a")
+        broken = await app.call(workspace, "code.python", code="1", session="a")
         assert broken.output["exit_code"] != 0
-        assert (await house.call(workspace, "code.python", code="1", session="b")).output[
+        assert (await app.call(workspace, "code.python", code="1", session="b")).output[
             "output"
         ] == "1\n"
 
 
-async def test_the_system_is_told(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        info = await house.call(workspace, "system.info")
+async def test_the_system_is_told(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
+        info = await app.call(workspace, "system.info")
         assert info.output["processors"] >= 1
         assert info.output["system"].startswith("Linux")
-        running = await house.call(workspace, "system.processes")
+        running = await app.call(workspace, "system.processes")
         assert len(running.output["processes"]) == 1  # the executor, and nothing of the host

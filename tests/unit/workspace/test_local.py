@@ -36,42 +36,42 @@ FILES = {**SAMPLE, "pkg/one.txt": "1\n", "pkg/two.txt": "2\n", "run.sh": "echo\n
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, FILES) as house:
-        yield house
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, FILES) as app:
+        yield app
 
 
 @pytest.fixture
-async def prepared(house: Local) -> Prepared:
-    return await house.prepared(CHECKS, protected=("tests/**", "conftest.py"))
+async def prepared(app: Local) -> Prepared:
+    return await app.prepared(CHECKS, protected=("tests/**", "conftest.py"))
 
 
-async def inside(house: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
+async def inside(app: Local, prepared: Prepared, code: str, *, name: str = "probe") -> Any:
     """Run Python code in a fresh workspace and return it with the run."""
     ready = replace(
         prepared, base=replace(prepared.base, profile=Profile(checks={"run": python(code)}))
     )
-    async with house.workspaces.open(ready, name) as workspace:
+    async with app.workspaces.open(ready, name) as workspace:
         return await workspace.check("run")
 
 
-async def test_from_a_failing_test_to_a_patch_that_holds(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_from_a_failing_test_to_a_patch_that_holds(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "one") as workspace:
         before = await workspace.check("tests")
         assert (before.verdict, before.cases[f"{TESTS}::test_hello_world"]) == (
             Verdict.FAILED,
             "failed",
         )
-        done = await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        done = await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         assert done.status is ToolStatus.SUCCESS
-        tests = await house.call(workspace, "tests.pytest", keyword="hello_world")
+        tests = await app.call(workspace, "tests.pytest", keyword="hello_world")
         assert tests.output["verdict"] == "passed"
         assert tests.output["passed"] == 1
         assert tests.usage.cpu_ms > 0
         assert tests.usage.max_rss_bytes > 1_000_000
         patch = await workspace.patch("Add hello_world()")
     assert patch.paths == (UTILS,)
-    async with house.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
+    async with app.workspaces.open(prepared, "clean", patch=patch.diff, judged=True) as workspace:
         assert (await workspace.check("tests", [TESTS])).verdict is Verdict.PASSED
         assert (await workspace.check("nothing")).verdict is Verdict.MISSING
 
@@ -83,13 +83,13 @@ async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_p
     )  # more than a megabyte, so that a file cut at a limit would have no tests
     async with local(
         tmp_path, {**FILES, "src/lib.rs": f"pub fn f() -> u8 {{ 1 }}\n{padding}{tests}"}
-    ) as house:
-        prepared = await house.prepared()
+    ) as app:
+        prepared = await app.prepared()
         forged = tests.replace("assert_eq!(super::f(), 2)", "")
         made = Change("src/lib.rs", FILE, f"pub fn f() -> u8 {{ 2 }}\n{padding}{forged}".encode())
-        patch = await house.clone.commit_changes(house.sha, [made], "forge")
+        patch = await app.clone.commit_changes(app.sha, [made], "forge")
         for _ in range(2):  # what a diff comes to is kept, and is the same again
-            async with house.workspaces.open(
+            async with app.workspaces.open(
                 prepared, "judged", patch=patch.diff, judged=True
             ) as workspace:
                 (change,) = await workspace.changes()
@@ -137,44 +137,44 @@ async def test_the_base_s_tests_in_a_file_of_code_stand_however_long_it_is(tmp_p
     ],
 )
 async def test_the_grammars_are_there_inside(
-    house: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
+    app: Local, prepared: Prepared, *, path: str, text: str, name: str, content: str, came: str
 ) -> None:
-    async with house.workspaces.open(prepared, "one") as workspace:
-        await house.call(workspace, "files.write", path=path, content=text)
-        done = await house.call(workspace, "files.define", path=path, name=name, content=content)
+    async with app.workspaces.open(prepared, "one") as workspace:
+        await app.call(workspace, "files.write", path=path, content=text)
+        done = await app.call(workspace, "files.define", path=path, name=name, content=content)
         assert (done.status, done.error) == (ToolStatus.SUCCESS, "")
         assert done.output["replaced"]
-        assert (await house.call(workspace, "files.read", path=path)).output["content"] == came
+        assert (await app.call(workspace, "files.read", path=path)).output["content"] == came
 
 
-async def test_a_survey_is_made_inside(house: Local, prepared: Prepared) -> None:
-    found = await RepoMapper(house.workspaces, LimitSettings()).survey(
+async def test_a_survey_is_made_inside(app: Local, prepared: Prepared) -> None:
+    found = await RepoMapper(app.workspaces, LimitSettings()).survey(
         prepared, RepoMapRequest(frames=((UTILS, 2),), words=("greet",), map_chars=500)
     )
     assert f"{UTILS}:" in found.map
     assert [span.path for span in found.spans] == [UTILS]
 
 
-async def test_workspaces_do_not_see_each_other(house: Local, prepared: Prepared) -> None:
+async def test_workspaces_do_not_see_each_other(app: Local, prepared: Prepared) -> None:
     async with (
-        house.workspaces.open(prepared, "a") as one,
-        house.workspaces.open(prepared, "b") as other,
+        app.workspaces.open(prepared, "a") as one,
+        app.workspaces.open(prepared, "b") as other,
     ):
-        await house.call(one, "files.write", path=UTILS, content="mine = 1\n")
-        assert "mine" not in (await house.call(other, "files.read", path=UTILS)).output["content"]
+        await app.call(one, "files.write", path=UTILS, content="mine = 1\n")
+        assert "mine" not in (await app.call(other, "files.read", path=UTILS)).output["content"]
         assert not (await other.patch("nothing")).diff
 
 
 async def test_a_folder_that_is_read_is_named_with_what_is_in_it(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "a") as workspace:
-        found = await house.call(workspace, "files.read", path="src")
+    async with app.workspaces.open(prepared, "a") as workspace:
+        found = await app.call(workspace, "files.read", path="src")
     assert (found.status, found.error) == (ToolStatus.ERROR, "'src' is a folder, not a file")
     assert "utils.py" in found.output["entries"]
 
 
-async def test_every_kind_of_change_arrives_in_the_patch(house: Local, prepared: Prepared) -> None:
+async def test_every_kind_of_change_arrives_in_the_patch(app: Local, prepared: Prepared) -> None:
     code = """
 import os, shutil
 os.chmod('run.sh', 0o755)
@@ -188,17 +188,17 @@ os.makedirs('src/__pycache__'); open('src/__pycache__/x.pyc', 'w').write('x')
 open('trace.log', 'w').write('ignored by .gitignore')
 os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); os.chmod('closed', 0)
 """
-    async with house.workspaces.open(prepared, "all") as workspace:
-        await house.call(workspace, "files.write", path="x.py", content=code)
+    async with app.workspaces.open(prepared, "all") as workspace:
+        await app.call(workspace, "files.write", path="x.py", content=code)
         answer = await workspace._box.request(
             "run", wall_seconds=10, argv=python("exec(open('x.py').read())"), env={}
         )
         assert answer["exit_code"] == 0, answer["output"]
-        await house.call(workspace, "files.delete", path="x.py")
+        await app.call(workspace, "files.delete", path="x.py")
         patch = await workspace.patch("all")
     changed = {
         change.path: (change.mode, change.content)
-        for change in await house.clone.changes(house.sha, patch.commit_sha)
+        for change in await app.clone.changes(app.sha, patch.commit_sha)
     }
     assert {path: content for path, (_, content) in changed.items()} == {
         "README.md": None,
@@ -213,8 +213,8 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
         TESTS: None,
     }
     assert (changed["run.sh"][0], changed["link"][0]) == ("100755", "120000")
-    async with house.workspaces.open(prepared, "again", patch=patch.diff) as workspace:
-        assert (await house.call(workspace, "files.read", path="tests")).output[
+    async with app.workspaces.open(prepared, "again", patch=patch.diff) as workspace:
+        assert (await app.call(workspace, "files.read", path="tests")).output[
             "content"
         ] == "a file now"
         assert (await workspace.patch("all")).diff == patch.diff
@@ -234,9 +234,9 @@ os.mkdir('closed'); open('closed/f', 'w').write('f'); os.chmod('closed/f', 0); o
     ],
 )
 async def test_what_no_patch_can_hold_is_refused(
-    house: Local, prepared: Prepared, code: str, why: str
+    app: Local, prepared: Prepared, code: str, why: str
 ) -> None:
-    async with house.workspaces.open(prepared, "bad") as workspace:
+    async with app.workspaces.open(prepared, "bad") as workspace:
         answer = await workspace._box.request("run", wall_seconds=10, argv=python(code), env={})
         assert answer["exit_code"] == 0, answer["output"]
         with pytest.raises(PatchRefused, match=why):
@@ -248,7 +248,7 @@ async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refu
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
     odd = os.fsdecode(b"odd\n\xff")
-    async with kind(tmp_path, FILES) as house:
+    async with kind(tmp_path, FILES) as app:
         repo = Repo(tmp_path / "repo")
         repo.write({odd: "odd\n", f"pkg/{odd}": "odd\n", "back\\slash": "odd\n"})
         for name, target in (
@@ -257,8 +257,8 @@ async def test_odd_entries_of_the_base_are_there_and_only_their_changes_are_refu
             ("passwd", "/etc/passwd"),
         ):
             (repo.path / name).symlink_to(target)
-        house.sha = await house.clone.fetch(str(repo.path), repo.commit())
-        prepared = await house.prepared()
+        app.sha = await app.clone.fetch(str(repo.path), repo.commit())
+        prepared = await app.prepared()
         assert odd not in prepared.files
         there = f"""
 import os
@@ -281,7 +281,7 @@ open('new.txt', 'w').close()
             ),
             (f"{run}os.symlink('out/x', 'deeper')", "deeper"),
         ):
-            async with house.workspaces.open(prepared, "odd") as workspace:
+            async with app.workspaces.open(prepared, "odd") as workspace:
                 answer = await workspace._box.request(
                     "run", wall_seconds=10, argv=python(code), env={}
                 )
@@ -295,22 +295,22 @@ open('new.txt', 'w').close()
                     assert (await workspace.patch("yes")).paths == ("new.txt",)
 
 
-async def test_of_extra_only_the_test_files_are_taken(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "author") as workspace:
-        await house.call(
+async def test_of_extra_only_the_test_files_are_taken(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "author") as workspace:
+        await app.call(
             workspace,
             "files.write",
             path="tests/test_more.py",
             content="def test_more():\n    assert True\n",
         )
-        await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
         extra = await workspace.patch("tests and code")
-    async with house.workspaces.open(prepared, "other", extra=extra.diff) as workspace:
+    async with app.workspaces.open(prepared, "other", extra=extra.diff) as workspace:
         run = await workspace.check("tests", ["tests/test_more.py"])
         assert dict(run.cases) == {"tests/test_more.py::test_more": "passed"}
         assert (
             "hello_world"
-            not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+            not in (await app.call(workspace, "files.read", path=UTILS)).output["content"]
         )
 
 
@@ -319,95 +319,95 @@ async def test_what_a_check_leaves_behind_is_no_part_of_the_change(tmp_path: Pat
         "open('left.txt', 'w').write('x'); open('a.txt', 'a').write('more'); open('mine.txt', "
         "'a').write('more')"
     )
-    async with local(tmp_path, {"a.txt": "a\n"}) as house:
-        prepared = await house.prepared({"tests": leaves})
-        async with house.workspaces.open(prepared, "leaves") as workspace:
+    async with local(tmp_path, {"a.txt": "a\n"}) as app:
+        prepared = await app.prepared({"tests": leaves})
+        async with app.workspaces.open(prepared, "leaves") as workspace:
             await workspace.write([Change("mine.txt", FILE, b"mine\n")])
             assert (await workspace.check("tests")).verdict == "passed"
             made = {change.path: change.content for change in await workspace.changes()}
     assert made == {"mine.txt": b"mine\n"}
 
 
-async def test_a_check_that_runs_no_test_is_missing(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "none") as workspace:
-        await house.call(workspace, "files.delete", path=TESTS)
+async def test_a_check_that_runs_no_test_is_missing(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "none") as workspace:
+        await app.call(workspace, "files.delete", path=TESTS)
         assert (await workspace.check("tests")).verdict is Verdict.MISSING
 
 
-async def test_git_tools_work_on_the_trusted_side(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "git") as workspace:
-        await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
-        assert (await house.call(workspace, "git.status")).output["changed"][0]["path"] == UTILS
-        made = await house.call(workspace, "git.commit", message="one")
+async def test_git_tools_work_on_the_trusted_side(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "git") as workspace:
+        await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+        assert (await app.call(workspace, "git.status")).output["changed"][0]["path"] == UTILS
+        made = await app.call(workspace, "git.commit", message="one")
         assert made.status is ToolStatus.SUCCESS
-        back = await house.call(workspace, "git.checkout", ref="HEAD~1")
+        back = await app.call(workspace, "git.checkout", ref="HEAD~1")
         assert back.status is ToolStatus.SUCCESS, back.error
         assert (
             "hello_world"
-            not in (await house.call(workspace, "files.read", path=UTILS)).output["content"]
+            not in (await app.call(workspace, "files.read", path=UTILS)).output["content"]
         )
-        wrong = await house.call(workspace, "git.checkout", ref="elsewhere")
+        wrong = await app.call(workspace, "git.checkout", ref="elsewhere")
         assert (wrong.status, "no commit" in wrong.error) == (ToolStatus.INVALID, True)
-        assert (await house.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
+        assert (await app.call(workspace, "git.push", branch="work")).status is ToolStatus.BLOCKED
 
 
 @pytest.mark.parametrize("tool", ["git.clone", "git.pull", "git.push"])
 async def test_no_workspace_reaches_the_origin_of_hidden_tests(
-    tmp_path: Path, house: Local, tool: str
+    tmp_path: Path, app: Local, tool: str
 ) -> None:
     async def prepare(base: Base, _: Callable[[str], None] | None) -> Prepared:
         return Prepared(base, "key", ())
 
     repositories = RepositoryService(tmp_path / "trusted", WorkspaceSettings(), prepare)
     async with LocalWorkspaces(
-        house.settings, lambda _: house.clone, repositories.remote
+        app.settings, lambda _: app.clone, repositories.remote
     ) as workspaces:
         for hidden in ((), ("tests/hidden/**",)):
-            prepared = await house.prepared(CHECKS, hidden=hidden)
+            prepared = await app.prepared(CHECKS, hidden=hidden)
             async with workspaces.open(prepared, "one") as workspace:
-                await house.call(workspace, "files.append", path=UTILS, content=SOLUTION)
-                await house.call(workspace, "git.commit", message="m")
-                told = await house.call(
+                await app.call(workspace, "files.append", path=UTILS, content=SOLUTION)
+                await app.call(workspace, "git.commit", message="m")
+                told = await app.call(
                     workspace, tool, branch="work", url="https://host.invalid/x.git"
                 )
             assert ("reaches no other repository" in str(told.error)) is bool(hidden), told
 
 
 async def test_a_hanging_pattern_is_stopped_and_the_workspace_lives_on(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "regex") as workspace:
-        await house.call(workspace, "files.write", path="a.txt", content="a" * 40 + "!\n")
-        slow = await house.call(workspace, "files.search", seconds=0.6, pattern="(a+)+$")
+    async with app.workspaces.open(prepared, "regex") as workspace:
+        await app.call(workspace, "files.write", path="a.txt", content="a" * 40 + "!\n")
+        slow = await app.call(workspace, "files.search", seconds=0.6, pattern="(a+)+$")
         assert slow.status is ToolStatus.TIMEOUT
-        assert (await house.call(workspace, "files.search", pattern="^a")).output["matches"]
+        assert (await app.call(workspace, "files.search", pattern="^a")).output["matches"]
 
 
 async def test_the_environment_and_the_system_hold_no_secret(
-    house: Local, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+    app: Local, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOOTHALL_LLM__API_KEY", "a-secret-key")
     run = await inside(
-        house,
+        app,
         prepared,
         "import os, sys, pathlib\n"
         "print(dict(os.environ))\n"
         "for p in pathlib.Path('/proc').glob('*/environ'):\n"
         "    try: print(p.read_bytes())\n"
         "    except OSError: pass\n"
-        f"print(os.path.exists({str(house.settings.data_dir)!r}), os.path.exists('/root/.ssh'), "
+        f"print(os.path.exists({str(app.settings.data_dir)!r}), os.path.exists('/root/.ssh'), "
         "os.path.exists('/home'))\n",
     )
     assert "a-secret-key" not in run.output
     assert "False False False" in run.output
 
 
-async def test_no_way_to_the_host(house: Local, prepared: Prepared) -> None:
+async def test_no_way_to_the_host(app: Local, prepared: Prepared) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener:
         port = listener.getsockname()[1]
         run = await inside(
-            house,
+            app,
             prepared,
             "import os, socket, ctypes\n"
             "def trial(what, act):\n"
@@ -440,18 +440,18 @@ async def test_no_way_to_the_host(house: Local, prepared: Prepared) -> None:
     )
 
 
-async def test_a_killed_executor_fails_the_workspace(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "dead") as workspace:
+async def test_a_killed_executor_fails_the_workspace(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "dead") as workspace:
         os.kill(workspace.pid, signal.SIGKILL)
         with pytest.raises(WorkspaceFailed):
             await workspace.check("tests")
         with pytest.raises(WorkspaceFailed):
-            await house.call(workspace, "files.read", path=UTILS)
+            await app.call(workspace, "files.read", path=UTILS)
 
 
 @pytest.mark.parametrize("whom", ["os.getppid()", "-os.getppid()", "-1", "1"])
-async def test_code_cannot_kill_its_executor(house: Local, prepared: Prepared, whom: str) -> None:
-    run = await inside(house, prepared, f"import os\nos.kill({whom}, 9)")
+async def test_code_cannot_kill_its_executor(app: Local, prepared: Prepared, whom: str) -> None:
+    run = await inside(app, prepared, f"import os\nos.kill({whom}, 9)")
     assert (run.status, run.exit_code) == ("success", 0 if whom == "1" else 1), run.output
     assert whom == "1" or "PermissionError" in run.output
 
@@ -462,9 +462,9 @@ def others() -> list[psutil.Process]:
     return psutil.Process().children()
 
 
-def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
+def left_behind(app: Local, others: list[psutil.Process]) -> list[str]:
     """Mounts and processes, but for the one that the pool has beside it as long as it is open."""
-    folder = str(house.settings.data_dir)
+    folder = str(app.settings.data_dir)
     mounts = [
         line
         for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
@@ -482,9 +482,9 @@ def left_behind(house: Local, others: list[psutil.Process]) -> list[str]:
 
 
 async def test_nothing_is_left_of_a_workspace(
-    others: list[psutil.Process], house: Local, prepared: Prepared
+    others: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
-    async with house.workspaces.open(prepared, "daemon") as workspace:
+    async with app.workspaces.open(prepared, "daemon") as workspace:
         code = (
             "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: "
             "time.sleep(600)\n"
@@ -494,29 +494,29 @@ async def test_nothing_is_left_of_a_workspace(
         assert len(psutil.Process(workspace.pid).children(recursive=True)) == 2, (
             "bubblewrap's init and the executor"
         )
-    assert left_behind(house, others) == []
-    assert sorted(path.name for path in house.workspaces.pool._folder.iterdir()) == [
+    assert left_behind(app, others) == []
+    assert sorted(path.name for path in app.workspaces.pool._folder.iterdir()) == [
         "code",
         "lock",
     ]  # the pool's own
 
 
-async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(house: Local) -> None:
-    prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
-    async with house.workspaces.open(prepared, "cancel") as workspace:
+async def test_a_cancelled_check_is_stopped_and_the_workspace_can_go_on(app: Local) -> None:
+    prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
+    async with app.workspaces.open(prepared, "cancel") as workspace:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
                 await workspace.check("sleep")
-        assert (await house.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
+        assert (await app.call(workspace, "files.read", path=UTILS)).status is ToolStatus.SUCCESS
 
 
 async def test_cancelling_everything_leaves_nothing(
-    others: list[psutil.Process], house: Local
+    others: list[psutil.Process], app: Local
 ) -> None:
-    prepared = await house.prepared({"sleep": python("import time; time.sleep(600)")})
+    prepared = await app.prepared({"sleep": python("import time; time.sleep(600)")})
 
     async def seat(name: str) -> None:
-        async with house.workspaces.open(prepared, name) as workspace:
+        async with app.workspaces.open(prepared, name) as workspace:
             await workspace.check("sleep")
 
     async def all_seats() -> None:
@@ -526,30 +526,30 @@ async def test_cancelling_everything_leaves_nothing(
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(all_seats(), 0.5)
-    assert left_behind(house, others) == []
+    assert left_behind(app, others) == []
 
 
-async def test_a_deadline_that_has_passed(house: Local, prepared: Prepared) -> None:
-    async with house.workspaces.open(prepared, "late") as workspace:
+async def test_a_deadline_that_has_passed(app: Local, prepared: Prepared) -> None:
+    async with app.workspaces.open(prepared, "late") as workspace:
         assert (
-            await house.call(workspace, "files.read", seconds=-1, path=UTILS)
+            await app.call(workspace, "files.read", seconds=-1, path=UTILS)
         ).status is ToolStatus.TIMEOUT
         assert isinstance(workspace, LocalWorkspace)
 
 
 async def test_a_patch_that_does_not_apply_opens_nothing(
-    others: list[psutil.Process], house: Local, prepared: Prepared
+    others: list[psutil.Process], app: Local, prepared: Prepared
 ) -> None:
-    opening = house.workspaces.open(
+    opening = app.workspaces.open(
         prepared, "x", patch="--- a/nothing\n+++ b/nothing\n@@ -1 +1 @@\n-a\n+b\n"
     )
     with pytest.raises(PatchRefused):
         await opening.__aenter__()
-    assert left_behind(house, others) == []
+    assert left_behind(app, others) == []
 
 
 async def test_the_own_host_name_resolves_to_loopback_and_no_other_does(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
     code = """
 import socket
@@ -565,20 +565,20 @@ except OSError:
 else:
     raise AssertionError('there is no other name')
 """
-    run = await inside(house, prepared, code)
+    run = await inside(app, prepared, code)
     assert run.exit_code == 0, run.output
 
 
 async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(
-    house: Local, prepared: Prepared
+    app: Local, prepared: Prepared
 ) -> None:
     test = (
         "def test_loud(capfd):\n    with capfd.disabled():\n        for _ in range(800):\n        "
         "    print('x' * 50_000)\n\n"
         "def test_after():\n    assert False, 'told all the same'\n"
     )
-    async with house.workspaces.open(prepared, "loud") as workspace:
-        await house.call(workspace, "files.write", path="tests/test_loud.py", content=test)
+    async with app.workspaces.open(prepared, "loud") as workspace:
+        await app.call(workspace, "files.write", path="tests/test_loud.py", content=test)
         run = await workspace.check("tests", ["tests/test_loud.py"])
     assert (run.status, run.verdict) == ("success", Verdict.FAILED)
     assert run.cases == {
@@ -590,11 +590,11 @@ async def test_a_check_may_print_more_than_is_kept_and_its_cases_are_read(
 
 
 @pytest.mark.parametrize("option", ["-q", "-Werror"])
-async def test_pytest_has_no_warning_about_our_plugins(house: Local, option: str) -> None:
-    prepared = await house.prepared({"tests": (*PYTEST, option, "-rw")})
-    async with house.workspaces.open(prepared, "warnings") as workspace:
+async def test_pytest_has_no_warning_about_our_plugins(app: Local, option: str) -> None:
+    prepared = await app.prepared({"tests": (*PYTEST, option, "-rw")})
+    async with app.workspaces.open(prepared, "warnings") as workspace:
         run = await workspace.check("tests")
-        tool = await house.call(workspace, "tests.pytest", paths=["tests/test_utils.py"])
+        tool = await app.call(workspace, "tests.pytest", paths=["tests/test_utils.py"])
     assert run.cases == {f"{TESTS}::test_greet": "passed", f"{TESTS}::test_hello_world": "failed"}
     assert "arning" not in run.output
     assert "arning" not in tool.output["output"]

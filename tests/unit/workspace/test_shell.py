@@ -21,54 +21,53 @@ SECRET = "the-word-of-another-branch"
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Local]:
-    async with local(tmp_path, SAMPLE) as house:
-        yield house
+async def app(tmp_path: Path) -> AsyncIterator[Local]:
+    async with local(tmp_path, SAMPLE) as app:
+        yield app
 
 
 @pytest.fixture
-async def prepared(house: Local) -> Prepared:
-    return await house.prepared({"tests": PYTEST})
+async def prepared(app: Local) -> Prepared:
+    return await app.prepared({"tests": PYTEST})
 
 
 @pytest.fixture
-async def workspace(house: Local, prepared: Prepared) -> AsyncIterator[LocalWorkspace]:
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def workspace(app: Local, prepared: Prepared) -> AsyncIterator[LocalWorkspace]:
+    async with app.workspaces.open(prepared, "one") as workspace:
         yield workspace
 
 
 async def shell(
-    house: Local, workspace: LocalWorkspace, command: str, seconds: float = 60, **more: object
+    app: Local, workspace: LocalWorkspace, command: str, seconds: float = 60, **more: object
 ) -> ToolResult:
-    return await house.call(workspace, "code.shell", seconds=seconds, command=command, **more)
+    return await app.call(workspace, "code.shell", seconds=seconds, command=command, **more)
 
 
-async def said(house: Local, workspace: LocalWorkspace, command: str) -> str:
-    done = await shell(house, workspace, command)
+async def said(app: Local, workspace: LocalWorkspace, command: str) -> str:
+    done = await shell(app, workspace, command)
     assert done.status is ToolStatus.SUCCESS, (done.status, done.error)
     return str(done.output["output"])
 
 
-async def test_the_folder_stays(house: Local, workspace: LocalWorkspace) -> None:
-    first = await shell(house, workspace, "A=1; cd src && cd ../tests")
+async def test_the_folder_stays(app: Local, workspace: LocalWorkspace) -> None:
+    first = await shell(app, workspace, "A=1; cd src && cd ../tests")
     assert first.output == {"exit_code": 0, "output": "", "working_directory": "/workspace/tests"}
     assert (
-        await said(house, workspace, "pwd; echo [$A]; ls")
-        == "/workspace/tests\n[]\ntest_utils.py\n"
+        await said(app, workspace, "pwd; echo [$A]; ls") == "/workspace/tests\n[]\ntest_utils.py\n"
     )
-    failed = await shell(house, workspace, "cd /tmp; exit 3")
+    failed = await shell(app, workspace, "cd /tmp; exit 3")
     assert failed.output == {"exit_code": 3, "output": "", "working_directory": "/tmp"}
-    back = await shell(house, workspace, "pwd; cd /workspace")
+    back = await shell(app, workspace, "pwd; cd /workspace")
     assert back.output == {"exit_code": 0, "output": "/tmp\n"}
 
 
-async def test_a_folder_that_is_gone_is_said(house: Local, workspace: LocalWorkspace) -> None:
-    await shell(house, workspace, "mkdir -p a/b && cd a/b && rm -r /workspace/a")
-    again = await shell(house, workspace, "pwd")
+async def test_a_folder_that_is_gone_is_said(app: Local, workspace: LocalWorkspace) -> None:
+    await shell(app, workspace, "mkdir -p a/b && cd a/b && rm -r /workspace/a")
+    again = await shell(app, workspace, "pwd")
     assert again.output["output"] == "/workspace\n"
-    await shell(house, workspace, "mkdir c && cd c")
-    await shell(house, workspace, "rm -r /workspace/c", session="other")
-    gone = await shell(house, workspace, "pwd")
+    await shell(app, workspace, "mkdir c && cd c")
+    await shell(app, workspace, "rm -r /workspace/c", session="other")
+    gone = await shell(app, workspace, "pwd")
     assert gone.output == {
         "exit_code": 0,
         "output": "/workspace\n",
@@ -77,34 +76,34 @@ async def test_a_folder_that_is_gone_is_said(house: Local, workspace: LocalWorks
 
 
 async def test_what_stands_where_the_folder_is_stored_harms_nobody(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     for left in (
         "mkfifo /tmp/moothall/folder",
         "mkdir /tmp/moothall/folder",
         "echo relative > /tmp/moothall/folder",
     ):
-        await shell(house, workspace, f"trap - EXIT; rm -rf /tmp/moothall/folder; {left}")
-        assert await said(house, workspace, "pwd") == "/workspace\n"
-        await shell(house, workspace, "rm -rf /tmp/moothall")
-    assert await said(house, workspace, "cd src; pwd") == "/workspace/src\n"
+        await shell(app, workspace, f"trap - EXIT; rm -rf /tmp/moothall/folder; {left}")
+        assert await said(app, workspace, "pwd") == "/workspace\n"
+        await shell(app, workspace, "rm -rf /tmp/moothall")
+    assert await said(app, workspace, "cd src; pwd") == "/workspace/src\n"
 
 
 async def test_an_error_names_the_line_of_the_command(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     assert (
-        await said(house, workspace, "true\nmissing-program\n")
+        await said(app, workspace, "true\nmissing-program\n")
         == "bash: line 2: missing-program: command not found\n"
     )
-    assert "bash: eval: line 3: syntax error" in await said(house, workspace, "true\nif\n")
+    assert "bash: eval: line 3: syntax error" in await said(app, workspace, "true\nif\n")
 
 
 async def test_a_time_limit_says_why_and_shows_what_was_printed(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     stopped = await shell(
-        house, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2
+        app, workspace, "cd src; echo begun; sleep 60; echo never", seconds=2, timeout_seconds=2
     )
     assert stopped.status is ToolStatus.TIMEOUT
     assert stopped.output["output"] == "begun\n"
@@ -116,37 +115,37 @@ async def test_a_time_limit_says_why_and_shows_what_was_printed(
 
 
 async def test_a_program_that_hangs_is_interrupted_and_says_where(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     hangs = (
         "import time\ndef wait_for_nothing():\n    time.sleep(60)\nprint('begun')\n"
         "wait_for_nothing()\n"
     )
-    await house.call(workspace, "files.write", path="hangs.py", content=hangs)
-    stopped = await shell(house, workspace, "python3 hangs.py", seconds=2)
+    await app.call(workspace, "files.write", path="hangs.py", content=hangs)
+    stopped = await shell(app, workspace, "python3 hangs.py", seconds=2)
     assert stopped.status is ToolStatus.TIMEOUT
     assert "begun\nTraceback" in stopped.output["output"]
     assert "in wait_for_nothing" in stopped.output["output"]
-    deaf = await shell(house, workspace, "trap '' INT; echo deaf; sleep 60", seconds=2)
+    deaf = await shell(app, workspace, "trap '' INT; echo deaf; sleep 60", seconds=2)
     assert (deaf.status, deaf.output["output"]) == (ToolStatus.TIMEOUT, "deaf\n")
-    assert await said(house, workspace, "echo still here") == "still here\n"
+    assert await said(app, workspace, "echo still here") == "still here\n"
 
 
 async def test_a_program_gets_the_interrupts_that_it_sends_itself(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     code = (
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT); print('nothing')\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
     )
-    await house.call(workspace, "files.write", path="own.py", content=code)
-    assert await said(house, workspace, "python3 own.py") == "interrupted\n"
+    await app.call(workspace, "files.write", path="own.py", content=code)
+    assert await said(app, workspace, "python3 own.py") == "interrupted\n"
 
 
 async def test_long_output_lies_in_a_file_that_can_be_read(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
-    shown = await said(house, workspace, "seq 100000")
+    shown = await said(app, workspace, "seq 100000")
     assert (
         shown.startswith("1\n2\n"),
         shown.endswith("\n99999\n100000\n"),
@@ -154,25 +153,23 @@ async def test_long_output_lies_in_a_file_that_can_be_read(
     ) == (True, True, True)
     path = shown.partition("all of it is in ")[2].partition(" ")[0]
     assert path.startswith("/tmp/")
-    assert (
-        await said(house, workspace, f"sed -n 50000p {path}; wc -l < {path}") == "50000\n100000\n"
-    )
+    assert await said(app, workspace, f"sed -n 50000p {path}; wc -l < {path}") == "50000\n100000\n"
     assert (await workspace.patch("none")).diff == ""
 
 
-async def test_old_outputs_go(house: Local, workspace: LocalWorkspace) -> None:
+async def test_old_outputs_go(app: Local, workspace: LocalWorkspace) -> None:
     for _ in range(12):
-        await said(house, workspace, "seq 10000")
-    assert (await said(house, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
+        await said(app, workspace, "seq 10000")
+    assert (await said(app, workspace, "ls /tmp/moothall/output-* | wc -l")).strip() == "10"
 
 
 async def test_what_prints_without_end_is_stopped_and_says_why(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
-    stopped = await shell(house, workspace, "yes")
+    stopped = await shell(app, workspace, "yes")
     assert (stopped.status, stopped.output["output"][:4]) == (ToolStatus.OUTPUT, "y\ny\n")
     assert "sandbox.output_bytes" in stopped.error
-    size = await said(house, workspace, "stat -c %s /tmp/moothall/output-1.txt")
+    size = await said(app, workspace, "stat -c %s /tmp/moothall/output-1.txt")
     assert int(size) <= 10_000_000
 
 
@@ -187,29 +184,29 @@ async def test_what_prints_without_end_is_stopped_and_says_why(
     ],
 )
 async def test_what_a_command_left_running_ends_with_it(
-    house: Local, workspace: LocalWorkspace, command: str
+    app: Local, workspace: LocalWorkspace, command: str
 ) -> None:
     pid = workspace.pid
-    done = await shell(house, workspace, command)
+    done = await shell(app, workspace, command)
     assert (done.status, done.output["ended_processes"]) == (ToolStatus.SUCCESS, ["sleep 1000"])
-    running = await house.call(workspace, "system.processes")
+    running = await app.call(workspace, "system.processes")
     assert len(running.output["processes"]) == 1
     assert workspace.pid == pid
-    assert await said(house, workspace, "pgrep sleep || echo none") == "none\n"
+    assert await said(app, workspace, "pgrep sleep || echo none") == "none\n"
 
 
 async def test_parts_of_a_command_that_go_on_are_named_once(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     done = await shell(
-        house, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &"
+        app, workspace, "(while :; do sleep 0.01; done) & (while :; do sleep 0.01; done) &"
     )
     assert "bash, a part of the command" in done.output["ended_processes"]
     assert len(done.output["ended_processes"]) <= 2
 
 
-async def test_what_ends_a_moment_later_says_all(house: Local, workspace: LocalWorkspace) -> None:
-    done = await shell(house, workspace, "seq 3 > >(tee copy.txt)")
+async def test_what_ends_a_moment_later_says_all(app: Local, workspace: LocalWorkspace) -> None:
+    done = await shell(app, workspace, "seq 3 > >(tee copy.txt)")
     assert done.output == {"exit_code": 0, "output": "1\n2\n3\n"}
 
 
@@ -232,42 +229,42 @@ def history(tmp_path: Path) -> Repo:
     return repo
 
 
-async def with_history(house: Local, tmp_path: Path) -> Prepared:
+async def with_history(app: Local, tmp_path: Path) -> Prepared:
     repo = history(tmp_path)
     for ref in ("refs/heads/hidden", "refs/heads/main"):
-        house.sha = await house.clone.fetch(str(repo.path), ref, tags=True)
-    return await house.prepared({"tests": PYTEST})
+        app.sha = await app.clone.fetch(str(repo.path), ref, tags=True)
+    return await app.prepared({"tests": PYTEST})
 
 
 @pytest.mark.parametrize("kind", [local, in_pods])
 async def test_git_shows_the_history(
     tmp_path: Path, kind: Callable[..., AbstractAsyncContextManager[Local]]
 ) -> None:
-    async with kind(tmp_path, SAMPLE) as house:
-        prepared = await with_history(house, tmp_path)
-        async with house.workspaces.open(prepared, "one") as workspace:
-            assert await said(house, workspace, "git status --short; git log --format=%s") == (
+    async with kind(tmp_path, SAMPLE) as app:
+        prepared = await with_history(app, tmp_path)
+        async with app.workspaces.open(prepared, "one") as workspace:
+            assert await said(app, workspace, "git status --short; git log --format=%s") == (
                 "shorten the text\nadd a word\nfirst\n"
             )
             assert (
-                await said(house, workspace, "git describe; git branch")
-                == "v1.0-1-g" + house.sha[:7] + "\n* work\n"
+                await said(app, workspace, "git describe; git branch")
+                == "v1.0-1-g" + app.sha[:7] + "\n* work\n"
             )
             blamed = await said(
-                house, workspace, "cd src; git blame -s utils.py | tail -1; git grep -n WORD v1.0"
+                app, workspace, "cd src; git blame -s utils.py | tail -1; git grep -n WORD v1.0"
             )
             assert blamed.splitlines()[0].endswith("WORD = 1")
             assert blamed.splitlines()[1].endswith("utils.py:9:WORD = 1")
-            await house.call(workspace, "files.append", path="src/utils.py", content=SOLUTION)
-            await house.call(workspace, "files.write", path="new.txt", content="new\n")
+            await app.call(workspace, "files.append", path="src/utils.py", content=SOLUTION)
+            await app.call(workspace, "files.write", path="new.txt", content="new\n")
             assert await said(
-                house, workspace, "git status --short --untracked-files=all /workspace"
+                app, workspace, "git status --short --untracked-files=all /workspace"
             ) == (" M utils.py\n?? ../new.txt\n")
             assert "+def hello_world() -> str:" in await said(
-                house, workspace, "git diff; git show HEAD~1 --stat | cat"
+                app, workspace, "git diff; git show HEAD~1 --stat | cat"
             )
             stashed = await said(
-                house,
+                app,
                 workspace,
                 "git stash && grep -c hello_world utils.py; git stash pop && grep -c hello_world "
                 "utils.py",
@@ -277,11 +274,11 @@ async def test_git_shows_the_history(
             assert (await workspace.patch("all")).paths == ("new.txt", "src/utils.py")
 
 
-async def test_hooks_remotes_and_other_branches_are_not_there(house: Local, tmp_path: Path) -> None:
-    prepared = await with_history(house, tmp_path)
-    async with house.workspaces.open(prepared, "one") as workspace:
+async def test_hooks_remotes_and_other_branches_are_not_there(app: Local, tmp_path: Path) -> None:
+    prepared = await with_history(app, tmp_path)
+    async with app.workspaces.open(prepared, "one") as workspace:
         made = await said(
-            house,
+            app,
             workspace,
             "git commit -q --allow-empty -m x && git checkout -q HEAD~1 && git checkout -q work; "
             "ls -a / /tmp /workspace",
@@ -289,7 +286,7 @@ async def test_hooks_remotes_and_other_branches_are_not_there(house: Local, tmp_
         assert "HOOK" not in made
         assert (
             await said(
-                house,
+                app,
                 workspace,
                 "git remote -v; git config --get-regexp 'remote|credential|url'; git tag",
             )
@@ -299,54 +296,54 @@ async def test_hooks_remotes_and_other_branches_are_not_there(house: Local, tmp_
             "git cat-file --batch-all-objects --batch | strings; cat "
             "/opt/history/history.git/packed-refs; git log --all"
         )
-        assert SECRET not in await said(house, workspace, everything)
+        assert SECRET not in await said(app, workspace, everything)
         hidden = Repo(tmp_path / "repo").git("rev-parse", "hidden")
-        asked = await shell(house, workspace, f"git show {hidden}")
+        asked = await shell(app, workspace, f"git show {hidden}")
         assert (asked.output["exit_code"], "bad object" in asked.output["output"]) == (128, True)
         written = await shell(
-            house, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc"
+            app, workspace, "touch /opt/history/history.git/x; git -C /opt/history/history.git gc"
         )
         assert "Read-only file system" in written.output["output"]
 
 
-async def test_nothing_of_git_reaches_a_patch_or_a_check(house: Local, tmp_path: Path) -> None:
+async def test_nothing_of_git_reaches_a_patch_or_a_check(app: Local, tmp_path: Path) -> None:
     looks = python(
         "import os, subprocess, sys; sys.exit(os.path.lexists('.git') or subprocess.call(['git', "
         "'status']) == 0)"
     )
-    repo_prepared = await with_history(house, tmp_path)
-    prepared = await house.prepared({"looks": looks})
+    repo_prepared = await with_history(app, tmp_path)
+    prepared = await app.prepared({"looks": looks})
     assert prepared.key == repo_prepared.key
-    async with house.workspaces.open(prepared, "one") as workspace:
+    async with app.workspaces.open(prepared, "one") as workspace:
         assert await said(
-            house,
+            app,
             workspace,
             "test -e .git && git commit -qam x && git stash list; echo '*.py' > .git/info/exclude "
             "2>&1; true",
         )
         assert (await workspace.check("looks")).verdict == "passed"
         assert (await workspace.patch("none")).diff == ""
-        assert (await house.call(workspace, "files.list")).output["entries"].count(".git") == 0
+        assert (await app.call(workspace, "files.list")).output["entries"].count(".git") == 0
         await shell(
-            house,
+            app,
             workspace,
             "rm .git; git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit "
             "-qm x",
         )
-        await shell(house, workspace, "mkdir -p sub && cd sub && git init -q . && echo x > y")
+        await shell(app, workspace, "mkdir -p sub && cd sub && git init -q . && echo x > y")
         assert (await workspace.patch("files")).paths == ("sub/y",)
 
 
 async def test_programs_that_make_repositories_of_their_own_are_left_alone(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     own = (
         "cd $(mktemp -d) && git init -q . && git config user.name a && git config user.email a@b "
         "&& touch f && git add f && git commit -qm own"
     )
-    assert await said(house, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
+    assert await said(app, workspace, f"({own} && git log --format=%s && git remote)") == "own\n"
     inside = await said(
-        house,
+        app,
         workspace,
         "mkdir t && cd t && git init -q . && git rev-parse --show-toplevel && cd .. && git "
         "rev-parse --show-toplevel",
@@ -355,64 +352,64 @@ async def test_programs_that_make_repositories_of_their_own_are_left_alone(
 
 
 async def test_what_a_command_does_to_git_stays_for_the_next(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
-    await said(house, workspace, "echo more >> README.md; git add README.md; git stash -q")
-    assert "stash@{0}" in await said(house, workspace, "git stash list")
-    assert await said(house, workspace, "git stash pop -q; git status --short") == " M README.md\n"
-    await shell(house, workspace, "rm -rf /tmp/moothall")
-    assert await said(house, workspace, "git status --short") == " M README.md\n"
+    await said(app, workspace, "echo more >> README.md; git add README.md; git stash -q")
+    assert "stash@{0}" in await said(app, workspace, "git stash list")
+    assert await said(app, workspace, "git stash pop -q; git status --short") == " M README.md\n"
+    await shell(app, workspace, "rm -rf /tmp/moothall")
+    assert await said(app, workspace, "git status --short") == " M README.md\n"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives the folder to another: run as root")
 async def test_git_works_where_the_workspace_belongs_to_somebody_else(
-    house: Local, workspace: LocalWorkspace
+    app: Local, workspace: LocalWorkspace
 ) -> None:
     os.chown(workspace._box.upper, 0, 0)
     workspace._box.upper.chmod(0o777)
-    assert await said(house, workspace, "git status --short; git log --format=%s") == "first\n"
+    assert await said(app, workspace, "git status --short; git log --format=%s") == "first\n"
 
 
 async def test_a_command_may_take_longer_than_other_tools(tmp_path: Path) -> None:
     async with (
-        local(tmp_path, SAMPLE, wall_seconds=0.5) as house,
-        house.workspaces.open(await house.prepared(), "one") as workspace,
+        local(tmp_path, SAMPLE, wall_seconds=0.5) as app,
+        app.workspaces.open(await app.prepared(), "one") as workspace,
     ):
-        assert await said(house, workspace, "sleep 1; echo done") == "done\n"
+        assert await said(app, workspace, "sleep 1; echo done") == "done\n"
 
 
 async def test_older_history_than_the_setting_allows_is_left_out(tmp_path: Path) -> None:
-    async with local(tmp_path, SAMPLE) as house:
-        cut = house.settings.workspace.model_copy(update={"history_commits": 2})
-        settings = house.settings.model_copy(update={"workspace": cut})
+    async with local(tmp_path, SAMPLE) as app:
+        cut = app.settings.workspace.model_copy(update={"history_commits": 2})
+        settings = app.settings.model_copy(update={"workspace": cut})
         notes: list[str] = []
         repo = history(tmp_path)
-        house.sha = await house.clone.fetch(str(repo.path), "refs/heads/main", tags=True)
-        preparer = type(house.preparer)(settings, lambda _: house.clone, house.workspaces)
-        prepared = await preparer.prepare(house.base(), notes.append)
+        app.sha = await app.clone.fetch(str(repo.path), "refs/heads/main", tags=True)
+        preparer = type(app.preparer)(settings, lambda _: app.clone, app.workspaces)
+        prepared = await preparer.prepare(app.base(), notes.append)
         assert "git shows the newest 2 commits in workspaces (workspace.history_commits)" in notes
-        async with house.workspaces.open(prepared, "one") as workspace:
+        async with app.workspaces.open(prepared, "one") as workspace:
             assert (
-                await said(house, workspace, "git log --format=%s; git fsck 2>&1")
+                await said(app, workspace, "git log --format=%s; git fsck 2>&1")
                 == "shorten the text\nadd a word\n"
             )
 
 
-async def test_a_history_that_is_gone_is_exported_again(house: Local) -> None:
-    prepared = await house.prepared()
-    folder = house.workspaces.pool.layout.history(prepared.key)
+async def test_a_history_that_is_gone_is_exported_again(app: Local) -> None:
+    prepared = await app.prepared()
+    folder = app.workspaces.pool.layout.history(prepared.key)
     folder.rename(folder.with_name("gone"))
-    await house.prepared()
-    async with house.workspaces.open(prepared, "one") as workspace:
-        assert await said(house, workspace, "git log --format=%s") == "first\n"
+    await app.prepared()
+    async with app.workspaces.open(prepared, "one") as workspace:
+        assert await said(app, workspace, "git log --format=%s") == "first\n"
 
 
 async def test_without_history_the_shell_works_without_git(tmp_path: Path) -> None:
-    async with local(tmp_path, SAMPLE) as house:
-        none = house.settings.workspace.model_copy(update={"history_commits": 0})
-        settings = house.settings.model_copy(update={"workspace": none})
-        prepared = await type(house.preparer)(
-            settings, lambda _: house.clone, house.workspaces
-        ).prepare(house.base())
-        async with house.workspaces.open(prepared, "one") as workspace:
-            assert "not a git repository" in await said(house, workspace, "ls -a; git status 2>&1")
+    async with local(tmp_path, SAMPLE) as app:
+        none = app.settings.workspace.model_copy(update={"history_commits": 0})
+        settings = app.settings.model_copy(update={"workspace": none})
+        prepared = await type(app.preparer)(settings, lambda _: app.clone, app.workspaces).prepare(
+            app.base()
+        )
+        async with app.workspaces.open(prepared, "one") as workspace:
+            assert "not a git repository" in await said(app, workspace, "ls -a; git status 2>&1")

@@ -77,14 +77,14 @@ class _Word(Body):
     reason: str = ""
 
 
-def state_routes(doors: ApiDependencies) -> Sequence[Route]:
+def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     """Return how the house stands, and what is under way in it."""
 
     async def health(_request: Request) -> Response:
         """200, or 503 where a part is down that nothing works without. Details only to callers with
         a token.
         """
-        found = await doors.checkup.look()
+        found = await dependencies.checkup.look()
         if not is_known():
             found = replace(found, parts=tuple(replace(part, detail="") for part in found.parts))
         return document(dump(found), 503 if found.status is Condition.DOWN else 200)
@@ -93,7 +93,7 @@ def state_routes(doors: ApiDependencies) -> Sequence[Route]:
         """200 while this process takes calls, gRPC's too, 503 once it is told to stop. What a load
         balancer asks: with /health, a model server that is away would take every door away.
         """
-        taking = doors.taking.is_set()
+        taking = dependencies.taking.is_set()
         return document({"ready": taking}, 200 if taking else 503)
 
     async def tasks(request: Request) -> Response:
@@ -111,14 +111,19 @@ def state_routes(doors: ApiDependencies) -> Sequence[Route]:
         return document(
             {
                 "tasks": [
-                    dump(task) for task in await doors.tasks.latest(caller(), state, int(limit))
+                    dump(task)
+                    for task in await dependencies.tasks.latest(caller(), state, int(limit))
                 ]
             }
         )
 
     async def task(request: Request) -> Response:
         return document(
-            dump(await doors.tasks.get(check_id(request.path_params["id"], "task_id"), caller()))
+            dump(
+                await dependencies.tasks.get(
+                    check_id(request.path_params["id"], "task_id"), caller()
+                )
+            )
         )
 
     return [
@@ -129,12 +134,12 @@ def state_routes(doors: ApiDependencies) -> Sequence[Route]:
     ]
 
 
-def tool_routes(doors: ApiDependencies) -> Sequence[Route]:
+def tool_routes(dependencies: ApiDependencies) -> Sequence[Route]:
     """Return the tool service, where callers may use tools."""
-    if doors.visits is None:
+    if dependencies.visits is None:
         return []
-    visits = doors.visits
-    service = Tools(visits, doors.parking, doors.workflows)
+    visits = dependencies.visits
+    service = Tools(visits, dependencies.parking, dependencies.workflows)
 
     async def open_workspace(request: Request) -> Response:
         asked = await read(request, _Open)

@@ -53,7 +53,7 @@ class Served:
 @asynccontextmanager
 async def http_server(
     settings: config.WebSettings,
-    doors: ApiDependencies,
+    dependencies: ApiDependencies,
     tokens: Mapping[str, Principal],
     *,
     configured: bool,
@@ -89,15 +89,15 @@ async def http_server(
         elsewhere=provider.name if provider else "",
     )
     async with serving(
-        application(settings, doors, tokens, sessions, provider), address, limits, context
+        application(settings, dependencies, tokens, sessions, provider), address, limits, context
     ) as port:
         own = context is None and is_loopback(settings.host) and LOCAL in tokens.values()
-        whole = port and own and "page" in doors.served
+        whole = port and own and "page" in dependencies.served
         link = f"http://{settings.host}:{port}/sign-in?link={sessions.link(LOCAL)}" if whole else ""
         try:
             yield Served(port, link)
         finally:
-            doors.stopping.set()
+            dependencies.stopping.set()
 
 
 async def _check_provider(provider: Provider, settings: config.WebSettings) -> None:
@@ -119,23 +119,27 @@ async def _check_provider(provider: Provider, settings: config.WebSettings) -> N
 
 def application(
     settings: config.WebSettings,
-    doors: ApiDependencies,
+    dependencies: ApiDependencies,
     tokens: Mapping[str, Principal],
     sessions: Sessions,
     provider: Provider | None = None,
 ) -> Starlette:
     """Return what is served: the routes, behind what every request has to pass, outermost first."""
     bearers = BearerTokens(tokens)
-    pages = page_routes(doors, bearers, sessions, provider) if "page" in doors.served else []
+    pages = (
+        page_routes(dependencies, bearers, sessions, provider)
+        if "page" in dependencies.served
+        else []
+    )
     links = [_links(sessions)] if pages else []
-    operations = story_operations(doors) if "api" in doors.served else []
+    operations = story_operations(dependencies) if "api" in dependencies.served else []
     stories = [*(operation.route for operation in operations), _openapi_route(operations)]
     routes = [
-        *state_routes(doors),
-        *tool_routes(doors),
+        *state_routes(dependencies),
+        *tool_routes(dependencies),
         *stories,
         *links,
-        *rpc_routes(services_of(doors)),
+        *rpc_routes(services_of(dependencies)),
         *pages,
     ]
 

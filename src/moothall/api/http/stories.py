@@ -62,14 +62,14 @@ class _Told(Body):
     moves: tuple[_Move, ...]
 
 
-def story_operations(doors: ApiDependencies) -> Sequence[HttpOperation]:
+def story_operations(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
     """Return the board, plans, the coach and what came of deliberations."""
-    planning = Planning(doors)
-    return *_of_board(doors, planning), *_of_plans(planning), *_of_councils(doors)
+    planning = Planning(dependencies)
+    return *_of_board(dependencies, planning), *_of_plans(planning), *_of_councils(dependencies)
 
 
-def _of_board(doors: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
-    board, scorer = doors.board, StoryCoach(doors.author)
+def _of_board(dependencies: ApiDependencies, planning: Planning) -> Sequence[HttpOperation]:
+    board, scorer = dependencies.board, StoryCoach(dependencies.author)
 
     async def list_stories(_request: Request) -> Response:
         """The stories of the caller's tenant."""
@@ -184,8 +184,8 @@ def _of_plans(planning: Planning) -> Sequence[HttpOperation]:
     )
 
 
-def _of_councils(doors: ApiDependencies) -> Sequence[HttpOperation]:
-    councils = OrchestratorService(doors)
+def _of_councils(dependencies: ApiDependencies) -> Sequence[HttpOperation]:
+    councils = OrchestratorService(dependencies)
 
     async def result(request: Request) -> Response:
         """The ranking with its reasons and the winner's diff."""

@@ -24,11 +24,11 @@ from moothall.tools.discovery import Filters, discover
 _QUERY = 200
 
 
-def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return what a browser gets of the house."""
 
     async def health(_request: Request, session: Session) -> Response:
-        return page("health.html", session=session, health=await doors.checkup.look())
+        return page("health.html", session=session, health=await dependencies.checkup.look())
 
     async def audit(request: Request, session: Session) -> Response:
         if not session.who.operator:
@@ -36,7 +36,7 @@ def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
         only = request.query_params.get("only", "")
         if only not in {"", "refused"}:
             raise InvalidRequest(f"only is {only[:40]!r}; it is refused, or left out for all")
-        found = await doors.decisions.last(session.who)
+        found = await dependencies.decisions.last(session.who)
         return page(
             "decisions.html",
             session=session,
@@ -45,9 +45,14 @@ def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
         )
 
     async def budgets(_request: Request, session: Session) -> Response:
-        cards = await doors.board.cards(session.who)
+        cards = await dependencies.board.cards(session.who)
         books = [
-            (card, await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget))
+            (
+                card,
+                await dependencies.accounts.of(
+                    card.story.id, session.who.tenant, card.story.budget
+                ),
+            )
             for card in cards
         ]
         return page(
@@ -56,7 +61,11 @@ def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
 
     async def tools(request: Request, session: Session) -> Response:
         query = request.query_params.get("query", "")[:_QUERY]
-        specs = doors.visits.list_tools(session.who) if doors.visits else CATALOGUE.values()
+        specs = (
+            dependencies.visits.list_tools(session.who)
+            if dependencies.visits
+            else CATALOGUE.values()
+        )
         return page(
             "tools.html", session=session, query=query, tools=discover(specs, Filters(query))
         )
@@ -69,9 +78,9 @@ def house_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     ]
 
 
-def parked_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def parked_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the list, and what takes a word."""
-    service = Tools(doors.visits, doors.parking) if doors.visits else None
+    service = Tools(dependencies.visits, dependencies.parking) if dependencies.visits else None
 
     async def list_parked(_request: Request, session: Session) -> Response:
         refuse_unless_operator(session.who)

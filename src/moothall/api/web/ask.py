@@ -26,11 +26,11 @@ from moothall.stories import comments
 _SHOWN, _LOOKED_AT = 20, 100
 
 
-def asking_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def asking_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the place to ask, where what was asked lately stands too."""
 
     async def form(session: Session, given: Mapping[str, str], wrong: str = "") -> Response:
-        latest = await doors.tasks.latest(session.who, limit=_LOOKED_AT)
+        latest = await dependencies.tasks.latest(session.who, limit=_LOOKED_AT)
         return page(
             "ask.html",
             400 if wrong else 200,
@@ -38,7 +38,7 @@ def asking_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
             given=given,
             wrong=wrong,
             roles=ROLES,
-            repositories=known_repositories(doors, session.who),
+            repositories=known_repositories(dependencies, session.who),
             may=comments.may_act(session.who),
             key=new_task_id(),
             asked=[view for view in latest if view.protocol == "ask"][:_SHOWN],
@@ -50,7 +50,7 @@ def asking_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
         given = await read_session_form(request, session)
         comments.check_role(session.who)
         try:
-            made = await doors.desk.submit(_request(given), session.who)
+            made = await dependencies.deliberations.submit(_request(given), session.who)
         except (InvalidRequest, NotFound, RepositoryError) as error:
             return await form(session, given, error.message)
         return redirect(f"/councils/{made.task_id}")

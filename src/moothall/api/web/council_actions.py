@@ -25,13 +25,13 @@ from moothall.stories.diffs import DiffLine, read_diff
 from moothall.stories.story_state import remark as remark_of
 
 
-def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def acting_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the forms of a council's page."""
 
     async def cancel(request: Request, session: Session) -> Response:
         given, task_id = await read_session_form(request, session), request.path_params["id"]
         comments.check_role(session.who)
-        await doors.desk.cancel(
+        await dependencies.deliberations.cancel(
             check_id(task_id, "task_id"),
             given.get("reason", "").strip() or "cancelled on the page",
             session.who,
@@ -41,13 +41,19 @@ def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
     async def steer(request: Request, session: Session) -> Response:
         given, task_id = await read_session_form(request, session), request.path_params["id"]
         await comments.steer(
-            doors.desk, task_id, given.get("message", ""), session.who, key=given.get("key", "")
+            dependencies.deliberations,
+            task_id,
+            given.get("message", ""),
+            session.who,
+            key=given.get("key", ""),
         )
         return redirect(f"/councils/{task_id}")
 
     async def pause(request: Request, session: Session) -> Response:
         given, task_id = await read_session_form(request, session), request.path_params["id"]
-        await comments.pause(doors.desk, task_id, session.who, paused=given.get("paused") == "true")
+        await comments.pause(
+            dependencies.deliberations, task_id, session.who, paused=given.get("paused") == "true"
+        )
         return redirect(f"/councils/{task_id}")
 
     async def remark(request: Request, session: Session) -> Response:
@@ -58,7 +64,7 @@ def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
             await read_session_form(request, session),
             check_id(request.path_params["id"], "task_id"),
         )
-        outcome = await doors.desk.result(task_id, session.who)
+        outcome = await dependencies.deliberations.result(task_id, session.who)
         place = _place(given.get("on", ""))
         line = _line(outcome, *place) if place else None
         if line is None or not outcome.story_id:
@@ -67,7 +73,7 @@ def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
                 "lines by its number"
             )
         await comments.remark_on(
-            doors.board,
+            dependencies.board,
             outcome,
             line,
             given.get("comment", ""),
@@ -85,12 +91,12 @@ def acting_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
 
 
 async def remarks_on(
-    doors: ApiDependencies, outcome: Outcome, who: Principal
+    dependencies: ApiDependencies, outcome: Outcome, who: Principal
 ) -> Mapping[tuple[str, int, str], Sequence[LineComment]]:
     """Return what was said of lines of this task's diffs, by path, number and text."""
     found: dict[tuple[str, int, str], list[LineComment]] = {}
-    if outcome.story_id and await doors.board.find(outcome.story_id, who):
-        for said in map(remark_of, await doors.board.history(outcome.story_id, who)):
+    if outcome.story_id and await dependencies.board.find(outcome.story_id, who):
+        for said in map(remark_of, await dependencies.board.history(outcome.story_id, who)):
             if said is not None and said.task_id == outcome.task_id:
                 found.setdefault((said.path, said.line, said.quoted), []).append(said)
     return found

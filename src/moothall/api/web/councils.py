@@ -46,19 +46,19 @@ house.
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 
 
-def council_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def council_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return what a browser gets of one deliberation."""
 
     async def council(request: Request, session: Session) -> Response:
         task_id = check_id(request.path_params["id"], "task_id")
         try:
-            outcome = await doors.desk.result(task_id, session.who)
+            outcome = await dependencies.deliberations.result(task_id, session.who)
         except NotFound as error:
             raise NotFound(
                 f"no council has begun task {task_id!r}; a story's tasks begin when its design is "
                 "accepted"
             ) from error
-        progress = await doors.tasks.progress(task_id, session.who)
+        progress = await dependencies.tasks.progress(task_id, session.who)
         asked = (
             progress.state.requested.value if progress.state and progress.state.requested else None
         )
@@ -69,7 +69,7 @@ def council_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
             "asked": asked,
             "about": _about(asked) or f"Task {task_id}",
             "talks": asked is not None and asked.protocol == "ask",
-            "before": await earlier_tasks(doors.tasks, asked, session.who),
+            "before": await earlier_tasks(dependencies.tasks, asked, session.who),
             "forked": own_id(asked.fork.task_id, session.who.tenant)
             if asked and asked.fork
             else "",
@@ -77,7 +77,7 @@ def council_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
             "elapsed": _elapsed_seconds(progress, outcome),
             "words": _words(progress),
             "question": question(outcome),
-            "remarks": await remarks_on(doors, outcome, session.who),
+            "remarks": await remarks_on(dependencies, outcome, session.who),
             "on": request.query_params.get("on", ""),
             "may": may_act(session.who),
             "key": new_task_id(),
@@ -94,12 +94,12 @@ def council_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
 
     return [
         Route("/councils/{id}", require_session(council, sessions)),
-        _changes(doors, sessions),
-        _text(doors, sessions),
+        _changes(dependencies, sessions),
+        _text(dependencies, sessions),
     ]
 
 
-def _changes(doors: ApiDependencies, sessions: Sessions) -> Route:
+def _changes(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     shared: WeakValueDictionary[str, Broadcast[int]] = (
         WeakValueDictionary()
     )  # however many look, it is read once
@@ -109,10 +109,10 @@ def _changes(doors: ApiDependencies, sessions: Sessions) -> Route:
         end, on the board.
         """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
-        seen = (await doors.tasks.progress(task_id, who)).seq
+        seen = (await dependencies.tasks.progress(task_id, who)).seq
 
         async def follow_events() -> AsyncGenerator[int, None]:
-            async with aclosing(doors.desk.watch(task_id, seen, who)) as moments:
+            async with aclosing(dependencies.deliberations.watch(task_id, seen, who)) as moments:
                 async for recorded in moments:
                     yield recorded.seq
 
@@ -125,7 +125,7 @@ def _changes(doors: ApiDependencies, sessions: Sessions) -> Route:
                     await asyncio.sleep(turn(fan.listening))
                     yield f"data: {seqs[-1]}\n"
                     await asyncio.sleep(_PACE_SECONDS)
-            async with aclosing(follow_board(doors, who)) as lines:
+            async with aclosing(follow_board(dependencies, who)) as lines:
                 async for line in lines:
                     yield line
 
@@ -134,7 +134,7 @@ def _changes(doors: ApiDependencies, sessions: Sessions) -> Route:
     return Route("/councils/{id}/changes", require_session(changes, sessions))
 
 
-def _text(doors: ApiDependencies, sessions: Sessions) -> Route:
+def _text(dependencies: ApiDependencies, sessions: Sessions) -> Route:
     shared: WeakValueDictionary[str, Broadcast[Writing]] = WeakValueDictionary()
 
     async def text(request: Request, session: Session) -> Response:
@@ -142,9 +142,10 @@ def _text(doors: ApiDependencies, sessions: Sessions) -> Route:
         council is over.
         """
         task_id, who = check_id(request.path_params["id"], "task_id"), session.who
-        over = (await doors.desk.result(task_id, who)).status.ended
+        over = (await dependencies.deliberations.result(task_id, who)).status.ended
         fan = shared.setdefault(
-            key_of(task_id, who.tenant), Broadcast(lambda: doors.desk.watch_text(task_id, who))
+            key_of(task_id, who.tenant),
+            Broadcast(lambda: dependencies.deliberations.watch_text(task_id, who)),
         )
 
         async def stream() -> AsyncGenerator[str, None]:
@@ -163,14 +164,14 @@ def _text(doors: ApiDependencies, sessions: Sessions) -> Route:
     return Route("/councils/{id}/text", require_session(text, sessions))
 
 
-async def follow_board(doors: ApiDependencies, who: Principal) -> AsyncGenerator[str, None]:
+async def follow_board(dependencies: ApiDependencies, who: Principal) -> AsyncGenerator[str, None]:
     """Yield a line for whatever happens on a tenant's board from now on; what happens at once is
     one.
     """
-    async with aclosing(doors.board.watch(None, who)) as told:
+    async with aclosing(dependencies.board.watch(None, who)) as told:
         async for moments in told:
             if moments:
-                await asyncio.sleep(turn(doors.board.watching))
+                await asyncio.sleep(turn(dependencies.board.watching))
             yield f"data: {moments[-1].seq}\n" if moments else ": the board\n"
             if moments:
                 await asyncio.sleep(_PACE_SECONDS)

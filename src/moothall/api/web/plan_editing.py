@@ -28,12 +28,12 @@ _EMPTY = {"role": "dev", "description": "", "criteria": "", "after": ""}
 Parts = Sequence[Mapping[str, Any]]
 
 
-def changing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def changing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the form, and what takes it."""
 
     async def plan(request: Request, session: Session) -> Response:
         story_id = request.path_params["id"]
-        card = await doors.board.card(story_id, session.who)
+        card = await dependencies.board.card(story_id, session.who)
         if request.method == "GET":
             known = changeable(card)
             return _form(
@@ -45,7 +45,7 @@ def changing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Rout
         given = await read_session_form(request, session, _MOST)
         parts, plan_id = _parts(given), given.get("plan_id", "")
         try:
-            await doors.plans.change(story_id, plan_id, _outlines(parts), session.who)
+            await dependencies.plans.change(story_id, plan_id, _outlines(parts), session.who)
         except (InvalidRequest, ConcurrentUpdate) as error:
             return _form(session, card, plan_id, parts, error)
         return redirect(

@@ -43,7 +43,7 @@ _SAYS = (
 """Properties of which the first that a node has says best what it is."""
 
 
-def tracing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def tracing_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     """Return the views that go back: from a line to who approved it, and from a node of the graph
     to the next.
     """
@@ -63,13 +63,13 @@ def tracing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
             "origin": None,
         }
         told |= {"rows": (), "unknown": "", "commit": "", "repositories": ()}
-        if doors.repositories is None:
+        if dependencies.repositories is None:
             raise NotFound("this server shows no repositories")
-        told["repositories"] = known_repositories(doors, session.who)
+        told["repositories"] = known_repositories(dependencies, session.who)
         if given["repository"]:
-            told |= await _file(doors.repositories, given, session.who)
+            told |= await _file(dependencies.repositories, given, session.who)
         if given["repository"] and given["path"] and given["line"]:
-            told |= await _origin(doors, doors.repositories, given, session.who)
+            told |= await _origin(dependencies, dependencies.repositories, given, session.who)
         return page(
             "origins.html",
             session=session,
@@ -81,9 +81,12 @@ def tracing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
         label, name = (request.query_params.get(key, "").strip() for key in ("label", "id"))
         if not label or not name:
             return page(
-                "graph.html", session=session, node=None, cards=await doors.board.cards(session.who)
+                "graph.html",
+                session=session,
+                node=None,
+                cards=await dependencies.board.cards(session.who),
             )
-        rows = await doors.ask(
+        rows = await dependencies.ask(
             "neighbours", tenant=session.who.tenant, label=label, id=name, depth=1, limit=_NEAR
         )
         if not rows:
@@ -108,11 +111,11 @@ def tracing_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route
     ]
 
 
-def known_repositories(doors: ApiDependencies, who: Principal) -> Sequence[str]:
+def known_repositories(dependencies: ApiDependencies, who: Principal) -> Sequence[str]:
     """Return the ids of the repositories that a tenant registered."""
     return (
-        [entry.id for entry in doors.repositories.registry.list(who.tenant)]
-        if doors.repositories
+        [entry.id for entry in dependencies.repositories.registry.list(who.tenant)]
+        if dependencies.repositories
         else []
     )
 
@@ -132,7 +135,7 @@ async def _file(
 
 
 async def _origin(
-    doors: ApiDependencies,
+    dependencies: ApiDependencies,
     repositories: RepositoryService,
     given: Mapping[str, str],
     who: Principal,
@@ -143,7 +146,7 @@ async def _origin(
     place = (given["repository"], given["ref"], given["path"], _number(given["line"]))
     origin = await repositories.origin(*place, tenant=who.tenant)
     try:
-        rows = await doors.ask(
+        rows = await dependencies.ask(
             "provenance", tenant=who.tenant, commit_sha=origin.commit, path=origin.path
         )
     except GraphUnavailable as error:

@@ -47,7 +47,7 @@ same roles.
 
 
 def page_routes(
-    doors: ApiDependencies,
+    dependencies: ApiDependencies,
     bearers: BearerTokens,
     sessions: Sessions,
     provider: Provider | None = None,
@@ -55,23 +55,23 @@ def page_routes(
     """Return what a browser gets; all but signing in and the stylesheet ask for a session."""
     return [
         *signing_routes(bearers, sessions, provider),
-        *_board_routes(doors, sessions),
-        *_story_routes(doors, sessions),
-        *changing_routes(doors, sessions),
-        *asking_routes(doors, sessions),
-        *council_routes(doors, sessions),
-        *acting_routes(doors, sessions),
-        *house_routes(doors, sessions),
-        *parked_routes(doors, sessions),
-        *tracing_routes(doors, sessions),
+        *_board_routes(dependencies, sessions),
+        *_story_routes(dependencies, sessions),
+        *changing_routes(dependencies, sessions),
+        *asking_routes(dependencies, sessions),
+        *council_routes(dependencies, sessions),
+        *acting_routes(dependencies, sessions),
+        *house_routes(dependencies, sessions),
+        *parked_routes(dependencies, sessions),
+        *tracing_routes(dependencies, sessions),
     ]
 
 
-def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def _board_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     drawn: LRUCache[Hashable, Markup] = LRUCache(_DRAWN)
 
     async def board(_request: Request, session: Session) -> Response:
-        cards = await doors.board.cards(session.who)
+        cards = await dependencies.board.cards(session.who)
         key = session.who.roles, tuple((card.story.id, card.seq) for card in cards)
         if (shown := drawn.get(key)) is None:  # however many load it anew after a change
             columns = by_state(sorted(cards, key=lambda card: -card.seq))
@@ -84,7 +84,7 @@ def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
     async def new(request: Request, session: Session) -> Response:
         told: dict[str, Any] = {
             "levels": lifecycle().ready,
-            "repositories": known_repositories(doors, session.who),
+            "repositories": known_repositories(dependencies, session.who),
         }
         if request.method == "GET":
             return page(
@@ -106,8 +106,8 @@ def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
             scored = score(check(draft))
             if given.get("do") == "create":
                 repository = given.get("repository", "").strip()
-                await doors.plans.check_repository(repository, session.who)
-                card = await doors.board.create(
+                await dependencies.plans.check_repository(repository, session.who)
+                card = await dependencies.board.create(
                     draft,
                     session.who,
                     key=new_task_id(),
@@ -127,7 +127,7 @@ def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
 
     async def changes(_request: Request, session: Session) -> Response:
         """Say that something happened on the board, as server-sent events, from now on."""
-        return ServerSentEvents(follow_board(doors, session.who))
+        return ServerSentEvents(follow_board(dependencies, session.who))
 
     return [
         Route("/", require_session(board, sessions)),
@@ -136,13 +136,15 @@ def _board_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
     ]
 
 
-def _story_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
+def _story_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
     async def story(request: Request, session: Session) -> Response:
-        card = await doors.board.card(request.path_params["id"], session.who)
-        history = await doors.board.moves(card.story.id, session.who)
-        said = await doors.board.history(card.story.id, session.who)
-        made = rounds(said, await doors.tasks.find(task_ids(said), session.who), card.stand.state)
-        book = await doors.accounts.of(card.story.id, session.who.tenant, card.story.budget)
+        card = await dependencies.board.card(request.path_params["id"], session.who)
+        history = await dependencies.board.moves(card.story.id, session.who)
+        said = await dependencies.board.history(card.story.id, session.who)
+        made = rounds(
+            said, await dependencies.tasks.find(task_ids(said), session.who), card.stand.state
+        )
+        book = await dependencies.accounts.of(card.story.id, session.who.tenant, card.story.budget)
         told: dict[str, Any] = {
             "card": card,
             "history": history,
@@ -162,7 +164,7 @@ def _story_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
 
     async def comment(request: Request, session: Session) -> Response:
         given, story_id = await read_session_form(request, session), request.path_params["id"]
-        await doors.board.comment(
+        await dependencies.board.comment(
             story_id, given.get("comment", ""), session.who, key=given.get("key", "")
         )
         return redirect(f"/stories/{story_id}")
@@ -170,7 +172,7 @@ def _story_routes(doors: ApiDependencies, sessions: Sessions) -> Sequence[Route]
     async def move(request: Request, session: Session) -> Response:
         given = await read_session_form(request, session)
         story_id = request.path_params["id"]
-        await doors.board.move(
+        await dependencies.board.move(
             story_id, given.get("event", ""), session.who, comment=given.get("comment", "").strip()
         )
         return redirect("/" if given.get("back") == "board" else f"/stories/{story_id}")

@@ -52,8 +52,8 @@ async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
     """Return the claims with what was found of them, published. One whose tests do not pass on the
     base, or that nobody could read, does not hold.
     """
-    bench = council.bench
-    if bench is None:
+    evaluator = council.evaluator
+    if evaluator is None:
         return []
     new = [
         item
@@ -65,7 +65,8 @@ async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
     claims = {item.proposal.diff: item for item in new}
     async with asyncio.TaskGroup() as group:
         tasks = {
-            diff: group.create_task(_judge(council, bench, item)) for diff, item in claims.items()
+            diff: group.create_task(_judge(council, evaluator, item))
+            for diff, item in claims.items()
         }
     found = {diff: task.result() for diff, task in tasks.items()}
     for item in new:
@@ -82,9 +83,9 @@ async def judge_claims(council: DeliberationContext) -> list[EvaluatedProposal]:
 
 
 async def _judge(
-    council: DeliberationContext, bench: Evaluator, item: EvaluatedProposal
+    council: DeliberationContext, evaluator: Evaluator, item: EvaluatedProposal
 ) -> Evidence:
-    cases, why = await bench.cases_on_base(item.proposal)
+    cases, why = await evaluator.cases_on_base(item.proposal)
     why = why or await _read(council, item.proposal)
     verdict = Verdict.FAILED if why else Verdict.PASSED
     return Evidence(ALREADY_DONE, verdict, passed=len(cases), shown=cases[:20], why=why)

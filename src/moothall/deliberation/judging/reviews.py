@@ -252,7 +252,7 @@ def _with_tools(council: DeliberationContext, order: _Wanted, wanted: Sequence[s
         where=f"{order.phase}/{order.round}",
         number=order.number,
         diff=diff,
-        exact=council.bench.exact(diff) if council.bench else diff,
+        exact=council.evaluator.exact(diff) if council.evaluator else diff,
         evidence=_facts_of(council, order.answer),
         wanted=wanted,
     )
@@ -314,7 +314,7 @@ async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
     """
     setup = council.setup_of("-")
     if (
-        council.bench is None
+        council.evaluator is None
         or setup.function is not None
         or setup.llm.context_tokens < WIDE_WINDOW
         or council.ledger.used_up
@@ -323,7 +323,9 @@ async def find_contradictions(council: DeliberationContext) -> frozenset[str]:
     if len({item.proposal.diff for item in council.judged if item.passes}) < _COMPETING:
         return frozenset()
     authors = [
-        author for author in await council.bench.test_authors(council.judged) if tests_of(author)
+        author
+        for author in await council.evaluator.test_authors(council.judged)
+        if tests_of(author)
     ]
 
     async def read(author: Proposal) -> None:

@@ -31,8 +31,8 @@ async def excuse_superseded(council: DeliberationContext) -> list[EvaluatedPropo
     published.
     """
     setup = council.setup_of("-")
-    bench = council.bench
-    if bench is None or not setup.native or setup.llm.context_tokens < WIDE_WINDOW:
+    evaluator = council.evaluator
+    if evaluator is None or not setup.native or setup.llm.context_tokens < WIDE_WINDOW:
         return []
     refused = [
         item
@@ -44,7 +44,7 @@ async def excuse_superseded(council: DeliberationContext) -> list[EvaluatedPropo
         new = [case for case in lost if case not in council.superseded]
         if not new or item.proposal.candidate in council.changes_read or council.ledger.used_up:
             continue
-        changed = await bench.passing_as_changed(item.proposal, new)
+        changed = await evaluator.passing_as_changed(item.proposal, new)
         if changed and tests_of(item.proposal):
             council.changes_read.add(item.proposal.candidate)
             council.superseded |= await _read(council, item, changed)

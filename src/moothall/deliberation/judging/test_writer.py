@@ -63,7 +63,7 @@ def may_write_tests(council: DeliberationContext) -> bool:
     d, prepared = council.d, council.prepared
     if (
         not council.parts.evidence.test_writer
-        or council.bench is None
+        or council.evaluator is None
         or prepared is None
         or council.ledger.used_up
     ):
@@ -107,23 +107,25 @@ class IndependentTests:
         follow.
         """
         council = self.council
-        judged, bench = council.judged, council.bench
+        judged, evaluator = council.judged, council.evaluator
         if not self.written and may_write_tests(council):
             self.written = True
             self.author, self.why = await _write(council)
-        if not self.written or bench is None:
+        if not self.written or evaluator is None:
             return judged
         if self.author is None:
             if published:
                 await report(council, TEST_WRITER, f"test writer: no tests: {plain(self.why, 200)}")
             return judged
         diffs = tuple(dict.fromkeys(item.proposal.diff for item in judged if item.passes))
-        verdicts = await Trial(bench.author_tests, self.author, diffs).run(self._read_once)
+        verdicts = await Trial(evaluator.author_tests, self.author, diffs).run(self._read_once)
         if len(verdicts.of(FAILS_EVERYWHERE)) >= len(verdicts.counted):
             verdicts = replace(
                 verdicts, red=frozenset()
             )  # its tests or all answers are wrong: they rank, and reproduce nothing
-        found = await vote(bench.author_tests, self.author, verdicts, judged, published=published)
+        found = await vote(
+            evaluator.author_tests, self.author, verdicts, judged, published=published
+        )
         if published:
             shown = council.parts.clean(self.author.diff)[:TESTS_CHARS]
             await report(council, TEST_WRITER, _summary(verdicts), cases=verdicts.cases, diff=shown)
@@ -202,16 +204,16 @@ async def _write(council: DeliberationContext) -> tuple[Proposal | None, str]:
 
 async def tests_of_agent(council: DeliberationContext, patch: Patch, agent: str) -> Proposal:
     """Return the tests in an agent's change."""
-    if council.bench is None:
+    if council.evaluator is None:
         raise AssertionError("tests run where there is a repository")
-    return await tests_in(council.bench.author_tests.runs, patch, agent, council.d.role)
+    return await tests_in(council.evaluator.author_tests.runs, patch, agent, council.d.role)
 
 
 async def _try_on_base(council: DeliberationContext, author: Proposal) -> tuple[str, bool]:
     """Run the tests on the base. Return what they show, and whether each of them fails."""
-    if council.bench is None:
+    if council.evaluator is None:
         raise AssertionError("tests run where there is a repository")
-    tests = council.bench.author_tests
+    tests = council.evaluator.author_tests
     lines: list[str] = []
     good = False
     for check, (run, cases) in (await Trial(tests, author, ()).on_base()).items():

@@ -74,7 +74,7 @@ def find_tie(council: DeliberationContext) -> tuple[EvaluatedProposal, ...]:
     d, tools = council.d, tools_of(council.setup_of(TIE_BREAKER))
     if (
         not council.parts.evidence.tie_breaker
-        or council.bench is None
+        or council.evaluator is None
         or tools is None
         or not tools.has_shell
     ):
@@ -94,8 +94,8 @@ async def break_tie(
     """Return the candidates with what the tie-breaker's tests say of them, if they say anything,
     and publish what it found.
     """
-    judged, bench = council.judged, council.bench
-    if bench is None:
+    judged, evaluator = council.judged, council.evaluator
+    if evaluator is None:
         raise AssertionError("answers are compared where there is a repository")
     diffs = tuple(sorted({item.proposal.diff for item in tied}))
     found = await _compare(council, diffs)
@@ -108,9 +108,9 @@ async def break_tie(
         )
         await report(council, TIE_BREAKER, f"tie-breaker: {plain(said, _WHY_CHARS)}")
         return judged
-    trial = Trial(bench.author_tests, found.author, diffs, apart=True)
+    trial = Trial(evaluator.author_tests, found.author, diffs, apart=True)
     verdicts = await trial.run(reader_of(council, found.author, TIE_BREAKER, asked=True))
-    result = await vote(bench.author_tests, found.author, verdicts, judged)
+    result = await vote(evaluator.author_tests, found.author, verdicts, judged)
     await report(
         council,
         TIE_BREAKER,
@@ -123,14 +123,14 @@ async def break_tie(
 
 async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Finding:
     """Let the agent work and return what it came to."""
-    setup, until, bench = (
+    setup, until, evaluator = (
         council.setup_of(TIE_BREAKER),
         share_of_time(council, SHARE),
-        council.bench,
+        council.evaluator,
     )
     tools = tools_of(setup)
     found = _Finding()
-    if until is None or tools is None or bench is None:
+    if until is None or tools is None or evaluator is None:
         found.why = "there was no time left"
         return found
     turns = min(TURNS, setup.max_turns)
@@ -162,7 +162,7 @@ async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Findi
             )
         again = found.author is not None and found.author.diff == author.diff
         found.author = author
-        states = await Trial(bench.author_tests, author, diffs, apart=True).look()
+        states = await Trial(evaluator.author_tests, author, diffs, apart=True).look()
         lines = [
             f"{case}: {'tells the changes apart' if state == COUNTS else state}"
             for case, state in states.items()
@@ -177,7 +177,7 @@ async def _compare(council: DeliberationContext, diffs: Sequence[str]) -> _Findi
 
     async def prepare(workspace: Workspace) -> None:
         found.author, found.same = None, ""  # in a second workspace the same replies come again
-        await _lay_out(council, workspace, letters, [bench.exact(diff) for diff in diffs])
+        await _lay_out(council, workspace, letters, [evaluator.exact(diff) for diff in diffs])
 
     task = AgentTask(
         seat=TIE_BREAKER,

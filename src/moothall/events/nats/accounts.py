@@ -93,13 +93,13 @@ def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
         "system",
         {"type": "account", "limits": {**_ACCOUNT, "disk_storage": 0, "mem_storage": 0}},
     )
-    house = {"type": "account", "limits": _ACCOUNT, "signing_keys": [_public(issuer), scope]}
+    app = {"type": "account", "limits": _ACCOUNT, "signing_keys": [_public(issuer), scope]}
     if renew:
-        house["revocations"] = {
+        app["revocations"] = {
             "*": now - 1
         }  # what is issued in the second that is named is revoked too
-    houses = _token(operator, account, "house", house)
-    preload = f"{system}: {systems}\n  {account}: {houses}"
+    apps = _token(operator, account, "house", app)
+    preload = f"{system}: {systems}\n  {account}: {apps}"
     texts = {
         "accounts.conf": (
             f"operator: {own}\nresolver: MEMORY\nresolver_preload: {{\n  {preload}\n}}\n"
@@ -144,7 +144,7 @@ def _accounts(conf: Path) -> tuple[str, str]:
         text = conf.read_text(encoding="utf-8")
         _, body, _ = re.findall(r"^operator: (\S+)$", text, re.MULTILINE)[0].split(".")
         system = json.loads(base64.urlsafe_b64decode(body + "=="))["nats"]["system_account"]
-        [house] = {*re.findall(r"^ *(A[A-Z2-7]{55}): ", text, re.MULTILINE)} - {system}
+        [app] = {*re.findall(r"^ *(A[A-Z2-7]{55}): ", text, re.MULTILINE)} - {system}
     except OSError as error:
         raise ConfigurationError(
             f"{error.filename}: {error.strerror}; name the accounts.conf that the servers have now"
@@ -153,7 +153,7 @@ def _accounts(conf: Path) -> tuple[str, str]:
         raise ConfigurationError(
             f"{conf} is not the accounts.conf that `moothall bus keys` wrote"
         ) from error
-    return str(system), house
+    return str(system), app
 
 
 def _credentials(

@@ -43,7 +43,7 @@ class McpTools:
         self._tools = {one.spec.name: one for one in tools}
         self._secrets = secret_values(own)
         self._slots = asyncio.Semaphore(own.at_once)
-        self._household: ServerPool | None = None
+        self._server_pool: ServerPool | None = None
 
     async def call(self, call: ToolCall, workspace: Workspace, tenant: str) -> ToolResult:
         """Call it until the call's deadline or `mcp.seconds`. What may have changed something
@@ -61,13 +61,13 @@ class McpTools:
 
     async def close_workspace(self, workspace: str) -> None:
         """End the servers that live for a workspace."""
-        if self._household:
-            await self._household.close_workspace(workspace)
+        if self._server_pool:
+            await self._server_pool.close_workspace(workspace)
 
     async def close(self) -> None:
         """End all servers that live on."""
-        if self._household:
-            await self._household.close()
+        if self._server_pool:
+            await self._server_pool.close()
 
     async def _output(
         self, call: ToolCall, known: TakenTool, workspace: Workspace, tenant: str
@@ -105,8 +105,10 @@ class McpTools:
             from moothall.toolkits.mcp.living import LiveServer, ServerPool
         except ModuleNotFoundError as error:
             raise CallFailed(_LACKS) from error
-        household = self._household = self._household or ServerPool(self._own.kept, self._slots)
-        return household.call(
+        server_pool = self._server_pool = self._server_pool or ServerPool(
+            self._own.kept, self._slots
+        )
+        return server_pool.call(
             (tenant, workspace.id, name),
             lambda: LiveServer(
                 name,

@@ -39,8 +39,8 @@ class Cluster:
     labels, `house` those who share its bus.
     """
 
-    def __init__(self, jobs: JobSettings, host: str, house: str = "") -> None:
-        self._jobs, self.host, self._house = jobs, host, house
+    def __init__(self, jobs: JobSettings, host: str, app: str = "") -> None:
+        self._jobs, self.host, self._app = jobs, host, app
         self._made: set[str] = set()
         self._wrong: dict[str, asyncio.Future[str]] = {}
         self._waits: dict[str, str] = {}
@@ -98,7 +98,7 @@ class Cluster:
     @property
     def labels(self) -> dict[str, str]:
         """What the Jobs of this process are known by."""
-        return {LABEL: NAME, HOST: self.host, HOUSE: self._house}
+        return {LABEL: NAME, HOST: self.host, HOUSE: self._app}
 
     def made(self, name: str) -> bool:
         """Whether a Job is one of this process that it has not removed yet."""
@@ -112,7 +112,7 @@ class Cluster:
             answer: Any = await asyncio.to_thread(
                 self._batch.list_namespaced_job,
                 self._jobs.namespace,
-                label_selector=f"{LABEL}={NAME},{HOUSE}={self._house}",
+                label_selector=f"{LABEL}={NAME},{HOUSE}={self._app}",
                 _preload_content=False,
                 _request_timeout=CALL_SECONDS,
             )

@@ -1,4 +1,4 @@
-"""The house by role, installed once in a throw-away cluster by its chart, with a scripted model
+"""The deployment by role, installed once in a throw-away cluster by its chart, with a scripted model
 that counts.
 """
 
@@ -18,10 +18,10 @@ from k8s.roles.standing import Seen, Standing
 from k8s.test_deploy import SAMPLE
 from kubernetes import client
 
-from house import WRONG, by_task, scripted, turn
+from command import WRONG, by_task, scripted, turn
 from moothall.testing.model import Fault, call_id_of, phase_of, scripted_model, seat_of
 from support import gobuilt
-from support.kube import house
+from support.kube import deployment
 from support.kube.ctl import ask
 from support.kube.node import nodes
 from support.kube.programs import Home, Missing
@@ -54,7 +54,7 @@ def home() -> Home:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def counted() -> AsyncIterator[Counted]:
-    """The model of the house."""
+    """The model of the deployment."""
     made = Counted("", [])
     made.answers.set()
     council = scripted(by_task)
@@ -79,11 +79,11 @@ async def counted() -> AsyncIterator[Counted]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keys(
     home: Home, counted: Counted, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[tuple[Path, house.Folders]]:
-    """The house, installed and ready: the folder of its keys, and its volumes."""
-    folder = tmp_path_factory.mktemp("house")
+) -> AsyncIterator[tuple[Path, deployment.Folders]]:
+    """The deployment, installed and ready: the folder of its keys, and its volumes."""
+    folder = tmp_path_factory.mktemp("deployment")
     try:
-        async with stood(home, folder, house.values(counted.url)) as folders:
+        async with stood(home, folder, deployment.values(counted.url)) as folders:
             yield folder, folders
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
@@ -91,11 +91,11 @@ async def keys(
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def standing(
-    home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, house.Folders]
+    home: Home, api: client.ApiClient, counted: Counted, keys: tuple[Path, deployment.Folders]
 ) -> AsyncIterator[Standing]:
     """All roles on three bus servers and a Neo4j, and a repository that they share."""
     folder, folders = keys
-    inside = ("-n", house.SPACE, "exec", "deploy/moothall-api", "--")
+    inside = ("-n", deployment.SPACE, "exec", "deploy/moothall-api", "--")
     await ask(*inside, "python", "-c", SAMPLE, "/data/sample")
     await ask(*inside, "moothall", "repo", "add", "/data/sample", "--id", "sample")
     authority = (home.keys / "ca.crt").read_bytes()

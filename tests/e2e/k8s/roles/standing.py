@@ -30,7 +30,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from support.kube.ctl import ask
-from support.kube.house import SPACE, TOKEN, WORKSPACES, Folders
+from support.kube.deployment import SPACE, TOKEN, WORKSPACES, Folders
 from support.kube.killing import kill
 from support.recovery.scene import End
 
@@ -85,14 +85,14 @@ class Standing:
     authority: bytes
     arrived: list[tuple[str, float]]
     repository: str
-    doors: dict[str, str] = field(default_factory=dict)
+    dependencies: dict[str, str] = field(default_factory=dict)
     _open: AsyncExitStack = field(default_factory=AsyncExitStack)
     _bus: JetStreamBus | None = None
 
     async def reach(self) -> None:
         """Find its doors and its bus, which are elsewhere once it was installed anew."""
         for name in ("moothall", "moothall-tools"):
-            self.doors[name] = (
+            self.dependencies[name] = (
                 await ask("-n", SPACE, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
             ).strip()
         servers = ",".join(
@@ -120,7 +120,7 @@ class Standing:
     ) -> AsyncIterator[grpc.aio.Channel]:
         """Yield a connection of its own to some pod behind a Service, with TLS."""
         known = [("grpc.ssl_target_name_override", f"{service}.{SPACE}")]
-        door = f"{self.doors[service]}:{port}"
+        door = f"{self.dependencies[service]}:{port}"
         async with grpc.aio.secure_channel(
             door, grpc.ssl_channel_credentials(self.authority), options=known
         ) as channel:

@@ -11,7 +11,7 @@ from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
 from support.kube.ctl import ask
-from support.kube.house import WORKSPACES
+from support.kube.deployment import WORKSPACES
 from support.kube.killing import bring_back
 from support.kube.node import Node
 from support.kube.programs import Home

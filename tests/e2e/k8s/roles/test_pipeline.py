@@ -17,7 +17,7 @@ import yaml
 from k8s.roles.standing import TASK, Standing
 
 from support.kube.ctl import ask
-from support.kube.house import OURS, SPACE, TOKEN
+from support.kube.deployment import OURS, SPACE, TOKEN
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 

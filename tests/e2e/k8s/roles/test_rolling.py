@@ -18,7 +18,7 @@ from k8s.roles.standing import WHO, Seen, Standing
 from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import before, house
+from support.kube import before, deployment
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
 from support.kube.stood import DEPLOYMENTS, rolled_out
@@ -82,8 +82,8 @@ async def test_an_upgrade_of_all_roles_at_once_loses_no_call(
     standing: Standing, home: Home, counted: Counted
 ) -> None:
     async with called(standing, "upgrade"):
-        said = house.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
-        await asyncio.to_thread(house.install, home, said)
+        said = deployment.values(counted.url, MOOTHALL_LOG__LEVEL="warning")
+        await asyncio.to_thread(deployment.install, home, said)
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
 
@@ -93,7 +93,7 @@ async def at_work(standing: Standing, pods: int) -> set[str]:
         while True:
             found = {
                 pod.metadata.uid
-                for pod in await standing.pods("", house.WORKSPACES)
+                for pod in await standing.pods("", deployment.WORKSPACES)
                 if pod.status.phase == "Running"
             }
             if len(found) >= pods:
@@ -111,7 +111,7 @@ async def replaced_under(
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
-    """Hold a council whose seats wait for their model, each in its Job, until all of the house was
+    """Hold a council whose seats wait for their model, each in its Job, until all of the deployment was
     replaced; return what is seen of it.
     """
 
@@ -139,7 +139,7 @@ async def test_each_role_is_replaced_under_load_and_a_council_in_its_jobs_comes_
 ) -> None:
     async def restart() -> None:
         for name in DEPLOYMENTS:
-            await ask("-n", house.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
+            await ask("-n", deployment.SPACE, "rollout", "restart", f"deployment/moothall-{name}")
             await rolled_out(f"deployment/moothall-{name}")
 
     async with called(standing, "restart"):
@@ -157,20 +157,22 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     except Missing as missing:
         pytest.fail(str(missing))
 
-    own = json.loads(await ask("-n", house.SPACE, "get", "secret", "moothall-bus", "-o", "json"))[
-        "data"
-    ]
+    own = json.loads(
+        await ask("-n", deployment.SPACE, "get", "secret", "moothall-bus", "-o", "json")
+    )["data"]
 
     async def give(credentials: Mapping[str, str]) -> None:
         patch = json.dumps({"data": credentials})
-        await ask("-n", house.SPACE, "patch", "secret", "moothall-bus", "--type=merge", "-p", patch)
+        await ask(
+            "-n", deployment.SPACE, "patch", "secret", "moothall-bus", "--type=merge", "-p", patch
+        )
 
     async def upgrade() -> None:
         await give(own)
-        await asyncio.to_thread(house.install, home, house.values(counted.url))
+        await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
         await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
 
-    older = house.values(counted.url)
+    older = deployment.values(counted.url)
     older["images"] |= {
         "moothall": f"registry.local/moothall:{before.TAG}",
         "workspace": f"registry.local/moothall-workspace:{before.TAG}",
@@ -178,7 +180,7 @@ async def test_a_council_in_its_jobs_comes_to_the_same_while_the_house_is_upgrad
     await give(
         {name: own["services.creds"] for name in own if name.endswith(".creds")}
     )  # before, all roles had the same
-    await asyncio.to_thread(house.install, home, older)
+    await asyncio.to_thread(deployment.install, home, older)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     seen = await replaced_under("upgraded-from-before", standing, counted, upgrade)
     assert undisturbed.difference(seen) == ""

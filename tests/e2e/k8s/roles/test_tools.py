@@ -15,7 +15,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.tool.v1 import tool_pb2 as pb
 from moothall.pb.tool.v1.tool_pb2_grpc import ToolServiceStub
 from support.kube.ctl import ask
-from support.kube.house import SPACE
+from support.kube.deployment import SPACE
 from support.kube.stood import rolled_out
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]

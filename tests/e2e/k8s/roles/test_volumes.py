@@ -1,5 +1,5 @@
 """What docs/operating.md says of scaling, keeping, rotating and bringing back, line by line out of
-the page, in a house by role.
+the page, in a deployment by role.
 
 Copies of the volumes' folders stand in for snapshots, which this cluster's storage cannot take; no
 cypher-shell is here, so its statement is sent by a driver.
@@ -22,9 +22,9 @@ from k8s.roles.conftest import Counted
 from k8s.roles.standing import WHO, Seen, Standing
 
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import house, page
+from support.kube import deployment, page
 from support.kube.ctl import ask
-from support.kube.house import CLAIMS, PASSWORD, SPACE
+from support.kube.deployment import CLAIMS, PASSWORD, SPACE
 from support.kube.page import by_role
 from support.kube.programs import Home
 from support.kube.stood import all_rolled_out, cleared, old_pods_gone
@@ -39,7 +39,7 @@ LOOKS = (
     ("diff", "undisturbed"),
     ("list", "--json"),
 )
-NEW_TOKEN, NEW_PASSWORD = "another-token-of-the-house", "another-password-of-its-graph"
+NEW_TOKEN, NEW_PASSWORD = "another-token-of-the-deployment", "another-password-of-its-graph"
 ASK_NEO4J = f"""
 import sys
 from neo4j import GraphDatabase
@@ -55,7 +55,7 @@ except AuthError:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What was kept of the house, and what it told of itself then."""
+    """What was kept of the deployment, and what it told of itself then."""
 
     folder: Path
     secrets: str
@@ -113,7 +113,7 @@ async def test_a_house_that_was_scaled_to_none_and_back_is_the_same(
 
 
 async def status(standing: Standing, token: str) -> grpc.StatusCode:
-    """Ask with a token how the house is; return how that was answered."""
+    """Ask with a token how the deployment is; return how that was answered."""
     async with standing.stub() as stub:
         try:
             who = (("authorization", f"Bearer {token}"),)
@@ -131,13 +131,15 @@ async def at_neo4j(password: str, statement: str, database: str) -> str:
 
 async def shown(standing: Standing) -> str:
     """The certificate that the doors show."""
-    return await asyncio.to_thread(ssl.get_server_certificate, (standing.doors["moothall"], 8080))
+    return await asyncio.to_thread(
+        ssl.get_server_certificate, (standing.dependencies["moothall"], 8080)
+    )
 
 
 async def test_credentials_are_replaced_as_the_page_says(
     standing: Standing, home: Home, copies: Copies, tmp_path: Path
 ) -> None:
-    house.certificate(home, f"{SPACE}-new")
+    deployment.certificate(home, f"{SPACE}-new")
     for end in ("crt", "key"):
         (tmp_path / f"tls.{end}").write_bytes((home.keys / f"{SPACE}-new.{end}").read_bytes())
     (tmp_path / "ca.crt").write_bytes(standing.authority)
@@ -198,9 +200,9 @@ async def test_a_house_that_is_brought_back_is_the_one_that_was_kept(
             ("cp", "--archive", f"{copies.folder / name}/.", str(standing.folders.root / name)),
             check=True,
         )
-    for given in (house.places(standing.folders), copies.secrets):
+    for given in (deployment.places(standing.folders), copies.secrets):
         await ask("apply", "-f", "-", given=given)
-    await asyncio.to_thread(house.install, home, house.values(counted.url))
+    await asyncio.to_thread(deployment.install, home, deployment.values(counted.url))
     await all_rolled_out()
     await standing.reach()
 

@@ -55,15 +55,15 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
         repository=RepositoryRef(id=prepared.base.repository),
         base_sha=prepared.base.sha,
     )
-    bench = Evaluator(
+    evaluator = Evaluator(
         CleanCheckoutRunner(d, prepared, workspaces, workspaces.read, asyncio.Semaphore(2)),
         EventWriter(MemoryBus(), d),
     )
     judged = [
-        await bench.judge(
+        await evaluator.judge(
             Proposal("agent-dev-001", "dev", "", _diff(repo, {"price.py": _BREAKING}))
         ),
-        await bench.judge(
+        await evaluator.judge(
             Proposal(
                 "agent-dev-002",
                 "dev",
@@ -73,7 +73,7 @@ async def test_an_answer_that_breaks_what_another_seat_s_tests_keep_is_not_repro
             )
         ),
     ]
-    first, second = rank([item.candidate for item in await bench.cross(judged)])
+    first, second = rank([item.candidate for item in await evaluator.cross(judged)])
     assert (first.seat, first.level) == ("agent-dev-002", EvidenceLevel.SELF_TESTED), first.reasons
     assert (second.passed_gates, second.level) == (True, EvidenceLevel.UNPROVEN), second.reasons
     assert not any(

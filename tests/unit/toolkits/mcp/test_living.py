@@ -32,40 +32,40 @@ class Starting:
         return LiveServer("slow", self.link, seconds=600, keep_seconds=600)
 
 
-async def _cut_off(household: ServerPool, starting: Starting) -> None:
+async def _cut_off(server_pool: ServerPool, starting: Starting) -> None:
     """A call that runs out of time while its server starts."""
     begun = starting.begun
-    call = asyncio.create_task(_call(household, starting))
+    call = asyncio.create_task(_call(server_pool, starting))
     while starting.begun == begun:
         await asyncio.sleep(0)
     call.cancel()
     await asyncio.wait([call])
 
 
-async def _call(household: ServerPool, starting: Starting) -> None:
-    async with household.call(KEY, starting.start):
+async def _call(server_pool: ServerPool, starting: Starting) -> None:
+    async with server_pool.call(KEY, starting.start):
         pass
 
 
 async def test_a_server_whose_call_was_cut_off_while_it_began_is_gone_with_its_workspace() -> None:
-    household, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
+    server_pool, starting = ServerPool(2, asyncio.Semaphore(8)), Starting()
     async with asyncio.timeout(30):
         for _ in range(3):
-            await _cut_off(household, starting)
-        await household.close_workspace("workspace")
+            await _cut_off(server_pool, starting)
+        await server_pool.close_workspace("workspace")
     assert (starting.begun, starting.up) == (3, 0)
 
 
 async def test_a_call_that_only_waits_for_its_turn_among_all_ends_no_server() -> None:
     slots = asyncio.Semaphore(0)
-    household, starting = ServerPool(2, slots), Starting()
+    server_pool, starting = ServerPool(2, slots), Starting()
     async with asyncio.timeout(30):
-        await _cut_off(household, starting)
-        waiting = asyncio.create_task(_call(household, starting))
+        await _cut_off(server_pool, starting)
+        waiting = asyncio.create_task(_call(server_pool, starting))
         while not starting.up:
             await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert (starting.begun, starting.up) == (1, 1)
-        await household.close()
+        await server_pool.close()
     assert starting.up == 0

@@ -36,8 +36,8 @@ def jobs(api: KubeApi) -> JobSettings:
     return JobSettings(kubeconfig=api.kubeconfig)
 
 
-def add(api: KubeApi, name: str, host: str, house: str = "ours") -> None:
-    api.job(name, **{LABEL: NAME, HOST: host, HOUSE: house})
+def add(api: KubeApi, name: str, host: str, app: str = "ours") -> None:
+    api.job(name, **{LABEL: NAME, HOST: host, HOUSE: app})
 
 
 @pytest_asyncio.fixture
@@ -79,7 +79,7 @@ async def test_jobs_of_a_host_that_nobody_hears_go_after_the_grace_and_no_others
 ) -> None:
     add(api, "lost", "gone")
     add(api, "kept", "living")
-    add(api, "foreign", "gone", house="theirs")
+    add(api, "foreign", "gone", app="theirs")
     go_on(reconciler, time, 59, "me", "living")
     await reconciler.look()
     assert set(api.jobs) == {"lost", "kept", "foreign"}, (

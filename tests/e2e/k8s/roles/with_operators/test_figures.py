@@ -1,4 +1,4 @@
-"""The same house beside the metrics server: HorizontalPodAutoscalers have figures, and bring more
+"""The same deployment beside the metrics server: HorizontalPodAutoscalers have figures, and bring more
 pods by them.
 """
 
@@ -15,7 +15,7 @@ from k8s.roles.standing import Standing
 from k8s.roles.test_rolling import called
 
 from support import gobuilt
-from support.kube import house
+from support.kube import deployment
 from support.kube.added import METRICS
 from support.kube.ctl import ask
 from support.kube.programs import Home, Missing
@@ -45,7 +45,7 @@ async def measured(standing: Standing, home: Home) -> None:
 
 async def scaler(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
-        await ask("-n", house.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json")
+        await ask("-n", deployment.SPACE, "get", "hpa", f"moothall-{name}", "-o", "json")
     )
     return found
 
@@ -69,10 +69,10 @@ async def test_a_scaler_knows_what_its_pods_use(name: str, measured: None) -> No
 async def test_doors_that_compute_more_than_they_should_become_more_and_no_call_is_lost(
     standing: Standing, home: Home, counted: Counted, measured: None
 ) -> None:
-    said = house.values(counted.url)
+    said = deployment.values(counted.url)
     said["roles"]["cpu"] = "5m"
     async with called(standing, "scaled"):
-        await asyncio.to_thread(house.install, home, said)
+        await asyncio.to_thread(deployment.install, home, said)
         async with asyncio.timeout(SECONDS):
             while (await scaler("api"))["status"].get("currentReplicas", 0) < 3:
                 await asyncio.sleep(2)

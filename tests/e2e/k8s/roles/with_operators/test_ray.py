@@ -1,4 +1,4 @@
-"""The same house with its hosts on a RayCluster of the KubeRay operator, one on each node: a host
+"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node: a host
 is killed with -9, then their head; then all are replaced.
 """
 
@@ -14,7 +14,7 @@ from k8s.roles.standing import Seen, Standing
 
 from moothall.domain.event import EventType
 from support import gobuilt
-from support.kube import house, page
+from support.kube import deployment, page
 from support.kube.added import RAY
 from support.kube.ctl import ask
 from support.kube.node import nodes
@@ -39,9 +39,9 @@ async def ready() -> None:
 async def waited(*what: str) -> None:
     """Wait for what KubeRay makes. Raises `AssertionError` with what its pods say."""
     try:
-        await ask("-n", house.SPACE, "wait", *what, "--timeout=240s")
+        await ask("-n", deployment.SPACE, "wait", *what, "--timeout=240s")
     except AssertionError as error:
-        seen = await ask("-n", house.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
+        seen = await ask("-n", deployment.SPACE, "describe", "pods", "-l", "ray.io/cluster=hosts")
         said = await ask(
             "-n", RAY.space, "logs", "deployment/kuberay-operator", "--tail=20", check=False
         )
@@ -58,7 +58,7 @@ async def on_ray(standing: Standing, home: Home, counted: Counted) -> Seen:
         await ask(
             "-n", RAY.space, "rollout", "status", "deployment/kuberay-operator", "--timeout=120s"
         )
-        await asyncio.to_thread(house.install, home, house.values(counted.url, ray=True))
+        await asyncio.to_thread(deployment.install, home, deployment.values(counted.url, ray=True))
     except (gobuilt.Missing, Missing) as missing:
         pytest.fail(str(missing))
     await waited("raycluster/hosts", "--for=jsonpath={.status.desiredWorkerReplicas}=2")
@@ -74,7 +74,14 @@ async def test_there_is_a_host_on_each_node(standing: Standing, on_ray: Seen, ho
     assert {pod.spec.node_name for pod in pods} == {node.name for node in nodes(home)}
     said = json.loads(
         await ask(
-            "-n", house.SPACE, "exec", "deploy/moothall-api", "--", "moothall", "fleet", "--json"
+            "-n",
+            deployment.SPACE,
+            "exec",
+            "deploy/moothall-api",
+            "--",
+            "moothall",
+            "fleet",
+            "--json",
         )
     )
     assert {host["node"] for host in said["hosts"]} == {pod.status.pod_ip for pod in pods}
@@ -108,7 +115,9 @@ async def test_hosts_that_are_replaced_by_the_line_of_the_page_change_nothing(
     old = {pod.metadata.uid for pod in await standing.pods("ray.io/cluster=hosts")}
 
     async def blow() -> int:
-        await page.run(page.by_role(page.line("delete pods -l ray.io/cluster=hosts"), house.SPACE))
+        await page.run(
+            page.by_role(page.line("delete pods -l ray.io/cluster=hosts"), deployment.SPACE)
+        )
         return len(old)
 
     seen = await standing.council("hosts-replaced", blow, EventType.SEAT_PROPOSED)

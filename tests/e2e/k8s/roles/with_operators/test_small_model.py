@@ -1,4 +1,4 @@
-"""The same house with the small local model, with its real weights, as the model server in the
+"""The same deployment with the small local model, with its real weights, as the model server in the
 cluster.
 """
 
@@ -17,7 +17,7 @@ from moothall.domain.event import EventType
 from moothall.domain.topic import Channel
 from moothall.llm.weights import fetch_weights
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
-from support.kube import house, small
+from support.kube import deployment, small
 from support.kube.ctl import ask
 from support.kube.programs import Home
 from support.kube.stood import DEPLOYMENTS, old_pods_gone, rolled_out
@@ -29,20 +29,20 @@ TASK = "In one sentence: what does a queue between two services do when it is fu
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def on_small(standing: Standing, home: Home) -> AsyncIterator[None]:
-    """The model's pod, and the house asking it."""
+    """The model's pod, and the deployment asking it."""
     weights = await fetch_weights(LlmSettings(), home.root, lambda done, total: None)
     await ask("delete", "pv", small.VOLUME, "--ignore-not-found", "--timeout=60s")
     await ask("apply", "-f", "-", given=small.objects(weights))
     await rolled_out(f"deployment/{small.NAME}")
-    said = house.values(
+    said = deployment.values(
         small.URL, MOOTHALL_LLM__API_KEY=small.KEY, MOOTHALL_LLM__CONTEXT_TOKENS=str(small.TOKENS)
     )
-    await asyncio.to_thread(house.install, home, said)
+    await asyncio.to_thread(deployment.install, home, said)
     await rolled_out(*(f"deployment/moothall-{name}" for name in DEPLOYMENTS))
     await old_pods_gone()
     yield
     await ask(
-        "-n", house.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s"
+        "-n", deployment.SPACE, "delete", f"deployment/{small.NAME}", "pvc/weights", "--timeout=60s"
     )
     await ask("delete", "pv", small.VOLUME, "--timeout=60s")
 

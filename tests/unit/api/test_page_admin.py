@@ -22,7 +22,7 @@ from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.browsing import DRAFT, HOSTILE, SHOWN, Browser
 from support.callers import OTHER, TOKENS, doors_of
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 
 
 async def _well() -> tuple[Condition, str]:
@@ -41,14 +41,14 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def browser(bus: MemoryBus) -> AsyncIterator[Browser]:
     checkup = HealthCheck({"bus": Probe(_well), "graph": Probe(_down, needed=False)})
-    doors = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
+    dependencies = replace(doors_of(MemoryDesk(), bus), checkup=checkup)
     async with (
         http_server(
-            config.WebSettings(port=0, grace_seconds=0.2), doors, TOKENS, configured=True
+            config.WebSettings(port=0, grace_seconds=0.2), dependencies, TOKENS, configured=True
         ) as served,
         aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
     ):
-        yield Browser(http, f"http://127.0.0.1:{served.port}", doors)
+        yield Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
 
 
 def record(seq: int, **said: Any) -> dict[str, Any]:
@@ -155,12 +155,12 @@ async def test_each_part_says_how_it_is(browser: Browser) -> None:
 async def test_what_each_story_used_is_told(browser: Browser) -> None:
     await browser.sign_in()
     assert "No story has a budget yet." in (await browser.get("/house/budgets")).text
-    card = await browser.doors.board.create(
+    card = await browser.dependencies.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1", budget=Budget(tokens=1_000)
     )
     shown = (await browser.get("/house/budgets")).text
     assert SHOWN in shown
-    book = await browser.doors.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
+    book = await browser.dependencies.accounts.of(card.story.id, LOCAL.tenant, card.story.budget)
     assert book.lines()[0] in shown
 
 

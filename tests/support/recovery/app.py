@@ -180,7 +180,7 @@ async def consumers_left(bus_url: str) -> list[str]:
 
 
 @asynccontextmanager
-async def house(folder: Path, ack_wait: float) -> AsyncIterator[House]:
+async def app(folder: Path, ack_wait: float) -> AsyncIterator[House]:
     """Start a lane's processes below `folder` and end them in the order in which serve would."""
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)

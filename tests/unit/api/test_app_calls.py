@@ -20,7 +20,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.testing.bus import MemoryBus
 from support.callers import OTHER, Client, Serving, doors_of, serving
-from support.desk import MemoryDesk
+from support.deliberation_service import MemoryDesk
 from support.graph import MemoryGraph
 
 DEV = pb.CreateCouncilRequest(
@@ -50,14 +50,16 @@ def graph() -> MemoryGraph:
 
 
 @pytest.fixture
-async def house(desk: MemoryDesk, bus: MemoryBus, graph: MemoryGraph) -> AsyncIterator[Serving]:
-    async with serving(desk, doors_of(desk, bus, graph)) as started:
+async def app(
+    deliberations: MemoryDesk, bus: MemoryBus, graph: MemoryGraph
+) -> AsyncIterator[Serving]:
+    async with serving(deliberations, doors_of(deliberations, bus, graph)) as started:
         yield started
 
 
 @pytest.fixture
-def eve(house: Serving) -> Client:
-    return Client(house.channel, OTHER)
+def eve(app: Serving) -> Client:
+    return Client(app.channel, OTHER)
 
 
 async def refused(call: Any) -> tuple[grpc.StatusCode, str, str]:
@@ -142,7 +144,7 @@ async def test_a_registered_agent_sits_and_its_endpoint_is_never_called(client: 
 
 
 async def test_tenants_have_councils_stories_and_figures_of_their_own(
-    desk: MemoryDesk, client: Client, eve: Client
+    deliberations: MemoryDesk, client: Client, eve: Client
 ) -> None:
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(pb.DeliberateRequest(task_description="t", role="dev"))
@@ -165,7 +167,7 @@ async def test_tenants_have_councils_stories_and_figures_of_their_own(
     assert set(done.derived_task_ids).isdisjoint(
         (await eve.ProcessPlanningEvent(MOVED)).derived_task_ids
     )
-    assert len(desk.known()) == 1
+    assert len(deliberations.known()) == 1
 
 
 class Parts:
@@ -189,9 +191,9 @@ class Parts:
 
 
 async def test_status_says_which_part_is_not_well_and_why() -> None:
-    desk, parts = MemoryDesk(), Parts()
+    deliberations, parts = MemoryDesk(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "bus": Probe(parts.model)}, keep_seconds=0)
-    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+    async with serving(deliberations, doors_of(deliberations, checkup=checkup)) as served:
         asked = pb.GetStatusRequest(include_stats=True)
         well = await served.client.GetStatus(asked)
         assert (well.status, list(well.reasons), well.HasField("stats")) == ("healthy", [], True)
@@ -208,9 +210,9 @@ async def test_status_says_which_part_is_not_well_and_why() -> None:
 
 
 async def test_a_part_that_is_not_needed_only_degrades() -> None:
-    desk, parts = MemoryDesk(), Parts()
+    deliberations, parts = MemoryDesk(), Parts()
     checkup = HealthCheck({"model": Probe(parts.model), "graph": Probe(parts.graph, needed=False)})
-    async with serving(desk, doors_of(desk, checkup=checkup)) as served:
+    async with serving(deliberations, doors_of(deliberations, checkup=checkup)) as served:
         answer = await served.client.GetStatus(pb.GetStatusRequest())
     assert (answer.status, list(answer.reasons)) == (
         "degraded",
@@ -218,7 +220,7 @@ async def test_a_part_that_is_not_needed_only_degrades() -> None:
     )
 
 
-async def test_status_and_metrics_are_true(desk: MemoryDesk, client: Client) -> None:
+async def test_status_and_metrics_are_true(deliberations: MemoryDesk, client: Client) -> None:
     assert not (await client.GetStatus(pb.GetStatusRequest())).HasField("stats")
     await client.CreateCouncil(DEV)
     await client.SubmitDeliberation(
@@ -256,7 +258,7 @@ async def test_status_and_metrics_are_true(desk: MemoryDesk, client: Client) -> 
 
 
 async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranking(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     asked = pb.OrchestrateRequest(
         task_id="task-1",
@@ -273,12 +275,12 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
     )
     async with asyncio.TaskGroup() as group:
         call = group.create_task(_awaited(client.Orchestrate(asked)))
-        await desk.submitted.wait()
-        request = desk.request("task-1")
+        await deliberations.submitted.wait()
+        request = deliberations.request("task-1")
         results = tuple(
             Result(n, f"agent-dev-00{n}", "dev", 1 / n, (), True, False) for n in (1, 2)
         )
-        await desk.decide(
+        await deliberations.decide(
             Outcome(
                 "task-1",
                 DeliberationStatus.COMPLETED,
@@ -314,15 +316,15 @@ async def test_orchestrate_gives_winner_and_candidates_in_the_order_of_the_ranki
 
 
 async def test_without_a_winner_there_is_none_and_the_reason_is_told(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
     async with asyncio.TaskGroup() as group:
         call = group.create_task(
             _awaited(client.Orchestrate(pb.OrchestrateRequest(task_description="t", role="qa")))
         )
-        await desk.submitted.wait()
-        (task_id,) = desk.known()
-        await desk.decide(
+        await deliberations.submitted.wait()
+        (task_id,) = deliberations.known()
+        await deliberations.decide(
             Outcome(task_id, DeliberationStatus.FAILED, error_message="No seat proposed anything")
         )
     answer = call.result()
@@ -333,26 +335,26 @@ async def test_without_a_winner_there_is_none_and_the_reason_is_told(
     )
 
 
-async def test_orchestrate_dies_with_its_caller(desk: MemoryDesk, client: Client) -> None:
+async def test_orchestrate_dies_with_its_caller(deliberations: MemoryDesk, client: Client) -> None:
     with pytest.raises(grpc.aio.AioRpcError):
         await client.Orchestrate(
             pb.OrchestrateRequest(task_description="t", role="qa"), timeout=0.3
         )
     async with asyncio.timeout(10):
-        while not desk.cancelled:
+        while not deliberations.cancelled:
             await asyncio.sleep(0.01)
 
 
 async def test_what_is_known_of_the_story_goes_into_the_task(
-    desk: MemoryDesk, client: Client, graph: MemoryGraph
+    deliberations: MemoryDesk, client: Client, graph: MemoryGraph
 ) -> None:
     graph.tell("context", {"story": {"headline": "Greet the world"}})
     asked = pb.OrchestrateRequest(
         task_description="t", role="dev", story_id="story-1", context_options=pb.ContextOptions()
     )
     call = client.Orchestrate(asked)
-    await desk.submitted.wait()
-    assert "Greet the world" in desk.request(desk.known()[0]).context
+    await deliberations.submitted.wait()
+    assert "Greet the world" in deliberations.request(deliberations.known()[0]).context
     call.cancel()
 
 
@@ -442,9 +444,9 @@ async def test_a_derived_task_is_pending_until_the_tasks_before_it_have_ended(
 
 
 async def test_a_planning_event_about_a_repository_that_is_not_there_is_not_processed(
-    desk: MemoryDesk, client: Client
+    deliberations: MemoryDesk, client: Client
 ) -> None:
-    desk.unable["ghost"] = NotFound("no repository 'ghost'")
+    deliberations.unable["ghost"] = NotFound("no repository 'ghost'")
     moved = pb.ProcessPlanningEventRequest(
         event_type="story.transitioned", case_id="story-1", to_state="PLANNING"
     )
