@@ -246,7 +246,7 @@ def main() -> int:
 
 
 async def _until_told(asked: argparse.Namespace) -> int:
-    """SIGTERM ends it as Ctrl-C does: the house is in a session of its own and would stay."""
+    """SIGTERM ends it as Ctrl-C does: the server is in a session of its own and would stay."""
     task = asyncio.ensure_future(_measure(asked))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task

@@ -1,4 +1,5 @@
-"""A model of capacity: what a house can take, from what one deliberation asks of each of its parts.
+"""A model of capacity: what a server can take, from what one deliberation asks of each of its
+parts.
 
 Two ways to the same figure. `bound` is arithmetic: the busiest part, or the callers. `simulate`
 runs callers through queues, event by event, and so knows what waiting costs between the two bounds.

@@ -92,7 +92,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _cgroups(pids: AbstractSet[int]) -> int:
-    """Those that carry the id of a process of the house."""
+    """Those that carry the id of a process of the server."""
     root = Path("/sys/fs/cgroup")
     return len(
         {

@@ -424,12 +424,12 @@ def _lending(found: Mapping[str, Any]) -> str:
             ("first time", "first"),
             ("second time, the same commit", "again"),
             ("one more commit", "more"),
-            ("`git clone --mirror` of the house's clone", "clone"),
+            ("`git clone --mirror` of the server's clone", "clone"),
         )
     ]
     return f"""## A repository for a host on another disk
 
-{found["megabytes"]} MB that do not compress, from the house to a host through the bus, as a bundle in parts; in turn with git's own clone from the same packed one, on this disk.
+{found["megabytes"]} MB that do not compress, from the server to a host through the bus, as a bundle in parts; in turn with git's own clone from the same packed one, on this disk.
 
 {table(("", "s", "of a clone"), rows)}"""
 
@@ -494,7 +494,7 @@ average over a minute stands beside each figure. A workspace in a Job, from bein
 
 {table(("", "p50, s", "p95, s", "of", "load"), ready)}
 
-The house by role as the chart installs it (api and collector twice, three bus servers that hold each stream three times), {found["at_once"]} callers over gRPC with TLS, a model that answers
+The server by role as the chart installs it (api and collector twice, three bus servers that hold each stream three times), {found["at_once"]} callers over gRPC with TLS, a model that answers
 after {found["delay_ms"]} ms, the graph put off; each pod of hosts has {found["slice"].removesuffix("m")} thousandths of a core, so that the hosts are what is waited for, as far as the load leaves them that:
 
 {table(("pods of hosts", "deliberations a second", "of one pod's", "median ms", "load"), pods)}
@@ -516,7 +516,7 @@ def _soak(found: Mapping[str, Any]) -> str:
     problems = "\n".join(f"- {line}" for line in found["problems"]) or "Nothing was left behind."
     return f"""## A long day
 
-{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one house (`scripts/soak`), the embedded
+{found["text"]:,} deliberations about text, {found["at_once"]} at once, then {found["with_tools"]} with tools, on one server (`scripts/soak`), the embedded
 graph behind them, which keeps fifty.
 
 {table(("memory, PSS in MB", "before", "after", "KB a deliberation, second half"), memory)}

@@ -22,12 +22,12 @@ from benchmarks.stub import running_stub
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 _DELAY_MS = 50
 _HOST, _SERVE, _BUS = 0.2, 0.6, 0.4
-"""Cores: so little for a host that it is what the house waits for, and all of two nodes fits into
+"""Cores: so little for a host that it is what the server waits for, and all of two nodes fits into
 one machine of two cores.
 """
 _CROWDS = (64, 16, 4)
 _TURNS = 3
-"""Of each house with each crowd, so that what else the machine does is the same for both."""
+"""Of each server with each crowd, so that what else the machine does is the same for both."""
 _A_DAY, _PEAK = 1_000_000, 5.0
 _TOKENS, _SERVER_TOKENS = 400, 2_500
 _RATE = _A_DAY / 86_400 * _PEAK
@@ -37,7 +37,7 @@ _WITH_TOOLS = "the same with tools and tests, on hosts' machines"
 
 async def measure(folder: Path, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
     """Take the constants from the first crowd on one node; hold the model against the others and
-    against two nodes. Both houses stand, and take turns of `seconds` in all with each crowd.
+    against two nodes. Both servers stand, and take turns of `seconds` in all with each crowd.
     """
     if not may_slice():
         raise SystemExit(
@@ -122,7 +122,7 @@ Python {machine["python"]} ({machine.get("build", "build unknown")}).
 
 ## The model
 
-One deliberation asks something of each part, and a part that is one process does one thing at a time. So a house takes at most
+One deliberation asks something of each part, and a part that is one process does one thing at a time. So a server takes at most
 
     min(1 / serve, hosts / host, 1 / bus, at once / one alone)
 

@@ -1,4 +1,4 @@
-"""A long day in minutes: many deliberations on one house. Does memory grow, is anything left
+"""A long day in minutes: many deliberations on one server. Does memory grow, is anything left
 behind?
 """
 
@@ -67,7 +67,7 @@ class Soaked:
 async def soak(
     folder: Path, *, text: int, with_tools: int, at_once: int, tell: Callable[[str], None]
 ) -> Soaked:
-    """Run them and compare. The house is looked at idle, before and after, once it has done a few
+    """Run them and compare. The server is looked at idle, before and after, once it has done a few
     of each kind.
     """
     async with running_stub() as stub, served(folder / "data", stub.base_url, _GRAPH) as app:

@@ -1,8 +1,9 @@
-"""The house spread over nodes, each part with a slice of a core of its own, so that one machine
+"""The server spread over nodes, each part with a slice of a core of its own, so that one machine
 stands in for several.
 
 Serve, the bus and a host on each node of a Ray cluster may use what their control group says, and
-no more: hosts that are small enough are what a house waits for, and one more of them is seen in its
+no more: hosts that are small enough are what a server waits for, and one more of them is seen in
+its
 rate. Needs root and a kernel with the cpu controller.
 """
 
@@ -74,7 +75,7 @@ def _root() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A house over nodes: the process of each part."""
+    """A server over nodes: the process of each part."""
 
     app: Served
     parts: Mapping[str, Sequence[psutil.Process]]

@@ -52,10 +52,11 @@ async def _event_times(app: Served) -> list[tuple[str, datetime]]:
 
 async def projected(folder: Path, stub: Stub, count: int) -> dict[str, float]:
     """With and without the graph: CPU milliseconds and kilobytes of a deliberation, seconds that
-    the graph took after the answers. Medians of three turns, in which two houses take `count` each,
+    the graph took after the answers. Medians of three turns, in which two servers take `count`
+    each,
     one after the other: a machine is not as fast in one minute as in the next.
 
-    What a house uses while nothing happens is taken off: with the graph the measurement lasts
+    What a server uses while nothing happens is taken off: with the graph the measurement lasts
     longer.
     """
     await stub.set(delay_ms=0)
@@ -101,7 +102,7 @@ async def _quiet(app: Served) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Seconds from ready to the first new model call, how long the house was away, and how many
+    """Seconds from ready to the first new model call, how long the server was away, and how many
     calls came after.
 
     Three proposals were recorded: three reviews and three revisions are left, so that more than six
@@ -114,7 +115,7 @@ class Resumed:
 
 
 async def resumed(folder: Path, stub: Stub) -> Resumed:
-    """Kill every process of the house with -9 while a deliberation's reviews are under way; start
+    """Kill every process of the server with -9 while a deliberation's reviews are under way; start
     it again; watch it go on.
     """
     await stub.set(delay_ms=_DELAY_MS, reset=1)

@@ -48,7 +48,7 @@ def _over(delay: int) -> _Read:
 
 
 def _idle(d: Mapping[str, Any]) -> float:
-    """Percent of a core that the house uses while it has nothing to do, beside Ray's own
+    """Percent of a core that the server uses while it has nothing to do, beside Ray's own
     processes.
     """
     return 100.0 * sum(

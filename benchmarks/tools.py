@@ -49,7 +49,7 @@ class Worked:
 
 
 async def repository(app: Served, path: Path) -> common_pb2.Repository:
-    """Make the sample and register it with the house."""
+    """Make the sample and register it with the server."""
     await make_sample_repository(path)
     named = await register(load_settings(data_dir=app.data_dir), str(path), "HEAD")
     return common_pb2.Repository(id=named.id)

@@ -1,4 +1,4 @@
-"""All settings: those of the house, and a section for each family of tools."""
+"""All settings: those of the server, and a section for each family of tools."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Machine:
 
 @asynccontextmanager
 async def bridge() -> AsyncIterator[None]:
-    """Join machines; the house is at `HOUSE`."""
+    """Join machines; the server is at `HOUSE`."""
     await run("ip", "link", "add", "mh", "type", "bridge")
     try:
         await run("ip", "addr", "add", f"{HOUSE}/24", "dev", "mh")
@@ -201,7 +201,7 @@ async def node(command: tuple[str, ...], environment: Mapping[str, str]) -> Asyn
 
 @asynccontextmanager
 async def nodes(folder: Path, machines: list[Machine]) -> AsyncIterator[tuple[str, list[Node]]]:
-    """Yield the address of a Ray whose head, beside the house, offers no processor, and a node on
+    """Yield the address of a Ray whose head, beside the server, offers no processor, and a node on
     each machine.
     """
     address = f"{HOUSE}:6379"

@@ -97,7 +97,7 @@ async def test_hosts_that_share_no_disk_and_one_is_killed(folder: Path) -> None:
         async with serving(command) as port, asyncio.TaskGroup() as group:
             for (
                 one
-            ) in machines:  # nothing of the house is within reach, but for the bus and the model
+            ) in machines:  # nothing of the server is within reach, but for the bus and the model
                 assert not one.sees(repo.path).exists()
                 assert not one.sees(data / "token").exists()
                 assert not any(

@@ -49,7 +49,7 @@ def make_command(folder: Path, model_url: str, *, hosts: str = "process") -> Com
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A house that serves, and ways in."""
+    """A server that serves, and ways in."""
 
     command: Command
     pid: int

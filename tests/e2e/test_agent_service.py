@@ -1,4 +1,5 @@
-"""The agent service of a real house: tools in real sandboxes, answers of a scripted model, a client
+"""The agent service of a real server: tools in real sandboxes, answers of a scripted model, a
+client
 that knows the protos alone.
 """
 

@@ -1,4 +1,4 @@
-"""Sessions of the agent service, when the house that keeps them is killed."""
+"""Sessions of the agent service, when the server that keeps them is killed."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ async def test_what_a_session_knows_outlives_a_house_that_is_killed(tmp_path: Pa
         < told.index("And doubled?")
     )
     assert read.status == common.STATUS_CODE_ERROR, (
-        "its workspace went with the house, and begins anew"
+        "its workspace went with the server, and begins anew"
     )

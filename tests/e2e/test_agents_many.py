@@ -1,4 +1,4 @@
-"""Thirty agents in a real house: never more than four at work, and all told of on the bus as they
+"""Thirty agents in a real server: never more than four at work, and all told of on the bus as they
 go on. How soon each is ready: docs/benchmarks.md.
 """
 

@@ -1,4 +1,4 @@
-"""The two lines of docs/operating.md by which a house of one machine is kept and brought back."""
+"""The two lines of docs/operating.md by which a server of one machine is kept and brought back."""
 
 from __future__ import annotations
 

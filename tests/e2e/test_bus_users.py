@@ -1,4 +1,4 @@
-"""The users of a house by role on a real NATS server: what each may say and hear, and what it may
+"""The users of a server by role on a real NATS server: what each may say and hear, and what it may
 not.
 """
 

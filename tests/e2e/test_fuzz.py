@@ -108,7 +108,7 @@ async def test_ten_thousand_messages_that_nobody_meant(
 
 
 def _processes(pid: int) -> set[int]:
-    """The house's own processes: the server, its bus, and those of Ray that host."""
+    """The server's own processes: the server, its bus, and those of Ray that host."""
     found = {pid}
     for child in descendants(pid):
         line = command_line(child)

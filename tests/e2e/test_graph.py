@@ -1,4 +1,4 @@
-"""The graph of a house at work: the provenance of a delivered line, asked of `serve` and without
+"""The graph of a server at work: the provenance of a delivered line, asked of `serve` and without
 it; rebuilding.
 """
 
@@ -65,14 +65,14 @@ async def test_a_line_of_a_delivered_file_leads_to_everything_behind_it(
     for words in ("test run", "model call", "prompt sha256", "approver", str(outcome["task_id"])):
         assert words in shown.out
     first = await command("graph", "query", "provenance", *place[:-1], "1", "--json")
-    assert first.code == 1, "the first line is older than the house"
+    assert first.code == 1, "the first line is older than the server"
     assert first.document["proposals"] == []
 
 
 async def test_what_came_before_is_the_context_of_the_next_task(
     command: Command, repo: Path
 ) -> None:
-    """GetTaskContext over gRPC, from the graph of the house."""
+    """GetTaskContext over gRPC, from the graph of the server."""
     outcome = await _delivered(command, repo)
     await _eventually(command, "task_context", f"repository={await _repository(command, outcome)}")
     again = await command(

@@ -1,4 +1,4 @@
-"""The page of a house, opened by a command: a house that is started for it, one that serves
+"""The page of a server, opened by a command: a server that is started for it, one that serves
 already, and the demo's story.
 """
 

@@ -1,4 +1,4 @@
-"""The examples for pipelines in docs/doors.md, taken off the page and run against a house that
+"""The examples for pipelines in docs/doors.md, taken off the page and run against a server that
 serves, with a repository by its URL.
 """
 
@@ -42,7 +42,7 @@ def example(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A house that serves, and what a pipeline knows: the repository's URL without its name, its
+    """A server that serves, and what a pipeline knows: the repository's URL without its name, its
     last commit, the file with the token.
     """
 
@@ -82,7 +82,7 @@ async def run(script: str, folder: Path, variables: Mapping[str, str]) -> tuple[
     """
     command = Command(
         folder / "mine", extra={"MOOTHALL_LOG__LEVEL": "error", **variables}
-    )  # a machine that knows nothing of the house
+    )  # a machine that knows nothing of the server
     environment = command.environment()
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A seat whose agent is elsewhere: houses of their own answer for it, and one that is killed is
+"""A seat whose agent is elsewhere: servers of their own answer for it, and one that is killed is
 made up for by the other.
 """
 

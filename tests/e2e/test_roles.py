@@ -1,4 +1,4 @@
-"""A house of many processes: every role twice on one bus, each with its own credentials, whichever
+"""A server of many processes: every role twice on one bus, each with its own credentials, whichever
 of them is asked, killed or started again.
 """
 

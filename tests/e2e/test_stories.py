@@ -1,4 +1,4 @@
-"""Stories, councils and figures on a real house: real bus, hosts and gRPC; only the model is
+"""Stories, councils and figures on a real server: real bus, hosts and gRPC; only the model is
 scripted.
 """
 
@@ -50,7 +50,7 @@ async def decided(stub: Any, task_id: str) -> Any:
 
 
 async def test_a_house_of_two_tenants(own: Command) -> None:
-    """One after the other, because each start of a house costs more than what is done in it."""
+    """One after the other, because each start of a server costs more than what is done in it."""
     async with served(own) as app:
         await _a_seed_era_client_gets_an_answer(app)
         await _a_council_gives_its_seats(app)

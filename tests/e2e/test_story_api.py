@@ -1,4 +1,4 @@
-"""A story over `/api/v1` of a real house, from backlog to a commit: the board followed live,
+"""A story over `/api/v1` of a real server, from backlog to a commit: the board followed live,
 ranking and diff read, the whole accepted.
 """
 

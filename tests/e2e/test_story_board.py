@@ -1,4 +1,4 @@
-"""A story on the board of a real house, from backlog to done: real bus, hosts, git, checks and
+"""A story on the board of a real server, from backlog to done: real bus, hosts, git, checks and
 gRPC; only the model is scripted.
 """
 

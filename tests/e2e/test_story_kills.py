@@ -88,7 +88,7 @@ async def test_a_story_outlives_every_kill(own: Command, repo: Path, model: Mode
     seen: Any = None
 
     async def stage(app: Served) -> Person:
-        """Return the story's owner; the board is as it was when the house was killed."""
+        """Return the story's owner; the board is as it was when the server was killed."""
         person = Person(app, story_id)
         if seen is not None:
             assert await person.board_now() == seen

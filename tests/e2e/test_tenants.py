@@ -1,4 +1,4 @@
-"""Two tenants with tasks and stories of the same ids, at once, in one house: nobody learns of the
+"""Two tenants with tasks and stories of the same ids, at once, in one server: nobody learns of the
 other's.
 """
 

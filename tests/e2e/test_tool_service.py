@@ -1,4 +1,4 @@
-"""Callers from outside: a real bus, a real gRPC server, real sandboxes. Ray is not needed."""
+"""External callers: a real bus, a real gRPC server, real sandboxes. Ray is not needed."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def make_repository(path: Path, check: str = CHECK) -> Path:
 
 
 class Person:
-    """Somebody at the board of a house."""
+    """Somebody at the board of a server."""
 
     def __init__(self, app: Served, story_id: str = "") -> None:
         self.board = PlanningServiceStub(app.channel)

@@ -187,4 +187,4 @@ async def test_a_server_elsewhere_is_asked_by_its_kernel(
     (tmp_path / "token").write_text("x" * 20, encoding="ascii")
     refused = await client(*asked, "What does add do?", cwd=repo)
     assert (refused.code, "UNAUTHENTICATED" in refused.err) == (2, True)
-    assert not (tmp_path / "mine" / "lock").exists()  # no house was opened
+    assert not (tmp_path / "mine" / "lock").exists()  # no server was opened

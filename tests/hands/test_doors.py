@@ -237,7 +237,7 @@ async def test_a_task_of_the_kernel_from_its_prompt_to_its_end(app: Served) -> N
     branch = str(decided["branch"])
     assert (
         branch == "moothall/team-a_kernel-1"
-    )  # a tenant's ids have a key of their own in the house
+    )  # a tenant's ids have a key of their own in the server
     assert "hello_world" in git(repo_of(app), "show", f"{branch}:src/utils.py")
     git(repo_of(app), "branch", "-D", branch)
 

@@ -104,7 +104,7 @@ async def test_what_a_server_remembers_is_there_until_its_workspace_ends(
         await there.left(there.workspace.id)
         assert running(own) == []
         assert await words("notes", "j") == ["j"]
-    assert running(own) == [], "with the house its servers end"
+    assert running(own) == [], "with the server its servers end"
 
 
 async def test_where_there_is_no_room_the_one_unused_for_the_longest_ends(

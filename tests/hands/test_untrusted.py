@@ -66,7 +66,7 @@ def answer(_body: dict[str, Any], headers: Mapping[str, str]) -> str:
 
 
 def recorded(data_dir: Path) -> list[Path]:
-    """All files that the house wrote of what happened; checkouts of the repository hold what it
+    """All files that the server wrote of what happened; checkouts of the repository hold what it
     holds.
     """
     kept = {"repos", "checkouts", "environments", "run", "prepared", "models"}

@@ -89,7 +89,7 @@ def by_words(body: dict[str, Any], headers: Mapping[str, str]) -> str | Fault:
 
 @dataclass(slots=True)
 class Reader:
-    """A browser's page at a house, and what went wrong on it."""
+    """A browser's page at a server, and what went wrong on it."""
 
     page: Page
     web: str
@@ -100,11 +100,11 @@ class Reader:
         self.wrong.append(what)
 
     async def open(self, path: str) -> None:
-        """Go to a path of the house."""
+        """Go to a path of the server."""
         await self.page.goto(f"{self.web}{path}")
 
     async def sign_in(self, link: str) -> None:
-        """Follow the link that `serve` printed; from then on only that house may be asked for
+        """Follow the link that `serve` printed; from then on only that server may be asked for
         anything.
         """
         self.web = link.partition("/sign-in")[0]

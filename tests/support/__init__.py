@@ -1,3 +1,4 @@
-"""Real parts for our own tests: servers that start in milliseconds, and houses small enough for one
+"""Real parts for our own tests: servers that start in milliseconds, and servers small enough for
+one
 test.
 """

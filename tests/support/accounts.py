@@ -22,7 +22,7 @@ from moothall.events.nats.server import _binary
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A server's address and the keys of its house."""
+    """A server's address and the keys of its server."""
 
     url: str
     keys: Path

@@ -1,4 +1,6 @@
-"""The agent service over gRPC: a desk in memory, a real gate, rooms that answer from a function."""
+"""The agent service over gRPC: a deliberation service in memory, a real gate, rooms that answer
+from a function.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A gRPC server on a free port in front of a desk in memory, and a client that carries a token."""
+"""A gRPC server on a free port in front of a deliberation service in memory, and a client that
+carries a token.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ def doors_of(
     graph: MemoryGraph | None = None,
     checkup: HealthCheck | None = None,
 ) -> ApiDependencies:
-    """Return the rooms of a house without the role tools: the real ones on a bus in memory, and the
+    """Return the rooms of a server without the role tools: the real ones on a bus in memory, and
+    the
     desk.
     """
     bus, graph = bus or MemoryBus(), graph or MemoryGraph()

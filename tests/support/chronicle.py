@@ -41,7 +41,7 @@ def proposal_of(seat: str, task_id: str = "task-a") -> Proposal:
 
 
 class Chronicle:
-    """Events a second apart, in the order in which the house publishes them."""
+    """Events a second apart, in the order in which the server publishes them."""
 
     def __init__(
         self,

@@ -167,7 +167,7 @@ class House:
 
 @asynccontextmanager
 async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[House]:
-    """Build a house with these limits, and rules by their names."""
+    """Build a server with these limits, and rules by their names."""
     rules = {field.name for field in fields(Rules)}
     limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
     async with AuditLog(data_dir, "host-1") as audit:

@@ -76,7 +76,7 @@ class Story:
         return self
 
     def requested(self) -> Story:
-        """The desk recorded it."""
+        """The deliberation service recorded it."""
         asked = dump(deliberation(self.task_id, text=self.text)) | {"request_digest": "d"}
         return self.add(EventType.DELIBERATION_REQUESTED, asked)
 

@@ -1,4 +1,4 @@
-"""All tools that ship, as every house with the usual settings has them."""
+"""All tools that ship, as every server with the usual settings has them."""
 
 from __future__ import annotations
 

@@ -170,7 +170,8 @@ class ToolHouse:
         )
 
     def file(self, workspace: str, path: str) -> str:
-        """Return a file that a visit has changed, as it is just now on our side; empty where there
+        """Return a file that a tool session has changed, as it is just now on our side; empty where
+        there
         is none.
         """
         standing: Any = self.visits._visits[workspace].seat.workspace
@@ -178,7 +179,7 @@ class ToolHouse:
         return found.read_text(encoding="utf-8") if found.exists() else ""
 
     def pid(self, workspace: str) -> int:
-        """The sandbox in which a visit's executor is now."""
+        """The sandbox in which a tool session's executor is now."""
         standing: Any = self.visits._visits[workspace].seat.workspace
         pid: int = standing._opened.result().pid
         return pid

@@ -1,4 +1,4 @@
-"""Stories on the board, and what works on them, with a desk in memory."""
+"""Stories on the board, and what works on them, with a deliberation service in memory."""
 
 from __future__ import annotations
 

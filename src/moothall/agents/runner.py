@@ -1,7 +1,7 @@
 """Running the agents of specs: each is an ordinary deliberation, begun when what it needs has
 completed, on what that came to.
 
-Whether one succeeded is decided by its validation commands, which the house runs on a clean
+Whether one succeeded is decided by its validation commands, which the server runs on a clean
 checkout of the winner, and by nothing that anybody says. The ids of a run's deliberations are made
 from the run's name, so that a run that is begun again under its name goes on.
 """
@@ -187,7 +187,8 @@ def first_line(reason: str) -> str:
 def request_of(
     spec: Spec, base: RepositoryRef, task_id: str = "", number: int = 1, longest: float = math.inf
 ) -> DeliberationRequest:
-    """Return what the desk is asked for the `number`-th run of an agent, which may take `longest`
+    """Return what the deliberation service is asked for the `number`-th run of an agent, which may
+    take `longest`
     seconds at most.
     """
     limits = spec.security.resource_limits

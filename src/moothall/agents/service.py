@@ -1,5 +1,5 @@
 """One query from its beginning to its end: tools at once where the context asks for them, else an
-agent or a council at the desk.
+agent or a council at the deliberation service.
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class AgentTasks:
         return self._visits.list_tools(who)
 
     async def execute(self, query: Query, who: Principal) -> Report:
-        """Run a query to its end. Raises what the enforcer, the desk and the visits raise."""
+        """Run a query to its end. Raises what the enforcer, the deliberation service and the
+        visits raise.
+        """
         report: Report | None = None
         async with aclosing(self.steps(query, who)) as steps:
             async for step in steps:

@@ -120,7 +120,7 @@ class AgentService(pb_grpc.AgentServiceServicer):
     async def HealthCheck(
         self, request: pb.HealthCheckRequest, context: Any
     ) -> pb.HealthCheckResponse:
-        """Say how the house is: healthy, degraded (healthy, with the reason) or not."""
+        """Say how the server is: healthy, degraded (healthy, with the reason) or not."""
         health = await self._checkup.look()
         wrong = [
             f"{part.name}: {part.detail}"

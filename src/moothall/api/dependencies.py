@@ -29,7 +29,7 @@ from moothall.workflows.runner import Workflows
 
 @dataclass(frozen=True, slots=True)
 class ApiDependencies:
-    """The rooms behind the services; `models` are those of the settings. `visits`: where callers
+    """The packages behind the services; `models` are those of the settings. `visits`: where callers
     may use
     tools themselves, None where another process has the role. `ask` asks the graph, `repositories`
     are what a page shows files of. `served` says which of api and page are. `taking` is set while a

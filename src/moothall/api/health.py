@@ -1,4 +1,4 @@
-"""How the house's parts stand, asked when somebody asks."""
+"""How the server's parts stand, asked when somebody asks."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ def from_message(kind: type[D], message: Message, **more: Any) -> D:
 
 
 def request_of(message: pb.DeliberateRequest) -> DeliberationRequest:
-    """Return what a caller asks for; unset stays unset, the desk fills in and checks."""
+    """Return what a caller asks for; unset stays unset, the deliberation service fills in and
+    checks.
+    """
     return from_message(
         DeliberationRequest,
         message,

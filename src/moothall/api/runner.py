@@ -1,4 +1,4 @@
-"""SecureRunner: code of callers from outside. Who calls comes from the call's token, never from a
+"""SecureRunner: code of external callers. Who calls comes from the call's token, never from a
 field.
 """
 

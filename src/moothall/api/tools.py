@@ -1,4 +1,4 @@
-"""ToolService: tools for callers from outside. Who calls comes from the call's token, never from a
+"""ToolService: tools for external callers. Who calls comes from the call's token, never from a
 field.
 """
 
@@ -39,7 +39,7 @@ def call_of(
 
 
 class Tools:
-    """What callers from outside may do with tools: once, behind every door. Each says who calls
+    """What external callers may do with tools: once, behind every door. Each says who calls
     (`identity.caller`).
     """
 

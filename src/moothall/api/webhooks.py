@@ -1,4 +1,5 @@
-"""Webhooks that the house sends: a server that the operator names is told of each decision and each
+"""Webhooks that the server sends: a server that the operator names is told of each decision and
+each
 move of a story, in the order of the log and at least once.
 
 The payload holds no word of a model or a caller but names and ids; who wants more asks for the

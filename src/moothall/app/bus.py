@@ -47,7 +47,7 @@ Tell = Callable[[str], None]
 ROLES: tuple[Duty, ...] = get_args(Duty)
 ALL = frozenset(ROLES)
 _NEEDED = frozenset({"collector", "hosts"})
-"""What no house does without, where nobody else reaches its bus."""
+"""What no server does without, where nobody else reaches its bus."""
 _ATTACH_SECONDS, _LOOK_SECONDS, _WAIT_SECONDS = 300.0, 0.1, 1.0
 _SHOWN = 100
 

@@ -64,7 +64,7 @@ async def host_main(
     node: str = "",
 ) -> None:
     """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once
-    work is being pulled. `home`: where the house may be on another machine; `node`: how the fleet
+    work is being pulled. `home`: where the server may be on another machine; `node`: how the fleet
     calls this one.
     """
     settings.data_dir.mkdir(
@@ -74,7 +74,7 @@ async def host_main(
     configure_logs(settings.log, _log_file(settings.data_dir, name), secrets)
     if (
         settings.ray.address is not None and settings.workspace.kind == "local"
-    ):  # on this machine the house has checked them
+    ):  # on this machine the server has checked them
         await check_walls(settings.sandbox)
 
     def settled() -> None:

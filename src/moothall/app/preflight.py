@@ -81,7 +81,9 @@ async def check_early(
 
 
 def check_request(settings: Settings, request: DeliberationRequest) -> None:
-    """Raise `InvalidRequest` for what the desk would refuse, whatever the repository."""
+    """Raise `InvalidRequest` for what the deliberation service would refuse, whatever the
+    repository.
+    """
     plan(request, LOCAL, defaults(settings), datetime.now(UTC))
 
 
@@ -109,7 +111,7 @@ async def check_first(settings: Settings, tell: Callable[[str], None], *, servin
     from moothall.workers.owner import end_left
 
     if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
-        tell(f"{left} host(s) of a house that was killed were still alive; they are ended")
+        tell(f"{left} host(s) of a server that was killed were still alive; they are ended")
     if serving:
         check_ports(settings)
 

@@ -121,7 +121,7 @@ class NotifyingWorkspaces:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the house hands to hosts that may be anywhere: what lies on the disk of the
+    """What the server hands to hosts that may be anywhere: what lies on the disk of the
     repositories, and what such hosts sign with.
     """
 
@@ -142,7 +142,7 @@ def home_of(settings: Settings) -> Home | None:
 
 
 def sees(data_dir: Path, home: Home) -> bool:
-    """Whether this process sees the data directory of the house."""
+    """Whether this process sees the data directory of the server."""
     try:
         return (data_dir / _MARK).read_text(encoding="ascii") == home.mark
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def disk_of(data_dir: Path) -> str:
 
 
 def for_hosts(settings: Settings) -> Settings:
-    """Return the settings for hosts that may be anywhere: without the key of the house, and what
+    """Return the settings for hosts that may be anywhere: without the key of the server, and what
     only doors and people's commands need.
     """
     if settings.ray.address is None:
@@ -204,7 +204,7 @@ async def open_lending(
 async def open_borrowing(
     settings: Settings, bus: Bus, repositories: RemoteRepositories
 ) -> AsyncIterator[None]:
-    """Ask the house for repositories, and lend it what is made here."""
+    """Ask the server for repositories, and lend it what is made here."""
     from moothall.repositories.remote import HOSTS
 
     async with _bundle_server(settings) as bundle_server:

@@ -32,7 +32,7 @@ from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
 from moothall.stories.planner import Planner
 
-if TYPE_CHECKING:  # whoever has a house has imported it
+if TYPE_CHECKING:  # whoever has a server has imported it
     from moothall.app.server import App
 
 _CANCEL_SECONDS = 10.0
@@ -219,7 +219,7 @@ class Tasks:
 
 
 def tasks_of(settings: Settings, app: App) -> Tasks:
-    """Return the tasks that a house knows."""
+    """Return the tasks that a server knows."""
     return Tasks(app.bus, trusted_repositories(settings), Defaults(settings.limits), served=True)
 
 

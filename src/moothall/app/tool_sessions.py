@@ -1,4 +1,4 @@
-"""What callers from outside are answered by, and a workflow for a command: in the process that
+"""What external callers are answered by, and a workflow for a command: in the process that
 serves this data directory, or in this one.
 """
 

@@ -84,7 +84,7 @@ class Approvals:
         import jwt
 
         if self._public:
-            raise Refused("approvals are given where the house is, not by a host")
+            raise Refused("approvals are given where the server is, not by a host")
 
         now = self._clock()
         claims = {

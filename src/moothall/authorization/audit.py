@@ -4,7 +4,8 @@
 line without
 it, and `prev` is the hash of the line before. `<writer>.head` beside it holds seq and hash of the
 last one, so
-that a cut end shows, signed with the key of the house; the AUDIT stream is told of both, so that an
+that a cut end shows, signed with the key of the server; the AUDIT stream is told of both, so that
+an
 older head of the same chain shows too. Argument values are left out; their digest is in.
 
 One thread writes, so that calls side by side make one chain. A record is with the operating system

@@ -1,4 +1,4 @@
-"""What a house signs with: the secrets in its data directory, and the keys that are made of
+"""What a server signs with: the secrets in its data directory, and the keys that are made of
 them.
 """
 
@@ -21,8 +21,8 @@ _KEY_CHARS = 32
 @dataclass(frozen=True, slots=True)
 class Keys:
     """What a process signs with. `guard` signs its capability tokens, and from it is made what
-    signs its audit. `approvals` is the public key that checks those of the house, for whoever may
-    not sign any; empty for the house itself.
+    signs its audit. `approvals` is the public key that checks those of the server, for whoever may
+    not sign any; empty for the server itself.
     """
 
     guard: bytes = field(repr=False)
@@ -35,7 +35,7 @@ class Keys:
 
     def of_hosts(self) -> Keys:
         """Return those of hosts on other machines, from which nobody learns these: a host can
-        neither approve anything, nor sign the house's tokens or audit.
+        neither approve anything, nor sign the server's tokens or audit.
         """
         return Keys(
             hashlib.sha256(b"moothall host key\0" + self.guard).digest(), public_key(self.guard)

@@ -1,4 +1,4 @@
-"""Where `moothall ask` puts its questions: a house of this machine, or a server elsewhere. One
+"""Where `moothall ask` puts its questions: a server of this machine, or a server elsewhere. One
 after the other they are a conversation.
 """
 
@@ -124,7 +124,7 @@ async def _local(
     deliberations: DeliberationService,
     tasks: Tasks,
 ) -> AskSession:
-    """Return the door to a house of this machine, with the conversation that goes on."""
+    """Return the door to a server of this machine, with the conversation that goes on."""
     from moothall.app.tasks import files_for
 
     repository = request.repository

@@ -30,7 +30,7 @@ def bus() -> None:
 )
 @speak_errors
 def keys(folder: Path, renew: Path | None) -> None:
-    """Make an account for the house on a NATS of your own, and what servers, services and hosts
+    """Make an account for the server on a NATS of your own, and what servers, services and hosts
     need to use it, in FOLDER.
     """
     from moothall.events.nats.accounts import FILES, make

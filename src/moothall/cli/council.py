@@ -81,7 +81,7 @@ async def _cancel(deliberations: DeliberationService | RemoteKernel, task_id: st
 def tell_outcome(outcome: Outcome, out: TextIO, *, json_wanted: bool) -> int:
     """Print the end and return the exit code.
 
-    `out` is the process's stdout as it was before a house was opened: inside, stray prints go to
+    `out` is the process's stdout as it was before a server was opened: inside, stray prints go to
     stderr.
     """
     if json_wanted:

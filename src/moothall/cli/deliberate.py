@@ -198,7 +198,7 @@ async def deliberate(
             "a server elsewhere reads no --profile from here; register the repository with its "
             "commands there"
         )
-    out = sys.stdout  # as it was before a house is opened: inside, stray prints go to stderr
+    out = sys.stdout  # as it was before a server is opened: inside, stray prints go to stderr
 
     def tell(outcome: Outcome) -> int:
         from moothall.cli.council import summarize, tell_outcome

@@ -45,7 +45,7 @@ _TURNS = 4
     "--page",
     "on_page",
     is_flag=True,
-    help="As a story on the board: its page opens, and the house serves until Ctrl-C.",
+    help="As a story on the board: its page opens, and the server serves until Ctrl-C.",
 )
 @json_option
 @with_settings()
@@ -110,7 +110,7 @@ async def _demo(settings: Settings, agents: int, seed: int | None, *, as_json: b
     from moothall.repositories.sample import make_sample_repository
 
     started = time.monotonic()
-    if settings.ray.mode == "auto":  # what a demo shows is the whole house
+    if settings.ray.mode == "auto":  # what a demo shows is the whole server
         settings = settings.model_copy(
             update={"ray": settings.ray.model_copy(update={"mode": "ray"})}
         )

@@ -150,7 +150,7 @@ def _show(question: str, rows: Any) -> None:
     console = Console(highlight=False)
     if not rows:
         click.echo(
-            "The graph knows nothing of that: no council of this house delivered it, or the log "
+            "The graph knows nothing of that: no council of this server delivered it, or the log "
             "of it was pruned."
         )
     elif question == "provenance":

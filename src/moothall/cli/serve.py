@@ -93,7 +93,7 @@ async def serve_until_stopped(
 )
 @with_settings(narrated=False)
 async def open_(settings: Settings, *, story_id: str, no_browser: bool) -> None:
-    """Open the page, on the board or on STORY. Where no house serves, one is started, and serves
+    """Open the page, on the board or on STORY. Where no server serves, one is started, and serves
     until Ctrl-C.
     """
     from moothall.app.server import page_link

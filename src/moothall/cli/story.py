@@ -1,4 +1,6 @@
-"""`moothall story`: stories on the board. The house that serves works on them; people move them."""
+"""`moothall story`: stories on the board. The server that serves works on them; people move
+them.
+"""
 
 from __future__ import annotations
 

@@ -540,7 +540,7 @@ class GuardSettings(Section):
         60.0, ge=0, description="how long a policy's answer to the same question stands"
     )
     visits: int = Field(
-        32, ge=1, description="workspaces that callers from outside have open at a time"
+        32, ge=1, description="workspaces that external callers have open at a time"
     )
     tenant_visits: int | None = Field(
         None,

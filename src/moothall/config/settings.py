@@ -1,4 +1,4 @@
-"""The settings of the house itself, and where settings come from."""
+"""The settings of the server itself, and where settings come from."""
 
 from __future__ import annotations
 

@@ -453,7 +453,7 @@ async def _attempt(
     agent, (where, until) = _agent(seat_state), _round(council, round_)
     called = workspace_name(council.d.task_id, seat_state.seat, *name)
     restore, operations = agent.checkpoint(), len(agent.operations)
-    if council.d.agent is not None:  # the re-check is the house's, and has its limits
+    if council.d.agent is not None:  # the re-check is the server's, and has its limits
         prepared = replace(prepared, bounds=council.d.agent.bounds)
     patch = start.patch.diff if start and start.patch else ""
     also = frozenset(seat_state.latest.seen.regressions) if start else frozenset[str]()

@@ -37,7 +37,8 @@ def is_id(value: str) -> bool:
 
 
 def key_of(value: str, tenant: str) -> str:
-    """Return what a tenant's id is called in the house, where all tenants' things lie side by side:
+    """Return what a tenant's id is called in the server, where all tenants' things lie side by
+    side:
     in subjects, documents, branches and workspaces. No two ids of two tenants have one key; those
     of the tenant `local` are their own.
     """
@@ -50,7 +51,7 @@ def tenant_of(key: str) -> str:
 
 
 def own_id(key: str, tenant: str) -> str:
-    """Return what a tenant calls what the house calls `key`, or what begins with a key."""
+    """Return what a tenant calls what the server calls `key`, or what begins with a key."""
     return key if tenant == LOCAL_TENANT else key.removeprefix(f"{tenant}_")
 
 

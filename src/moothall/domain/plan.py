@@ -12,7 +12,7 @@ from moothall.domain.task import Constraints, RepositoryRef
 @dataclass(frozen=True, slots=True)
 class Story:
     """What the product owner asks for, as far as it is known. `budget`: for all its deliberations
-    together; zeros are the house's default.
+    together; zeros are the server's default.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""How the house and what is under way in it stand, for people and monitors."""
+"""How the server and what is under way in it stand, for people and monitors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bus that the house runs on: beside `bus/nats` itself the one file that names it, but for who
+"""The bus that the server runs on: beside `bus/nats` itself the one file that names it, but for who
 makes credentials, which are NATS's own kind.
 
 Another bus is a folder beside `nats` that does what `ports.Bus` and `bus.raw.RawStore` ask

@@ -14,7 +14,7 @@ from moothall.graph.schema import LABELS, POSITION, RELATIONS, Group
 from moothall.graph.statements import OLDEST, Rows, Statement, removal
 from moothall.graph.upserts import Writes, group_of
 
-if TYPE_CHECKING:  # each needs a client library, and a house uses one of them
+if TYPE_CHECKING:  # each needs a client library, and a server uses one of them
     from moothall.graph.embedded import EmbeddedStore
     from moothall.graph.neo4j import Neo4jStore
 

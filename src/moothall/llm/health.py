@@ -1,4 +1,4 @@
-"""Whether the model servers answer, for whoever watches the house: one short question each, no
+"""Whether the model servers answer, for whoever watches the server: one short question each, no
 retries.
 """
 

@@ -61,7 +61,7 @@ def plan(
     now: datetime,
     council: Council | None = None,
 ) -> Deliberation:
-    """Check a request and fill in its defaults, the council's before the house's.
+    """Check a request and fill in its defaults, the council's before the server's.
 
     Raises `InvalidRequest` naming what is wrong and what would be right.
     """
@@ -208,7 +208,7 @@ def _within(name: str, value: int, low: int, high: int, setting: str) -> int:
 
 
 def _cheaper(asked: Budget, app: Budget) -> Budget:
-    """The house's own limits are a ceiling; zero there means none."""
+    """The server's own limits are a ceiling; zero there means none."""
 
     def least(a: float, b: float) -> float:
         return min(a, b) if a and b else a or b

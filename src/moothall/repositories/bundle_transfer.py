@@ -1,7 +1,8 @@
 """Repositories for hosts that share no disk with them: commits go out as bundles, asked for over
 the bus and fetched in parts.
 
-Both sides lend: the house its commits, a host a patch that the house is to push. A bundle is known
+Both sides lend: the server its commits, a host a patch that the server is to push. A bundle is
+known
 by the commits that it was asked for; what its other side has makes it thin, so that nothing travels
 twice. A tenant is named with each request, and gets what is that tenant's own.
 """
@@ -162,7 +163,7 @@ class BundleServer:
         self, bus: Ask, clone: TrustedClone, offer: BundleOffer, *, patch: bool = False
     ) -> None:
         """Bring what another offers into a clone; of a `patch` nothing but its commits: tags, and
-        where a history ends, are the house's to say.
+        where a history ends, are the server's to say.
 
         Raises `FetchTooLarge`, `Temporary`.
         """

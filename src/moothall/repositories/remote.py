@@ -1,4 +1,5 @@
-"""Repositories of a host that shares no disk with the house, and the house's answers to such hosts.
+"""Repositories of a host that shares no disk with the server, and the server's answers to such
+hosts.
 See `lending`.
 """
 
@@ -24,22 +25,23 @@ from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService
 
 HOSTS = Channel.REPOSITORIES.of("hosts")
-"""Whoever may hold a patch that the house lacks."""
+"""Whoever may hold a patch that the server lacks."""
 _PATCH_SECONDS = 5.0
 
 
 class RemoteRepositories(RepositoryService):
-    """Asks the house for what `RepositoryService` gets from its own disk and from origins. No
+    """Asks the server for what `RepositoryService` gets from its own disk and from origins. No
     credential of an origin is needed here.
     """
 
     def far(self, bus: Ask, bundle_server: BundleServer) -> None:
-        """Say how the house is asked, and who lends it what was made here."""
+        """Say how the server is asked, and who lends it what was made here."""
         self._bus, self._bundle_server = bus, bundle_server
         self._bringing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def resolve(self, ref: RepositoryRef, *, tenant: str = "local") -> Base:
-        """Return a commit as the house has pinned it, once it is here. Raises what the house's own
+        """Return a commit as the server has pinned it, once it is here. Raises what the server's
+        own
         `resolve` raises, and `Temporary`.
         """
         haves = await self._haves(ref)
@@ -58,7 +60,7 @@ class RemoteRepositories(RepositoryService):
         )
         if (entry.id, entry.tenant, base.repository, base.sha) != (ref.id, tenant, ref.id, ref.ref):
             raise Temporary(
-                "the house answered for another commit than the one that it was asked for"
+                "the server answered for another commit than the one that it was asked for"
             )
         await self._take(self._clone(await asyncio.to_thread(self._remember, entry)), offer)
         return base
@@ -107,7 +109,7 @@ class RemoteRepositories(RepositoryService):
         return sha
 
     async def push(self, repository: str, base_sha: str, sha: str, branch: str) -> tuple[str, str]:
-        """Have the house make a new branch of a commit of ours. See `RepositoryService.push`."""
+        """Have the server make a new branch of a commit of ours. See `RepositoryService.push`."""
         entry = await asyncio.to_thread(self.registry.find, repository)
         offer = await self._bundle_server.offer(self._clone(entry), [sha], [base_sha])
         wanted = {
@@ -222,7 +224,7 @@ def _record(said: object) -> Registered:
         return Registered.model_validate(said)
     except ValidationError as error:
         raise Temporary(
-            f"the house's record of the repository cannot be read: {codec.wrong(error)}"
+            f"the server's record of the repository cannot be read: {codec.wrong(error)}"
         ) from error
 
 

@@ -245,7 +245,7 @@ class Board:
         system: bool = False,
         seen: int | None = None,
     ) -> StoryState:
-        """Move a story. `system`: the house itself does, by what was recorded. `seen`: only if
+        """Move a story. `system`: the server itself does, by what was recorded. `seen`: only if
         nothing came after this seq. Raises `NotFound`, what `decide` does, and `ConcurrentUpdate`
         naming
         the state that another move led to.

@@ -1,7 +1,7 @@
-"""Notes: what callers hold of a story beside what the house records. Facts on the bus like all
+"""Notes: what callers hold of a story beside what the server records. Facts on the bus like all
 else; councils are told of them as of the rest.
 
-Nothing that the house recorded can be changed by them: a note of a decision is told as somebody's
+Nothing that the server recorded can be changed by them: a note of a decision is told as somebody's
 note, and approves nothing.
 """
 

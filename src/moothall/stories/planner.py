@@ -49,7 +49,7 @@ from moothall.telemetry.events import write
 log = get_logger(__name__)
 
 PLANNING = "planning"
-"""What callers from outside call the moment in which a story's tasks are derived."""
+"""What external callers call the moment in which a story's tasks are derived."""
 _DESIGN = "design"
 _CHANGES = frozenset({"po"})
 """Who changes tasks that were derived."""

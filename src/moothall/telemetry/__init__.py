@@ -1,4 +1,4 @@
-"""What the house says of itself: logs, spans and figures. The only way in which any room does so.
+"""What the server says of itself: logs, spans and figures. The only way in which any room does so.
 
     log = telemetry.get_logger(__name__)
     with telemetry.span("turn", {"moothall.turn": 1}) as span: ...

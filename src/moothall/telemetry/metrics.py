@@ -1,4 +1,4 @@
-"""Every figure that the house counts, in one place. `docs/telemetry.md` and the Grafana dashboard
+"""Every figure that the server counts, in one place. `docs/telemetry.md` and the Grafana dashboard
 are checked against it.
 
 A figure of a host reaches the serving process as a report over the bus (`telemetry.reports`), which
@@ -15,7 +15,10 @@ _counter, _gauge, _histogram = REGISTRY.counter, REGISTRY.gauge, REGISTRY.histog
 
 # deliberations
 DELIBERATIONS_REQUESTED = _counter(
-    "moothall_deliberations_requested_total", "Deliberations that a desk took.", "role", "protocol"
+    "moothall_deliberations_requested_total",
+    "Deliberations that a deliberation service took.",
+    "role",
+    "protocol",
 )
 DELIBERATIONS_DECIDED = _counter(
     "moothall_deliberations_decided_total",

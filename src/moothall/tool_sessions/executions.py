@@ -1,4 +1,4 @@
-"""Code of callers from outside: run once for each execution id, its tools called as the caller's
+"""Code of external callers: run once for each execution id, its tools called as the caller's
 own are.
 """
 

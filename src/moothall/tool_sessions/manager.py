@@ -1,4 +1,4 @@
-"""Callers from outside: each opens a workspace, is given a capability token for it, calls tools and
+"""External callers: each opens a workspace, is given a capability token for it, calls tools and
 closes it.
 """
 
@@ -256,7 +256,7 @@ class ToolSessions:
         return OpenedSession(name, seat.token, deadline)
 
     async def _end(self, name: str, seconds: float) -> None:
-        """Close a visit when its time is over, or when its caller said so."""
+        """Close a tool session when its time is over, or when its caller said so."""
         visit = self._visits[name]
         try:
             async with asyncio.timeout(seconds):

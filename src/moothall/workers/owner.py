@@ -2,7 +2,8 @@
 next server ends hosts that are left.
 
 A host in a process of its own says in a file of the data directory who it is, and then looks
-whether its house still lives: one that comes too late for the next house's look finds its own house
+whether its server still lives: one that comes too late for the next house's look finds its own
+server
 dead. Processes are known by pid and start, so that nobody else is ever ended.
 """
 
@@ -75,7 +76,7 @@ def process_of(pid: int) -> Process:
 @contextmanager
 def registered(folder: Path, app: Process) -> Iterator[None]:
     """Be a host of `house`, which runs on this machine or elsewhere: a record lies in `folder`, and
-    this process ends with its house.
+    this process ends with its server.
     """
     me = this_process()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -98,7 +99,7 @@ def end_left(folder: Path) -> int:
         try:
             host = Process(**json.loads(record.read_bytes()))
         except (OSError, ValueError, TypeError):
-            record.unlink(missing_ok=True)  # torn by a kill: whoever wrote it finds its house dead
+            record.unlink(missing_ok=True)  # torn by a kill: whoever wrote it finds its server dead
             continue
         if host.place != _place():
             continue  # of another machine, or of this one before it was started anew

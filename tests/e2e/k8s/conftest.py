@@ -40,7 +40,7 @@ ODD, NEWLINE = 'it\'s $(touch pwned) `id` "d";&|.txt', "a\nb.txt"
 
 
 class SharedCluster(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Workers share the cluster: what needs the same house, overlay or namespace goes to one of
+    """Workers share the cluster: what needs the same server, overlay or namespace goes to one of
     them. xdist's own groups have no effect with pytest 9.2.
     """
 

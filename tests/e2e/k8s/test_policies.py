@@ -61,7 +61,7 @@ asyncio.run(main())
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def probes(installed: dict[str, Path]) -> AsyncIterator[dict[str, str]]:
     """A pod among the workspaces, another workspace, which answers, one that no policy knows, and
-    one of the house's; by name, their namespace.
+    one of the server's; by name, their namespace.
     """
     where = {
         "held": "moothall-workspaces",

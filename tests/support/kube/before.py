@@ -1,4 +1,4 @@
-"""Images of an older commit, as `registry.local/NAME:before`: what a house is upgraded from. Built
+"""Images of an older commit, as `registry.local/NAME:before`: what a server is upgraded from. Built
 once by that commit's own script.
 """
 

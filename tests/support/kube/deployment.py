@@ -1,4 +1,4 @@
-"""A house by role in the throw-away cluster, as the chart installs it: api, collector, tools and
+"""A server by role in the throw-away cluster, as the chart installs it: api, collector, tools and
 hosts on three bus servers and a Neo4j.
 
 Its volumes are folders of this machine, which every node sees: a stand-in for a class that many
@@ -41,7 +41,7 @@ _SMALL = {"requests": {"cpu": "20m", "memory": "128Mi"}, "limits": {"memory": "2
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """What the house's volumes are."""
+    """What the server's volumes are."""
 
     root: Path
 
@@ -131,7 +131,7 @@ def secrets(home: Home, folder: Path) -> str:
 
 
 def certificate(home: Home, name: str) -> None:
-    """Make NAME.crt and NAME.key for the house's doors among the cluster's keys, unless they are
+    """Make NAME.crt and NAME.key for the server's doors among the cluster's keys, unless they are
     there.
     """
     keys.certificate(

@@ -1,4 +1,4 @@
-"""docs/operating.md as it is run: lines out of the page, with a house's own names in the place of
+"""docs/operating.md as it is run: lines out of the page, with a server's own names in the place of
 the page's.
 """
 
@@ -32,7 +32,7 @@ def line(part: str) -> str:
 
 
 def by_role(command: str, space: str) -> str:
-    """Return a command as a house by role in a namespace has it: `where this page says
+    """Return a command as a server by role in a namespace has it: `where this page says
     deployment/moothall, say the four`.
     """
     four = " ".join(f"deployment/moothall-{name}" for name in DEPLOYMENTS)

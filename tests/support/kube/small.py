@@ -1,4 +1,4 @@
-"""The small local model as a model server in the cluster: a pod of our image beside the house, on
+"""The small local model as a model server in the cluster: a pod of our image beside the server, on
 the weights that lie on this machine.
 """
 

@@ -1,4 +1,4 @@
-"""The house by role while it stands: installed, ready, and taken away again."""
+"""The server by role while it stands: installed, ready, and taken away again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEPLOYMENTS = ("api", "collector", "tools", "hosts")
 
 @asynccontextmanager
 async def stood(home: Home, folder: Path, said: Mapping[str, Any]) -> AsyncIterator[Folders]:
-    """Yield the volumes of a house that these values of the chart make, empty at first; `folder`
+    """Yield the volumes of a server that these values of the chart make, empty at first; `folder`
     gets its keys.
 
     Raises `gobuilt.Missing`, `programs.Missing`; `AssertionError` with what its pods say where they
@@ -86,7 +86,7 @@ async def rolled_out(*names: str) -> None:
 
 
 async def all_rolled_out() -> None:
-    """Wait for all of the house. Raises `AssertionError`."""
+    """Wait for all of the server. Raises `AssertionError`."""
     await rolled_out(
         "statefulset/nats",
         "statefulset/neo4j",
@@ -110,7 +110,7 @@ async def old_pods_gone() -> None:
 
 
 async def cleared(home: Home) -> None:
-    """Take all of the house away, whatever there is of it."""
+    """Take all of the server away, whatever there is of it."""
     await asyncio.to_thread(uninstall, home)
     await ask("delete", "namespace", SPACE, WORKSPACES, "--ignore-not-found", "--timeout=120s")
     await ask(

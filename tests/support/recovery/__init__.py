@@ -4,7 +4,8 @@ deliberations.
     scripts/test-recovery [--kinds host,bus] [--types seat.turn] [--every N] [--lanes N] [--no-stop]
     [--no-kill] [--report FILE]
 
-A lane is one house of real processes with files of its own: a bus, a model server, a door (gRPC and
+A lane is one server of real processes with files of its own: a bus, a model server, a door (gRPC
+and
 desk), a
 collector and a host with its executors; Ray alone is left out, whose part (starting again what
 died) the harness

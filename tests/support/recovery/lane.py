@@ -87,7 +87,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Lane:
-    """A house, a repository and a caller."""
+    """A server, a repository and a caller."""
 
     app: House
     bus: JetStreamBus

@@ -204,7 +204,7 @@ def main() -> int:
         help="event types such as seat.turn",
     )
     parser.add_argument("--every", type=int, default=1, help="only each n-th kill")
-    parser.add_argument("--lanes", type=int, default=3, help="houses side by side")
+    parser.add_argument("--lanes", type=int, default=3, help="servers side by side")
     parser.add_argument(
         "--no-stop",
         dest="stop",

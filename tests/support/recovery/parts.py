@@ -20,7 +20,9 @@ from moothall.settings import load_settings
 
 
 async def serve() -> None:
-    """The callers' door: gRPC before a desk, and the rooms that a door needs besides."""
+    """The callers' door: gRPC before a deliberation service, and the packages that a door needs
+    besides.
+    """
     from moothall.api.bundles import BUCKET as BUNDLES
     from moothall.api.bundles import Bundles
     from moothall.api.dependencies import ApiDependencies

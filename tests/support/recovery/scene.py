@@ -50,10 +50,10 @@ NOT_SCRIPTED: Mapping[EventType, str] = {
         "of agents that need native tools, which the scripted model has not: "
         "tests/unit/deliberation/test_evidence_agents.py"
     ),
-    EventType.TOOL_REQUESTED: "work of callers from outside; seats call the gate themselves",
+    EventType.TOOL_REQUESTED: "work of external callers; seats call the gate themselves",
     EventType.TOOL_STARTED: "of effects outside a workspace only, which no seat is granted",
     EventType.WORKFLOW_STARTED: (
-        "workflows of callers from outside: tests/hands/test_workflow_kills.py kills under them"
+        "workflows of external callers: tests/hands/test_workflow_kills.py kills under them"
     ),
     EventType.WORKFLOW_STEP: "as workflow.started",
     EventType.WORKFLOW_FINISHED: "as workflow.started",

@@ -1,4 +1,4 @@
-"""Councils, stories and figures over gRPC: the rooms behind are real, on a bus in memory."""
+"""Councils, stories and figures over gRPC: the packages behind are real, on a bus in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AgentKernel over gRPC: a desk in memory, a real gate, rooms that answer from a function."""
+"""AgentKernel over gRPC: a deliberation service in memory, a real gate, rooms that answer from a
+function.
+"""
 
 from __future__ import annotations
 

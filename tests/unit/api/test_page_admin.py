@@ -1,4 +1,4 @@
-"""The pages of the house: health, tools, audit."""
+"""The pages of the server: health, tools, audit."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SEAT = "agent-dev-001"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A browser that is signed in, the desk, and the log behind it."""
+    """A browser that is signed in, the deliberation service, and the log behind it."""
 
     browser: Browser
     form: str

@@ -40,7 +40,7 @@ ITEM = Parked(
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """A browser of a house whose guard lets requests wait."""
+    """A browser of a server whose guard lets requests wait."""
 
     browser: Browser
     bus: MemoryBus

@@ -107,7 +107,7 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
     app: House,
 ) -> None:
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
-    assert "No council of this house made it" in shown
+    assert "No council of this server made it" in shown
 
     async def down(_question: str, **_parameters: Any) -> Any:
         raise GraphUnavailable("it is away")

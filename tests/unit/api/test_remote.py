@@ -1,4 +1,5 @@
-"""The kernel's client against a real gRPC server: a desk in memory, and a server that goes away in
+"""The kernel's client against a real gRPC server: a deliberation service in memory, and a server
+that goes away in
 between.
 """
 

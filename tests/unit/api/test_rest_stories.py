@@ -168,7 +168,7 @@ async def test_something_is_said_of_a_line_and_to_the_seats_once_a_key(
     )
     told = [event.data async for event in _steered(deliberations)]
     assert len({event["key"] for event in told}) == 1, (
-        "the desk is told one key, by which it knows them for one"
+        "the deliberation service is told one key, by which it knows them for one"
     )
 
 

@@ -85,7 +85,7 @@ async def test_hosts_elsewhere_check_what_the_house_approves_and_sign_none_of_it
     subject = Subject("local", "ws-1", "request-1", "files.delete", "0" * 64)
     app, host = (Approvals(each.guard, 60, public=each.approvals) for each in (here, there))
     assert host.check(app.sign(subject, "ann"), subject).approver == "ann"
-    with pytest.raises(Refused, match="where the house is"):
+    with pytest.raises(Refused, match="where the server is"):
         host.sign(subject, "eve")
     for forger in (Approvals(there.guard, 60), Approvals(there.approvals, 60)):
         with pytest.raises(Refused):
@@ -128,7 +128,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     assert sees(same.data_dir, home)
     assert not sees(other.data_dir, home)
     shutil.copytree(tmp_path / "data", tmp_path / "copy/data")
-    assert home_of(far) is not None  # the house starts anew
+    assert home_of(far) is not None  # the server starts anew
     assert not sees(settings(tmp_path / "copy").data_dir, home_of(far) or home)
     assert (for_hosts(far).guard.key, for_hosts(one)) == (None, one)
     secret = SecretStr("a secret of these tests")
@@ -149,7 +149,7 @@ def test_a_disk_is_known_by_what_lies_on_it(tmp_path: Path) -> None:
     )
     assert for_hosts(scoped).bus.credentials == SecretStr("a host")
     assert secret.get_secret_value().encode() not in pickle.dumps(for_hosts(scoped)), (
-        "nor what the house comes to the bus with"
+        "nor what the server comes to the bus with"
     )
     assert secret.get_secret_value().encode() not in pickle.dumps(told), (
         "what doors and commands need travels to nobody"

@@ -233,7 +233,7 @@ async def test_neighbours_go_as_far_as_asked_and_no_further(graph: CypherGraph) 
 
 
 async def test_tenants_see_nothing_of_each_other(graph: CypherGraph) -> None:
-    """The same ids, the same commit, the same repository: two houses."""
+    """The same ids, the same commit, the same repository: two servers."""
     await graph.project(recorded(Chronicle(tenant="one").whole().events))
     await graph.project(recorded(Chronicle(tenant="two", days=1).told().events, 100))
     questions = {

@@ -70,7 +70,7 @@ class Wire:
 
 @dataclass(slots=True)
 class World:
-    """The house with a repository, and a host whose disk begins empty."""
+    """The server with a repository, and a host whose disk begins empty."""
 
     repo: Repo
     app: RepositoryService
@@ -80,7 +80,9 @@ class World:
     id: str
 
     async def pin(self, tenant: str = "local") -> Base:
-        """Pin the newest commit in the house, as the desk does, and resolve it on the host."""
+        """Pin the newest commit in the server, as the deliberation service does, and resolve it
+        on the host.
+        """
         base = await self.app.resolve(RepositoryRef(id=self.id), tenant="local")
         return await self.host.resolve(RepositoryRef(id=self.id, ref=base.sha), tenant=tenant)
 

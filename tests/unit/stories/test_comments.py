@@ -1,4 +1,5 @@
-"""What is said of lines and to seats, whoever's door it comes through; a desk and a bus in
+"""What is said of lines and to seats, whoever's door it comes through; a deliberation service and a
+bus in
 memory.
 """
 

@@ -1,4 +1,5 @@
-"""Stories on the board from design to done, with a desk in memory: what is asked for, and what it
+"""Stories on the board from design to done, with a deliberation service in memory: what is asked
+for, and what it
 leads to.
 """
 
@@ -257,7 +258,7 @@ async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: Hous
     told = await bring_to_the_end(app)
     events = [recorded.event async for recorded in app.bus.replay()]
     asked = app.deliberations.known()
-    for length in range(1, len(events)):  # all that was recorded when the house was killed
+    for length in range(1, len(events)):  # all that was recorded when the server was killed
         bus = MemoryBus()
         for event in events[:length]:
             await bus.publish(event)

@@ -1,4 +1,5 @@
-"""One trace from the desk over the bus to a host, to the host that takes the work up again, and to
+"""One trace from the deliberation service over the bus to a host, to the host that takes the work
+up again, and to
 the collector.
 """
 

@@ -1,4 +1,4 @@
-"""A host ends with its house, and the next house ends what is left of it, and nobody else."""
+"""A host ends with its server, and the next house ends what is left of it, and nobody else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lives(pid: int) -> bool:
 
 @asynccontextmanager
 async def app(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """A house and the pid of its host."""
+    """A server and the pid of its host."""
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HOUSE, HOST, str(folder), stdout=asyncio.subprocess.PIPE
     )

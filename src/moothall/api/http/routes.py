@@ -78,7 +78,7 @@ class _Word(Body):
 
 
 def state_routes(dependencies: ApiDependencies) -> Sequence[Route]:
-    """Return how the house stands, and what is under way in it."""
+    """Return how the server stands, and what is under way in it."""
 
     async def health(_request: Request) -> Response:
         """200, or 503 where a part is down that nothing works without. Details only to callers with

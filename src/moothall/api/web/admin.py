@@ -1,4 +1,4 @@
-"""The page of the house itself: how its parts are, what its guard decided and what waits for an
+"""The page of the server itself: how its parts are, what its guard decided and what waits for an
 operator's word, which tools there are, what stories used.
 """
 
@@ -25,7 +25,7 @@ _QUERY = 200
 
 
 def house_routes(dependencies: ApiDependencies, sessions: Sessions) -> Sequence[Route]:
-    """Return what a browser gets of the house."""
+    """Return what a browser gets of the server."""
 
     async def health(_request: Request, session: Session) -> Response:
         return page("health.html", session=session, health=await dependencies.checkup.look())

@@ -29,17 +29,18 @@ _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _GO_BACK = "Nothing was changed. Go back, and what you wrote is still there."
 _NEXT = {
     403: (
-        "Nothing was changed. Somebody with another role may do it; whoever runs this house gives "
+        "Nothing was changed. Somebody with another role may do it; whoever runs this server gives "
         "roles."
     ),
     404: "It may have been of another tenant, or never there.",
     409: "Somebody else was faster. Go back and load the page again to see how it stands now.",
     429: "There are many requests just now. Wait a moment and try again.",
     500: (
-        "What was recorded before is safe. Try again; if it stays so, tell whoever runs this house."
+        "What was recorded before is safe. Try again; if it stays so, tell whoever runs this "
+        "server."
     ),
     503: (
-        "A part of the house does not answer just now. What was recorded is safe; try again in a "
+        "A part of the server does not answer just now. What was recorded is safe; try again in a "
         "moment."
     ),
 }

@@ -151,7 +151,7 @@ async def _origin(
         )
     except GraphUnavailable as error:
         return {"origin": origin, "unknown": f"The graph cannot be asked now: {error.message}"}
-    said = "" if rows else "No council of this house made it, or the log of it was pruned."
+    said = "" if rows else "No council of this server made it, or the log of it was pruned."
     return {"origin": origin, "rows": rows, "unknown": said}
 
 

@@ -215,7 +215,7 @@ def waits(card: StoryState) -> str:
 
 
 def at_work(card: StoryState) -> bool:
-    """Whether the house is doing something for a story now."""
+    """Whether the server is doing something for a story now."""
     state, facts = card.stand.state, card.stand.facts
     if state == "test":
         return card.check is None or card.check.data.get("moved") != card.moved

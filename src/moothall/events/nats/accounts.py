@@ -1,4 +1,4 @@
-"""Who comes in on a bus of one's own: an operator, the house's account, a user for each role, and
+"""Who comes in on a bus of one's own: an operator, the server's account, a user for each role, and
 one for each link, minted by a host.
 
 Tokens are NATS's own JWTs. The key with which hosts mint is one of the account's signing keys with
@@ -57,7 +57,8 @@ FILES: Mapping[str, str] = {
 
 
 def make(folder: Path, renew: Path | None = None) -> dict[str, Path]:
-    """Make an operator with the house's account; write what the servers, the services and the hosts
+    """Make an operator with the server's account; write what the servers, the services and the
+    hosts
     each need of it.
 
     Returns the files by their name, which are those of `FILES`, all 0600. With `renew`, an
@@ -137,7 +138,7 @@ def mint(keys: str, name: str, seconds: int) -> str:
 
 
 def _accounts(conf: Path) -> tuple[str, str]:
-    """Return the system's account and the house's, of an `accounts.conf`. Raises
+    """Return the system's account and the server's, of an `accounts.conf`. Raises
     `ConfigurationError`.
     """
     try:

@@ -1,4 +1,4 @@
-"""Who of a house may do what on its bus: for each set of credentials what it sends, hears, takes
+"""Who of a server may do what on its bus: for each set of credentials what it sends, hears, takes
 and writes.
 
 Whoever reads one stream may read all; what is held apart is who may say what. A request for a
@@ -26,7 +26,7 @@ _ANSWER_NANOSECONDS = 600 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What one set of credentials is for. `lends`: it is asked for the house's repositories;
+    """What one set of credentials is for. `lends`: it is asked for the server's repositories;
     `keeps`: it makes the streams and consumers, and prunes.
     """
 

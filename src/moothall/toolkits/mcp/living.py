@@ -123,7 +123,7 @@ class ServerPool:
 
     async def close(self) -> None:
         """End all."""
-        await self._end(list(self._living), "the house closes")
+        await self._end(list(self._living), "the server closes")
 
     async def _end(self, keys: list[Key], why: str, workspace: str = "") -> None:
         for key in keys:

@@ -105,7 +105,7 @@ class Cluster:
         return name in self._made
 
     async def hosts(self) -> dict[str, str]:
-        """Return the host of each Job that there is of this house, by the Job's name. Raises
+        """Return the host of each Job that there is of this server, by the Job's name. Raises
         `SandboxUnavailable`.
         """
         try:

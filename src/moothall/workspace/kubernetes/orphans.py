@@ -2,7 +2,7 @@
 would know but us.
 
 Every process that makes Jobs says on the bus that it lives, and hears the others. Each deletes the
-Jobs of its house whose host nobody has heard of for long: a name that two of them delete is gone
+Jobs of its server whose host nobody has heard of for long: a name that two of them delete is gone
 all the same.
 """
 

@@ -1,4 +1,5 @@
-"""The deployment by role, installed once in a throw-away cluster by its chart, with a scripted model
+"""The deployment by role, installed once in a throw-away cluster by its chart, with a scripted
+model
 that counts.
 """
 

@@ -1,4 +1,4 @@
-"""What the tests of a house by role ask of it: councils with something killed in the middle, and
+"""What the tests of a server by role ask of it: councils with something killed in the middle, and
 what is seen of them afterwards.
 """
 
@@ -75,7 +75,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Standing:
-    """The house that stands in the cluster. `arrived`: call id and time of each model call, as its
+    """The server that stands in the cluster. `arrived`: call id and time of each model call, as its
     server got them.
     """
 

@@ -1,4 +1,5 @@
-"""A house by role in a cluster, in which each part is killed with -9 in the middle of a council: it
+"""A server by role in a cluster, in which each part is killed with -9 in the middle of a council:
+it
 ends as it does without.
 """
 
@@ -68,7 +69,7 @@ async def test_a_node_that_is_lost_in_the_middle_and_comes_back_changes_nothing(
         seen = await standing.council("without-a-node", blow, EventType.SEAT_PROPOSED)
     finally:
         await bring_back()
-    assert seen.hit, "something of the house was on it"
+    assert seen.hit, "something of the server was on it"
     assert undisturbed.difference(seen) == ""
     assert (seen.repeated, seen.decisions) == ([], 1)
     await all_rolled_out()

@@ -26,7 +26,9 @@ QUOTED = f'--{TASK}: it\'s "quoted", $(REPOSITORY)\nand $HOME `id`'
 
 
 def manifest() -> dict[str, Any]:
-    """The example with this house's names in the place of those that whoever copies it replaces."""
+    """The example with this server's names in the place of those that whoever copies it
+    replaces.
+    """
     text = EXAMPLE.read_text(encoding="utf-8").replace("moothall.moothall:", f"moothall.{SPACE}:")
     made: dict[str, Any] = yaml.safe_load(text)
     made["metadata"]["namespace"] = SPACE

@@ -111,7 +111,8 @@ async def replaced_under(
     counted: Counted,
     replace: Callable[[], Coroutine[Any, Any, None]],
 ) -> Seen:
-    """Hold a council whose seats wait for their model, each in its Job, until all of the deployment was
+    """Hold a council whose seats wait for their model, each in its Job, until all of the deployment
+    was
     replaced; return what is seen of it.
     """
 

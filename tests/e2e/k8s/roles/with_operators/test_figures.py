@@ -1,4 +1,5 @@
-"""The same deployment beside the metrics server: HorizontalPodAutoscalers have figures, and bring more
+"""The same deployment beside the metrics server: HorizontalPodAutoscalers have figures, and bring
+more
 pods by them.
 """
 

@@ -1,4 +1,5 @@
-"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node: a host
+"""The same deployment with its hosts on a RayCluster of the KubeRay operator, one on each node: a
+host
 is killed with -9, then their head; then all are replaced.
 """
 
