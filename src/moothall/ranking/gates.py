@@ -85,9 +85,16 @@ def counts(item: Evidence) -> str:
 
 
 def name_cases(cases: Sequence[str]) -> str:
-    """Return the first of some names."""
+    """Return the first of some names, each with its end: names of one file begin alike."""
     more = ", …" if len(cases) > _SHOWN else ""
-    return ", ".join(plain(case) for case in cases[:_SHOWN]) + more
+    return ", ".join(_cut_middle(plain(case, len(case))) for case in cases[:_SHOWN]) + more
+
+
+def _cut_middle(name: str) -> str:
+    head = _NAME_CHARS // 3
+    if len(name) <= _NAME_CHARS:
+        return name
+    return f"{name[:head]}…{name[head + 1 - _NAME_CHARS :]}"
 
 
 def _because(item: Evidence) -> str:

@@ -28,6 +28,7 @@ from moothall.domain.evidence import (
     OWN_TESTS,
     SECRETS,
     SUPERSEDED,
+    UNBELIEVED,
     Evidence,
     EvidenceLevel,
     Verdict,
@@ -38,6 +39,20 @@ from moothall.ranking.gates import counts, gate_failures, name_cases, plain
 from moothall.ranking.review_scores import Opinion, opinions
 
 _LINES = 5
+_NO_CHECKS = frozenset(
+    {
+        "applies",
+        "cross",
+        ALREADY_DONE,
+        CANARY,
+        CONTRADICTION,
+        OWN_TESTS,
+        SECRETS,
+        SUPERSEDED,
+        UNBELIEVED,
+    }
+)
+"""Evidence that is no check of the repository."""
 _DIFFER = 3  # files named where answers differ
 _FILE = re.compile(r"(?m)^diff --git (?:\"?a/.*\"? )?\"?b/(.*?)\"?$")
 
@@ -47,16 +62,17 @@ class _Standing:
     """What counts of one candidate.
 
     votes: author → whether all of its tests pass, one vote an author. confirmed_failed: how many of
-    those fail whose tests a candidate of another seat passes. cluster: seats that behave the same
-    under all tests. same:
-    seats whose change of the code is the same. opinion: reviews, in thousandths; compared: what of
-    it ranks.
+    those fail whose tests a candidate of another seat passes. dominated: candidates that fail some
+    of the tests of other authors that it fails, and no others. cluster: seats that behave the same
+    under all tests. same: seats whose change of the code is the same. opinion: reviews, in
+    thousandths; compared: what of it ranks.
     """
 
     candidate: Candidate
     failures: tuple[str, ...]
     votes: Mapping[str, bool]
     confirmed_failed: int
+    dominated: int
     cluster: int
     same: int
     opinion: Opinion
@@ -77,15 +93,7 @@ class _Standing:
     @property
     def tests_failed(self) -> int:
         """How many tests of other authors fail."""
-        own = self.candidate.proposal.seat
-        return len(
-            {
-                (run.author, case)
-                for run in self.candidate.cross
-                if run.author != own
-                for case in run.failed
-            }
-        )
+        return len(_failed_tests(self.candidate))
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -107,13 +115,14 @@ class _Standing:
 @dataclass(frozen=True, slots=True)
 class Criterion:
     """One step of the ranking: what it counts, and how it is shown. tested: whether only executed
-    tests decide it.
+    tests decide it. decides: whether a winner by it alone counts as decided.
     """
 
     label: str
     value: Callable[[_Standing], int]
     shown: Callable[[int], str] = str
     tested: bool = True
+    decides: bool = True
 
 
 CRITERIA: tuple[Criterion, ...] = (
@@ -132,9 +141,11 @@ CRITERIA: tuple[Criterion, ...] = (
     Criterion(
         "authors whose tests fail", lambda item: -item.cross_failed, lambda value: str(-value)
     ),
+    # Not how many tests fail: if each of two answers fails a test that the other passes, either may
+    # be right.
     Criterion(
-        "tests of other authors that fail",
-        lambda item: -item.tests_failed,
+        "answers that pass more of the tests of other authors and fail no other one",
+        lambda item: -item.dominated,
         lambda value: str(-value),
     ),
     Criterion(
@@ -160,8 +171,16 @@ CRITERIA: tuple[Criterion, ...] = (
         lambda value: "yes" if value else "no",
         tested=False,
     ),
+    Criterion(
+        "tests of other authors that fail",
+        lambda item: -item.tests_failed,
+        lambda value: str(-value),
+        tested=False,
+        decides=False,
+    ),
 )
 _TESTED = sum(criterion.tested for criterion in CRITERIA)
+_DECIDING = sum(criterion.decides for criterion in CRITERIA)
 
 
 def rank(candidates: Sequence[Candidate]) -> tuple[RankedCandidate, ...]:
@@ -244,11 +263,14 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             else len(clusters[candidate.assessment.behaviour or answer])
         )
 
+    failed_tests = [_failed_tests(candidate) for candidate in candidates]
+    accepted = [tests for tests, failed in zip(failed_tests, failures, strict=True) if not failed]
     found = [
         _Standing(
             candidate=candidate,
             failures=failed,
             votes=votes,
+            dominated=sum(other < tests for other in accepted),
             confirmed_failed=sum(
                 author in confirmed and not passed for author, passed in votes.items()
             ),
@@ -259,8 +281,8 @@ def _standings(candidates: Sequence[Candidate]) -> list[_Standing]:
             answer=answer,
             change=change,
         )
-        for candidate, failed, answer, votes, change in zip(
-            candidates, failures, answers, voted, changes, strict=True
+        for candidate, failed, answer, votes, change, tests in zip(
+            candidates, failures, answers, voted, changes, failed_tests, strict=True
         )
     ]
     return sorted(_without_missing(found), key=lambda item: item.key)
@@ -294,8 +316,8 @@ def _without_missing(standings: Sequence[_Standing]) -> list[_Standing]:
 
 
 def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
-    """Return the winner and the other changes of the code that only a hash puts behind it; [] if
-    the first place is decided.
+    """Return the winner and the other changes of the code that nothing but a hash or a count of
+    failing tests puts behind it; [] if the first place is decided.
     """
     first = next(iter(standings), None)
     if (
@@ -306,7 +328,11 @@ def _equals(standings: Sequence[_Standing]) -> list[_Standing]:
         or first.candidate.already_done
     ):
         return []
-    distinct = {item.change: item for item in reversed(standings) if item.values == first.values}
+    distinct = {
+        item.change: item
+        for item in reversed(standings)
+        if item.values[:_DECIDING] == first.values[:_DECIDING]
+    }
     return list(reversed(distinct.values())) if len(distinct) > 1 else []
 
 
@@ -321,6 +347,16 @@ def _votes(candidate: Candidate) -> dict[str, bool]:
         if run.author != candidate.proposal.seat:
             votes[run.author] = votes.get(run.author, True) and run.passed
     return votes
+
+
+def _failed_tests(candidate: Candidate) -> frozenset[tuple[str, str]]:
+    """Return the tests of other authors that a candidate fails, each with its author."""
+    return frozenset(
+        (run.author, case)
+        for run in candidate.cross
+        if run.author != candidate.proposal.seat
+        for case in run.failed
+    )
 
 
 def changed_files(diff: str) -> tuple[str, ...]:
@@ -395,6 +431,13 @@ def _others_tests(item: _Standing) -> Iterable[str]:
 def _evidence(item: _Standing) -> Iterable[str]:
     found = item.candidate.assessment
     yield from _remarks(found.evidence)
+    advice = [
+        entry.check
+        for entry in found.evidence
+        if entry.verdict is Verdict.FAILED and entry.check not in {*found.required, *_NO_CHECKS}
+    ]
+    if advice:
+        yield f"Fails {name_cases(advice)}, which is advisory and decides nothing."
     level = item.candidate.level
     if level is EvidenceLevel.PROVEN:
         yield (
@@ -480,7 +523,7 @@ def _describe_pass(candidate: Candidate) -> str:
     ]
     return (
         "Passes every gate: "
-        f"{'; '.join(['the patch applies', *said, 'nothing that was green is red'])}."
+        f"{'; '.join(['the patch applies', *said, 'no required case that passed fails'])}."
     )
 
 
@@ -514,9 +557,11 @@ def _undecided(item: _Standing, equals: Sequence[_Standing]) -> Iterable[str]:
     where = name_cases(list(paths)[:_DIFFER])
     means = "no test or review" if any(other.opinion.reviewers for other in equals) else "no test"
     unread = " Nobody reviewed them." if means == "no test" else ""
+    counted = len({other.tests_failed for other in equals}) > 1
+    last = "Fewer failing tests decide." if counted else "A hash decides."
     yield (
         f"Undecided: {means} tells it from {name_cases(others)}; they differ in {where}.{unread} "
-        "A hash decides."
+        f"{last}"
     )
 
 

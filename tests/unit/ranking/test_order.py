@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moothall.domain.evidence import OWN_TESTS, Evidence, EvidenceLevel, Verdict
 from moothall.domain.proposal import Assessment, Candidate, CrossRun, Proposal, Review
 from moothall.ranking import passes_gates, rank, ties
+from moothall.ranking.gates import name_cases
 
 SEATS = tuple(f"agent-dev-{number:03d}" for number in range(1, 6))
 GREEN = (Evidence("tests", Verdict.PASSED, passed=2),)
@@ -422,8 +423,8 @@ def test_reasons_say_what_happened_in_numbers() -> None:
     first, second = rank([bad, good])
     assert first.reasons == (
         (
-            "Passes every gate: the patch applies; tests passed (2 of 2 passed); nothing that was "
-            "green is red."
+            "Passes every gate: the patch applies; tests passed (2 of 2 passed); no required case "
+            "that passed fails."
         ),
         "Proven: a test that failed on the base, and that its author did not write, passes.",
         f"Above {SEATS[1]}: failed gates: 0 against 2.",
@@ -534,3 +535,39 @@ def test_an_answer_that_fails_a_test_of_the_test_writer_is_not_reproduced() -> N
     assert "Fails tests of test-writer: t::b." in place.reasons
     (without_cases,) = rank([candidate(1, cross=(CrossRun("tie-breaker", passed=True),))])
     assert without_cases.level is EvidenceLevel.UNPROVEN, "its tests pass on the base, too"
+
+
+def test_a_count_of_failing_tests_does_not_decide_between_answers_that_fail_different_ones() -> (
+    None
+):
+    def failing(number: int, text: str, *cases: str) -> Candidate:
+        run = CrossRun("test-writer", passed=not cases, failed=cases)
+        return candidate(number, text, cross=(run,), behaviour=text)
+
+    one, two = failing(1, "a", "t::x"), failing(2, "b", "t::y", "t::z")
+    worse = failing(3, "c", "t::x", "t::y")
+    assert {item.proposal.seat for item in ties([one, two, worse])} == {SEATS[0], SEATS[1]}
+    places = rank([one, two, worse])
+    assert [(place.seat, place.undecided) for place in places] == [
+        (SEATS[0], True),
+        (SEATS[1], True),
+        (SEATS[2], False),
+    ]
+    assert any(reason.endswith("Fewer failing tests decide.") for reason in places[0].reasons)
+
+    better = failing(4, "d")
+    assert ties([one, two, better]) == ()
+    assert rank([one, two, better])[0].seat == SEATS[3]
+
+
+def test_names_of_tests_that_begin_alike_stay_different() -> None:
+    start = "test/drive-letter.test.ts::parseURL of paths that look like drive letters > keeps "
+    names = name_cases([f"{start}file: URLs", f"{start}upper-case letters"]).split(", ")
+    assert [name[-12:] for name in names] == ["s file: URLs", "case letters"]
+    assert all(len(name) == 80 for name in names)
+
+
+def test_a_failing_advisory_check_is_named() -> None:
+    lint = Evidence("lint", Verdict.FAILED, red=("lint",))
+    (place,) = rank([candidate(1, evidence=(*GREEN, lint))])
+    assert "Fails lint, which is advisory and decides nothing." in place.reasons

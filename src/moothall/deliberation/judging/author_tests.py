@@ -28,6 +28,7 @@ from moothall.ranking.syntax.rust_tests import with_tests_of
 from moothall.ranking.test_authorship import containers
 
 _OUTPUT = 8000
+_FAILED_CASES = 40  # recorded of a run; as many cases of an agent are read
 RUNS = 3
 """Runs of a test before it counts."""
 LONG_MS = 60_000
@@ -294,7 +295,7 @@ class AuthorTests:
             duration_ms=sum(run.duration_ms for run in runs),
             output=clip("\n".join(run.output for run in runs), _OUTPUT),
             proven=not red,
-            red=tuple(red[:20]),
+            red=tuple(red[:_FAILED_CASES]),
             shown=tuple(case for some in cases.values() for case in some if case not in red)[:20],
             why=f"fails {name_cases(red)}" if red else "",
         )

@@ -43,8 +43,8 @@ log = get_logger(__name__)
 _MOST = 6  # answers that are compared
 _FOLDER, _PLACE = ".moothall-answers", "/tmp/answers"  # noqa: S108 - inside the sandbox
 _PYTHON = (
-    " Python imports the code of the workspace there, unless PYTHONPATH names the copy: "
-    "PYTHONPATH={place}/<letter>/src:{place}/<letter>."
+    " To run Python on a copy, change into it and name it, or the code of the workspace is "
+    "imported: cd {place}/<letter> && PYTHONPATH={place}/<letter>/src:{place}/<letter> python ..."
 )
 _PLACES = (
     f"a copy of it with each change made is in {_PLACE}/<letter>. The change itself is "

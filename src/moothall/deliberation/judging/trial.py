@@ -22,6 +22,7 @@ from moothall.deliberation.judging.author_tests import (
 from moothall.deliberation.judging.clean_runs import CleanCheckoutRunner
 from moothall.deliberation.judging.evaluator import EvaluatedProposal
 from moothall.deliberation.judging.test_files import is_crate_module, is_run_alone
+from moothall.deliberation.prompts.evidence_prompt import READ_CASES
 from moothall.domain.evidence import CheckRun, Evidence, JudgedCase, Verdict
 from moothall.domain.proposal import CrossRun, Proposal
 from moothall.domain.repository import Patch
@@ -265,7 +266,7 @@ async def vote(
             passed=len(passed),
             failed=len(failed),
             proven=not failed and bool(shown),
-            red=failed[:_SHOWN],
+            red=failed[:READ_CASES],
             shown=shown[:_SHOWN],
             why=f"fails {name_cases(failed)}" if failed else "",
         )

@@ -90,7 +90,8 @@ def examples_text(examples: Sequence[TaskExample]) -> str:
 def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
     for pattern in (_PROSE, _ARROW):
         for match in pattern.finditer(task):
-            yield match.start(), TaskExample(match["call"], match["code"] or match["plain"])
+            if not _is_quoted(task, match.start()):
+                yield match.start(), TaskExample(match["call"], match["code"] or match["plain"])
     for match in _ASSERTION.finditer(task):
         yield match.start(), TaskExample(match["line"])
     for match in _SESSION.finditer(task):
@@ -102,3 +103,8 @@ def _all(task: str) -> Iterator[tuple[int, TaskExample]]:
             and not match["call"].startswith(("assert ", "import ", "from "))
         ):
             yield match.start(), TaskExample(match["call"].strip(), said.splitlines()[-1].strip())
+
+
+def _is_quoted(task: str, position: int) -> bool:
+    """Whether a position is inside double quotes, as in the text of an error message."""
+    return task[task.rfind("\n\n", 0, position) + 1 : position].count('"') % 2 == 1
