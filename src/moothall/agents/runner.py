@@ -71,7 +71,8 @@ class Ended:
 
 @dataclass
 class AgentRun:
-    """One run of several agents on a repository. `tell` hears a line for each step; `at_once` run
+    """One run of several agents on a repository. `report_progress` hears a line for each step;
+    `at_once` run
     side by side at most.
     """
 
@@ -80,7 +81,7 @@ class AgentRun:
     repository: RepositoryRef
     name: str
     at_once: int
-    tell: Callable[[str], None] = lambda _line: None
+    report_progress: Callable[[str], None] = lambda _line: None
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     longest: float = math.inf
     """Seconds that one run may take, whatever its spec says."""
@@ -100,7 +101,7 @@ class AgentRun:
                 for end in (task.result() for task in done):
                     self.ended[end.name] = end
                     said = [first_line(end.reason)] if end.reason else []
-                    self.tell(
+                    self.report_progress(
                         ", ".join(
                             [f"{end.name}: {end.state}", *said, *([end.used] if end.runs else [])]
                         )
@@ -117,7 +118,7 @@ class AgentRun:
             return Ended(spec.name, State.FAILED, why)
         end, most = Ended(spec.name, State.FAILED), spec.restart.max_restarts
         for number in range(1, most + 2):
-            self.tell(
+            self.report_progress(
                 f"{spec.name}: "
                 + ("begins" if number == 1 else f"begins again, {number - 1} of {most}")
             )
@@ -135,7 +136,7 @@ class AgentRun:
             ):
                 break
             wait = min(spec.restart.backoff_seconds * 2 ** (number - 1), _LONGEST_BACKOFF)
-            self.tell(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
+            self.report_progress(f"{spec.name}: {first_line(end.reason)}; again in {wait:g} s")
             await self.sleep(wait)
         return end
 

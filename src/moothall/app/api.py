@@ -17,7 +17,7 @@ from moothall.api.http.server import Served, http_server
 from moothall.api.identity import read_tokens
 from moothall.api.web.oidc import Provider
 from moothall.api.web.user_accounts import UserAccounts
-from moothall.app.bus import Bus, Tell, alone, lease_of, watch_log
+from moothall.app.bus import Bus, ReportProgress, alone, lease_of, watch_log
 from moothall.app.graph import Answers
 from moothall.app.repositories import trusted_repositories
 from moothall.app.rules import open_rules
@@ -151,7 +151,7 @@ class ListeningPorts:
 
 @asynccontextmanager
 async def open_doors(
-    settings: Settings, behind: ApiInputs, tell: Tell
+    settings: Settings, behind: ApiInputs, report_progress: ReportProgress
 ) -> AsyncIterator[ListeningPorts]:
     """Serve until the context ends. Raises `ConfigurationError`."""
     bus, deliberations = behind.bus, behind.deliberations
@@ -171,7 +171,8 @@ async def open_doors(
         )  # the small model divides nothing well
         if "collector" in behind.roles:
             checking = beside(
-                watch_log(settings.data_dir, settings.bus.check_seconds, bus, tell), "log-check"
+                watch_log(settings.data_dir, settings.bus.check_seconds, bus, report_progress),
+                "log-check",
             )
             await enter_beside(stack, checking)
             await enter_beside(stack, send_webhooks(settings, bus))
@@ -196,7 +197,7 @@ async def open_doors(
             if settings.bus.url is not None:
                 # Workspaces and workflows are one process's: a second would take up what the first
                 # is at.
-                with say_if_slow(tell, "the process that has the role tools to end"):
+                with say_if_slow(report_progress, "the process that has the role tools to end"):
                     await enter_beside(stack, alone(settings, bus, "tools"))
             writer = f"{WRITER}-{behind.instance}" if behind.instance else WRITER
             visits = await enter_beside(stack, tool_service(settings, bus, rules, writer))

@@ -43,7 +43,7 @@ __all__ = ["Bus", "open_bus"]
 
 log = telemetry.get_logger(__name__)
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 ROLES: tuple[Duty, ...] = get_args(Duty)
 ALL = frozenset(ROLES)
 _NEEDED = frozenset({"collector", "hosts"})
@@ -63,14 +63,16 @@ async def bus_url(settings: BusSettings, data_dir: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> AsyncIterator[Bus]:
+async def open_log(
+    settings: Settings, report_progress: ReportProgress, *, alone: bool = True
+) -> AsyncIterator[Bus]:
     """The bus alone: of the process that serves, or, with `alone`, started for as long as this
     takes.
 
     Needs no Ray and no model.
     """
     async with AsyncExitStack() as stack:
-        if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
+        if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is not None:
             url = address.bus_url
         elif not alone and settings.bus.url is None:
             raise ConfigurationError(
@@ -83,7 +85,7 @@ async def open_log(settings: Settings, tell: Tell, *, alone: bool = True) -> Asy
 
 
 async def hold_or_find(
-    data_dir: Path, tell: Tell, stack: AsyncExitStack
+    data_dir: Path, report_progress: ReportProgress, stack: AsyncExitStack
 ) -> data_dir_lock.Address | None:
     """Hold the data directory until the stack ends, or return where the process that does can be
     reached. Waits for one that starts, or
@@ -99,7 +101,9 @@ async def hold_or_find(
                 if (address := data_dir_lock.find(data_dir)) is not None:
                     return address
                 if not told:
-                    tell(f"another moothall is starting or ending on {data_dir}; waiting for it")
+                    report_progress(
+                        f"another moothall is starting or ending on {data_dir}; waiting for it"
+                    )
                     told = True
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError as error:
@@ -143,7 +147,9 @@ async def hosts_on(bus: Bus) -> Sequence[HostState]:
         )
 
 
-async def watch_log(data_dir: Path, every_seconds: float, bus: Bus, tell: Tell) -> None:
+async def watch_log(
+    data_dir: Path, every_seconds: float, bus: Bus, report_progress: ReportProgress
+) -> None:
     """Check at once and every so often, until cancelled; what is wrong is told and logged, and the
     deliberations are marked.
     """
@@ -153,7 +159,7 @@ async def watch_log(data_dir: Path, every_seconds: float, bus: Bus, tell: Tell) 
             report = await look(data_dir, bus)
             if not report.whole and str(report) != told:
                 told = str(report)
-                tell(told)
+                report_progress(told)
                 log.error(
                     "the log is not whole",
                     lost=report.lost,

@@ -120,7 +120,9 @@ class PruneReport:
     preparations: int | None
 
 
-async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> PruneReport:
+async def prune(
+    settings: Settings, keep: int, report_progress: Callable[[str], None]
+) -> PruneReport:
     """Keep the last `keep` events; drop documents, large values and patches that the rest does not
     tell of, and
     checkouts and environments that were not used for `workspace.keep_days`.
@@ -137,11 +139,11 @@ async def prune(settings: Settings, keep: int, tell: Callable[[str], None]) -> P
     except data_dir_lock.DirectoryTaken:
         others = True
     if others:
-        tell(
+        report_progress(
             "checkouts and environments stay: a process serves this data directory and may be "
             "working on them"
         )
-    async with open_log(settings, tell) as bus:
+    async with open_log(settings, report_progress) as bus:
         events = await pruning.prune(bus, keep)
         documents = await pruning.prune_documents(bus)
         blobs = await pruning.prune_blobs(bus)

@@ -70,7 +70,10 @@ async def open_reader(settings: Settings, bus: Bus) -> AsyncIterator[Answers]:
 
 
 def graph_of(
-    settings: Settings, bus: Bus, tell: Callable[[str], None], serves: frozenset[str] | None
+    settings: Settings,
+    bus: Bus,
+    report_progress: Callable[[str], None],
+    serves: frozenset[str] | None,
 ) -> AbstractAsyncContextManager[Answers]:
     """Return the graph as a process of these roles has it; None: a command, which lets its own
     catch up at its end. A server that ends leaves that to the next one.
@@ -79,7 +82,7 @@ def graph_of(
         return open_reader(settings, bus)
     if settings.bus.url is not None and (serves is not None or settings.graph.url is not None):
         return open_in_turns(settings, bus, at_once=serves is None)
-    return open_writer(settings, bus, tell if serves is None else None)
+    return open_writer(settings, bus, report_progress if serves is None else None)
 
 
 class _Nearest:

@@ -241,14 +241,16 @@ def first_ready(
     return hosting
 
 
-def _fall_back(error: MoothallError, tell: Callable[[str], None] | None) -> None:
-    """Say that hosts run in this process; without `tell` raise an error that names the setting."""
-    if tell is None:
+def _fall_back(error: MoothallError, report_progress: Callable[[str], None] | None) -> None:
+    """Say that hosts run in this process; without `report_progress` raise an error that names
+    the setting.
+    """
+    if report_progress is None:
         raise FleetUnavailable(
             f"{error.message}. Set MOOTHALL_RAY__MODE=process to run hosts without Ray, or try "
             "again"
         ) from error
-    tell(f"hosts run in this process instead of Ray: {error.message}")
+    report_progress(f"hosts run in this process instead of Ray: {error.message}")
 
 
 @asynccontextmanager

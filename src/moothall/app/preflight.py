@@ -58,7 +58,7 @@ async def check_early(
     settings: Settings,
     request: DeliberationRequest,
     named: NamedRepository,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> bool:
     """Refuse what cannot be right: a request that contradicts itself, a model server that is away
     or says no.
@@ -75,8 +75,8 @@ async def check_early(
         return False
     from moothall.llm.startup_check import reach_all
 
-    with say_if_slow(tell, "the model server to answer"):
-        await reach_all(settings.choice, tell)
+    with say_if_slow(report_progress, "the model server to answer"):
+        await reach_all(settings.choice, report_progress)
     return True
 
 
@@ -101,7 +101,9 @@ def defaults(settings: Settings) -> Defaults:
     )
 
 
-async def check_first(settings: Settings, tell: Callable[[str], None], *, serving: bool) -> None:
+async def check_first(
+    settings: Settings, report_progress: Callable[[str], None], *, serving: bool
+) -> None:
     """Refuse what cannot be, and end what was left. Raises `ConfigurationError`."""
     if settings.ray.address and not (settings.bus.url and settings.llm.base_url):
         raise ConfigurationError(
@@ -111,14 +113,16 @@ async def check_first(settings: Settings, tell: Callable[[str], None], *, servin
     from moothall.workers.owner import end_left
 
     if left := await asyncio.to_thread(end_left, settings.data_dir / "hosts"):
-        tell(f"{left} host(s) of a server that was killed were still alive; they are ended")
+        report_progress(
+            f"{left} host(s) of a server that was killed were still alive; they are ended"
+        )
     if serving:
         check_ports(settings)
 
 
 async def check_parts(
     settings: Settings,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
     roles: frozenset[str],
     *,
     serving: bool,
@@ -133,11 +137,11 @@ async def check_parts(
 
     async def ask() -> None:
         try:
-            await reach_all(settings.choice, tell)
+            await reach_all(settings.choice, report_progress)
         except ModelUnavailable as error:
             if not serving:
                 raise
-            tell(f"no council can work until the model server answers: {error}")
+            report_progress(f"no council can work until the model server answers: {error}")
 
     asking = None
     async with asyncio.TaskGroup() as group:
@@ -148,10 +152,10 @@ async def check_parts(
             )  # what is plainly wrong is said before anything else
         walls: tuple[Layer, ...] = ()
         if settings.workspace.kind == "local" and roles & {"hosts", "tools"}:
-            with say_if_slow(tell, "the sandbox to be tried"):
-                walls = await check_walls(settings.sandbox, tell)
+            with say_if_slow(report_progress, "the sandbox to be tried"):
+                walls = await check_walls(settings.sandbox, report_progress)
         if asking is not None:
-            with say_if_slow(tell, "the model server to answer"):
+            with say_if_slow(report_progress, "the model server to answer"):
                 await asking
     return walls
 

@@ -260,7 +260,7 @@ class RepositoryCheck:
 
 
 async def check_repository(
-    settings: Settings, named: NamedRepository, tell: Callable[[str], None]
+    settings: Settings, named: NamedRepository, report_progress: Callable[[str], None]
 ) -> RepositoryCheck:
     """Resolve, set up and run the base. Raises what keeps it from being looked at at all; a set-up
     that fails is a value.
@@ -275,7 +275,7 @@ async def check_repository(
     base = await trusted_repositories(settings).resolve(ref)
     prepared, failure = None, None
     try:
-        prepared = await _prepare(settings, ref, tell)
+        prepared = await _prepare(settings, ref, report_progress)
     except* RepositoryError as group:
         failure = RepositoryError("\n".join(dict.fromkeys(map(str, leaves(group)))))
     return RepositoryCheck(
@@ -283,14 +283,18 @@ async def check_repository(
     )
 
 
-async def _prepare(settings: Settings, ref: RepositoryRef, tell: Callable[[str], None]) -> Prepared:
+async def _prepare(
+    settings: Settings, ref: RepositoryRef, report_progress: Callable[[str], None]
+) -> Prepared:
     if settings.workspace.kind == "local":
         await check_walls(settings.sandbox)
     alone = settings.workspace.model_copy(
         update={"warm": 0}
     )  # nobody comes after: no executor need be ready
     async with open_hands(settings.model_copy(update={"workspace": alone})) as hands:
-        return await hands.repositories.prepare(await hands.repositories.resolve(ref), tell)
+        return await hands.repositories.prepare(
+            await hands.repositories.resolve(ref), report_progress
+        )
 
 
 async def write_profile(checked: RepositoryCheck, *, replace: bool) -> Path:

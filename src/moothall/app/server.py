@@ -21,7 +21,7 @@ from moothall.app import data_dir_lock
 from moothall.app.bus import (
     ALL,
     Bus,
-    Tell,
+    ReportProgress,
     alone,
     bus_url,
     embedded_parts,
@@ -64,7 +64,11 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, tell: Tell, *, serving: bool = False, asked: bool = False
+    settings: Settings,
+    report_progress: ReportProgress,
+    *,
+    serving: bool = False,
+    asked: bool = False,
 ) -> AsyncIterator[App]:
     """Serve this data directory, or attach to the process that does.
 
@@ -79,7 +83,7 @@ async def open_app(
         parts = embedded_parts(settings, roles)
         own, address = not serving or bool(parts), None
         if own:
-            address = await hold_or_find(settings.data_dir, tell, stack)
+            address = await hold_or_find(settings.data_dir, report_progress, stack)
         elif roles == ALL:  # others may work here beside it
             with suppress(data_dir_lock.DirectoryTaken):
                 stack.enter_context(data_dir_lock.hold(settings.data_dir))
@@ -97,7 +101,7 @@ async def open_app(
                 watching.cancel()
             return
         app, collector = await _build(
-            settings, tell, stack, roles if serving else None, own=own, asked=asked
+            settings, report_progress, stack, roles if serving else None, own=own, asked=asked
         )
         try:
             yield app
@@ -105,9 +109,9 @@ async def open_app(
             OSError,
             SystemExit,
         ):  # nobody reads this command any more: the others have readers of their own
-            await _leave(settings, collector, tell, serving=serving)
+            await _leave(settings, collector, report_progress, serving=serving)
             raise
-        await _leave(settings, collector, tell, serving=serving)
+        await _leave(settings, collector, report_progress, serving=serving)
 
 
 async def _watch_owner(data_dir: Path) -> None:
@@ -141,7 +145,7 @@ async def _attach(settings: Settings, address: data_dir_lock.Address, stack: Asy
 
 async def _build(
     settings: Settings,
-    tell: Tell,
+    report_progress: ReportProgress,
     stack: AsyncExitStack,
     serves: frozenset[str] | None,
     *,
@@ -152,8 +156,8 @@ async def _build(
     data directory are to find this process.
     """
     serving, roles = serves is not None, ALL if serves is None else serves
-    await check_first(settings, tell, serving=serving)
-    walls = await check_parts(settings, tell, roles, serving=serving, asked=asked)
+    await check_first(settings, report_progress, serving=serving)
+    walls = await check_parts(settings, report_progress, roles, serving=serving, asked=asked)
     # Only now: half a second of imports that a wrong address need not wait for.
     from moothall.app.graph import graph_of
     from moothall.app.host import open_fleet, settle
@@ -171,7 +175,7 @@ async def _build(
         if wanted
     ]
     if starting:
-        tell(
+        report_progress(
             f"starting {' and '.join(('the bus', *starting))}".replace(" and Ray and", ", Ray and")
         )
     ending = stack.enter_context(ExitStack())
@@ -182,20 +186,20 @@ async def _build(
                 settings,
                 on_ray=on_ray,
                 instance=named,
-                fall_back=None if serving or settings.ray.address else tell,
+                fall_back=None if serving or settings.ray.address else report_progress,
             )
         )
     )
     model = await stack.enter_async_context(
-        start_beside(model_url(settings.llm, settings.data_dir, tell, needed=hosts))
+        start_beside(model_url(settings.llm, settings.data_dir, report_progress, needed=hosts))
     )
-    with say_if_slow(tell, "the bus"):
+    with say_if_slow(report_progress, "the bus"):
         url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
         bus = await stack.enter_async_context(
             open_bus(settings.bus, url, secrets=secret_values(settings), alone=not settings.bus.url)
         )
     remembered = await stack.enter_async_context(
-        start_beside(graph_of(settings, bus, tell, serves))
+        start_beside(graph_of(settings, bus, report_progress, serves))
     )
     repositories = await stack.enter_async_context(
         open_lending(settings, bus, trusted_repositories(settings), lends=roles != {"hosts"})
@@ -212,11 +216,11 @@ async def _build(
     council_registry = CouncilRegistry(bus, settings.limits, settings.choice)
     await council_registry.refresh()
     await enter_beside(stack, beside(council_registry.run(), "councils"))
-    with say_if_slow(tell, "the model"):
+    with say_if_slow(report_progress, "the model"):
         answering = await model
-    with say_if_slow(tell, "the graph"):
+    with say_if_slow(report_progress, "the graph"):
         graph = await remembered
-    with say_if_slow(tell, "Ray" if on_ray else "the hosts"):
+    with say_if_slow(report_progress, "Ray" if on_ray else "the hosts"):
         hosting = await fleet
         alive: Alive = functools.partial(_count_answering, bus)
         if hosts:
@@ -253,7 +257,7 @@ async def _build(
             roles,
             named,
         )
-        ports = await stack.enter_async_context(open_doors(settings, behind, tell))
+        ports = await stack.enter_async_context(open_doors(settings, behind, report_progress))
         app = App(deliberations, bus, ports.grpc, ports.metrics, ports.http, ports.link)
     settle()
     if own:
@@ -264,7 +268,9 @@ async def _build(
             ),
         )
         stack.callback(data_dir_lock.withdraw, settings.data_dir)
-    stack.callback(lambda: ending.enter_context(say_if_slow(tell, "what was started to end")))
+    stack.callback(
+        lambda: ending.enter_context(say_if_slow(report_progress, "what was started to end"))
+    )
     return app, deciding.sees
 
 
@@ -286,7 +292,11 @@ def _on_ray(ray: RaySettings, *, serving: bool) -> bool:
 
 
 async def _leave(
-    settings: Settings, collector: Collector | Observer, tell: Tell, *, serving: bool
+    settings: Settings,
+    collector: Collector | Observer,
+    report_progress: ReportProgress,
+    *,
+    serving: bool,
 ) -> None:
     """Other commands may be attached to this process: let them end, unless it is a server that was
     told to stop, or others on its bus take their work up.
@@ -300,13 +310,15 @@ async def _leave(
         if told != collector.under_way:
             told = collector.under_way
             with suppress(OSError, SystemExit):  # whoever read this is gone
-                tell(f"{told} other deliberation(s) are under way here; waiting for them")
+                report_progress(
+                    f"{told} other deliberation(s) are under way here; waiting for them"
+                )
         await asyncio.sleep(_LOOK_SECONDS)
 
 
 @asynccontextmanager
 async def model_url(
-    llm: LlmSettings, data_dir: Path, tell: Tell, *, needed: bool = True
+    llm: LlmSettings, data_dir: Path, report_progress: ReportProgress, *, needed: bool = True
 ) -> AsyncIterator[str]:
     """Yield the model server's root URL once it can be called; empty where none is named and this
     process needs none.
@@ -316,7 +328,7 @@ async def model_url(
         return
     from moothall.llm.local import local_model_server
 
-    async with local_model_server(llm, data_dir, tell) as url:
+    async with local_model_server(llm, data_dir, report_progress) as url:
         yield url
 
 
@@ -360,12 +372,12 @@ class CollectorRole:
                 group.create_task(self._observer.run(last_seq), name="looking on")
 
 
-async def page_link(settings: Settings, tell: Tell) -> str | None:
+async def page_link(settings: Settings, report_progress: ReportProgress) -> str | None:
     """Return a link that signs a browser in once; None where nobody serves. Raises
     `ConfigurationError` where the process that works on the data directory shows no page.
     """
     async with AsyncExitStack() as stack:
-        if (address := await hold_or_find(settings.data_dir, tell, stack)) is None:
+        if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is None:
             return None
     token = next(
         (

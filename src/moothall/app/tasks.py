@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moothall.app import data_dir_lock
-from moothall.app.bus import Tell, is_served, open_log
+from moothall.app.bus import ReportProgress, is_served, open_log
 from moothall.app.repositories import trusted_repositories
 from moothall.app.repository import Diff, files_here, files_of
 from moothall.authorization.story_budgets import BUCKET, StoryBudgets
@@ -224,15 +224,15 @@ def tasks_of(settings: Settings, app: App) -> Tasks:
 
 
 @asynccontextmanager
-async def open_tasks(settings: Settings, tell: Tell) -> AsyncIterator[Tasks]:
+async def open_tasks(settings: Settings, report_progress: ReportProgress) -> AsyncIterator[Tasks]:
     """The tasks of this data directory. Needs no Ray and no model."""
-    async with open_log(settings, tell) as bus:
+    async with open_log(settings, report_progress) as bus:
         served = await is_served(settings, bus)
         yield Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
 
 
 async def cancel(
-    settings: Settings, named: str, reason: str, tell: Tell
+    settings: Settings, named: str, reason: str, report_progress: ReportProgress
 ) -> tuple[str, DeliberationStatus]:
     """Cancel a task and return its id and how it ended. Where nothing runs, what decides is run
     here until it is decided.
@@ -241,7 +241,7 @@ async def cancel(
     from moothall.concurrency import beside
 
     async with AsyncExitStack() as stack:
-        bus = await stack.enter_async_context(open_log(settings, tell))
+        bus = await stack.enter_async_context(open_log(settings, report_progress))
         repositories = trusted_repositories(settings)
         served = data_dir_lock.find(settings.data_dir) is not None
         tasks = Tasks(bus, repositories, Defaults(settings.limits), served=served)
@@ -257,7 +257,7 @@ async def cancel(
             async with asyncio.timeout(_CANCEL_SECONDS):
                 status = (await tasks.deliberations.wait(task_id, LOCAL)).status
         except TimeoutError:
-            tell("it is cancelled, but whoever works on it has not confirmed that yet")
+            report_progress("it is cancelled, but whoever works on it has not confirmed that yet")
         return task_id, status
 
 
@@ -272,7 +272,9 @@ class Removed:
     left: str
 
 
-async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> Removed:
+async def remove(
+    settings: Settings, named: str, *, force: bool, report_progress: ReportProgress
+) -> Removed:
     """Remove a task that has ended: its branch, if merged or with `force`, its events and its
     status document.
 
@@ -286,8 +288,8 @@ async def remove(settings: Settings, named: str, *, force: bool, tell: Tell) -> 
         async with open_answers(settings):
             pass
     except (ConfigurationError, GraphUnavailable) as error:
-        tell(f"the graph is not told first: {error.message}")
-    async with open_tasks(settings, tell) as tasks:
+        report_progress(f"the graph is not told first: {error.message}")
+    async with open_tasks(settings, report_progress) as tasks:
         task_id = await tasks.find(named, whole=True)
         outcome = await tasks.outcome(task_id)
         if not outcome.status.ended:
@@ -363,9 +365,11 @@ class Stories:
 
 
 @asynccontextmanager
-async def open_stories(settings: Settings, tell: Tell) -> AsyncIterator[Stories]:
+async def open_stories(
+    settings: Settings, report_progress: ReportProgress
+) -> AsyncIterator[Stories]:
     """The stories of this data directory. Needs no Ray and no model."""
-    async with open_log(settings, tell) as bus:
+    async with open_log(settings, report_progress) as bus:
         served = await is_served(settings, bus)
         tasks = Tasks(bus, trusted_repositories(settings), Defaults(settings.limits), served=served)
         accounts = StoryBudgets(bus.bucket(BUCKET), settings.limits)

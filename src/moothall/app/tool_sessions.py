@@ -113,7 +113,7 @@ async def workflow_service(
         yield workflows
 
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class WorkflowRequest:
 
 
 async def run_workflow(
-    settings: Settings, asked: WorkflowRequest, tell: Tell
+    settings: Settings, asked: WorkflowRequest, report_progress: ReportProgress
 ) -> AsyncGenerator[Recorded, None]:
     """Yield the facts of a workflow to its end. One of this id that was cut off goes on where it
     was, in its own workspace.
@@ -138,21 +138,24 @@ async def run_workflow(
     process that serves.
     """
     async with AsyncExitStack() as stack:
-        if (address := await hold_or_find(settings.data_dir, tell, stack)) is not None:
+        if (address := await hold_or_find(settings.data_dir, report_progress, stack)) is not None:
             bus = await stack.enter_async_context(open_bus(settings.bus, address.bus_url))
             if (known := await _find_begun(bus, asked)) is not None:
                 facts = _follow(bus, known.visit.workspace, asked)
             else:
                 facts = _follow(bus, await _begin_there(settings, address.grpc_port, asked), asked)
         else:
-            facts = await _here(settings, asked, tell, stack)
+            facts = await _here(settings, asked, report_progress, stack)
         await stack.enter_async_context(aclosing(facts))
         async for recorded in facts:
             yield recorded
 
 
 async def _here(
-    settings: Settings, asked: WorkflowRequest, tell: Tell, stack: AsyncExitStack
+    settings: Settings,
+    asked: WorkflowRequest,
+    report_progress: ReportProgress,
+    stack: AsyncExitStack,
 ) -> AsyncGenerator[Recorded, None]:
     """Begin it in this process, or go on with it."""
     url = await stack.enter_async_context(bus_url(settings.bus, settings.data_dir))
@@ -166,7 +169,9 @@ async def _here(
     )
     if (known := await _find_begun(bus, asked)) is not None:
         if known.running:
-            tell(f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}")
+            report_progress(
+                f"workflow {known.workflow_id} goes on where it was, in {known.visit.workspace}"
+            )
             await workflows.resume(known.workflow_id)
         return _follow(bus, known.visit.workspace, asked)
     opened = await visits.open(LOCAL, asked.repository, asked.role, asked.seconds)

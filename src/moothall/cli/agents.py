@@ -244,9 +244,12 @@ async def _run(
 ) -> int:
     if not specs:
         raise InvalidRequest("there is no agent in these files")
-    tell = teller(quiet=as_json)
+    report_progress = teller(quiet=as_json)
     asked = await check_early(
-        settings, DeliberationRequest(description="agents", role=specs[0].spec.role), named, tell
+        settings,
+        DeliberationRequest(description="agents", role=specs[0].spec.role),
+        named,
+        report_progress,
     )
     # Only now: a second of imports that a wrong address need not wait for.
     from moothall.agents.runner import AgentRun, State, first_line
@@ -262,19 +265,19 @@ async def _run(
     if repository is None:
         raise InvalidRequest("you are in no git repository: name one with --repo")
     if said := await unseen(settings, repository, named.profile):
-        tell(said)
-    tell(
+        report_progress(said)
+    report_progress(
         f"{len(specs)} agents, {at_once} at once; where this is killed, it goes on with --run "
         f"{run_name}"
     )
-    async with open_app(settings, tell, asked=asked) as app:
+    async with open_app(settings, report_progress, asked=asked) as app:
         run = AgentRun(
             app.deliberations,
             LOCAL,
             repository,
             run_name,
             at_once,
-            tell,
+            report_progress,
             longest=int(settings.limits.deliberation_seconds),
         )
         ended = await run.all(specs)

@@ -87,9 +87,14 @@ class AskSession:
 
 @asynccontextmanager
 async def open_door(
-    asking: AskOptions, tell: Callable[[str], None], note: Callable[[str], None], *, asked: bool
+    asking: AskOptions,
+    report_progress: Callable[[str], None],
+    note: Callable[[str], None],
+    *,
+    asked: bool,
 ) -> AsyncIterator[AskSession]:
-    """Open where the questions are put. `tell` hears what is being set up, `note` what should not
+    """Open where the questions are put. `report_progress` hears what is being set up, `note` what
+    should not
     be missed; `asked` as of `open_house`.
 
     Raises `NotFound` where there is no conversation that could go on.
@@ -114,7 +119,7 @@ async def open_door(
         note(words)
     # Not on the configured default repository either: what is asked about is where one is.
     request = replace(asking.request, repository=repository, about_text=repository is None)
-    async with open_app(settings, tell, asked=asked) as app:
+    async with open_app(settings, report_progress, asked=asked) as app:
         yield await _local(asking, request, app.deliberations, tasks_of(settings, app))
 
 

@@ -81,7 +81,7 @@ async def check(
         else nullcontext() as spinner
     ):
 
-        def tell(step: str) -> None:
+        def report_progress(step: str) -> None:
             said = Text(plain(step, 200), style="dim")
             if spinner is not None:
                 spinner.update(said)
@@ -89,7 +89,7 @@ async def check(
                 err.print(said, soft_wrap=not err.is_terminal)
 
         checked = await check_repository(
-            settings, NamedRepository(repo, ref, profile=profile), tell
+            settings, NamedRepository(repo, ref, profile=profile), report_progress
         )
     found = diagnose(checked.prepared) if checked.prepared else None
     why = why_not(checked, found)

@@ -309,13 +309,13 @@ async def _work(
     from moothall.evaluate.tasks import Lines, write_task
     from moothall.repositories.gitcmd import GitRunner
 
-    def tell(line: str) -> None:
+    def report_progress(line: str) -> None:
         say(plain(line))
 
     own = own_settings(settings, place)
     own.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not plan.mines:
-        await _check(configurations, tell)
+        await _check(configurations, report_progress)
     git = GitRunner(own.data_dir / "repos", own.workspace.setup_seconds)
     tasks: list[Task] = []
     if plan.from_harbor is not None:
@@ -331,21 +331,27 @@ async def _work(
             ref = await register(own, origin.where, plan.ref, plan.profile)
             async with AsyncExitStack() as stack:
                 rewrite = (
-                    await stack.enter_async_context(open_rewriter(settings, tell))
+                    await stack.enter_async_context(open_rewriter(settings, report_progress))
                     if plan.paraphrase
                     else None
                 )
-                miner = Miner(repositories, judge, place, Lines(place / COMMITS), tell, rewrite)
+                miner = Miner(
+                    repositories, judge, place, Lines(place / COMMITS), report_progress, rewrite
+                )
                 tasks = await miner.mine(ref, plan.tasks, plan.commits)
-        runner = Runner(place, repositories, judge, results, tell)
+        runner = Runner(place, repositories, judge, results, report_progress)
         for task in tasks if plan.to_harbor else ():
-            tell(f"written: {await runner.export(task, Harbor(plan.to_harbor or place, git))}")
+            report_progress(
+                f"written: {await runner.export(task, Harbor(plan.to_harbor or place, git))}"
+            )
         for configuration in () if plan.mines else configurations:
             await runner.run(configuration, tasks, plan.at_once)
     return tasks
 
 
-async def _check(configurations: Sequence[Configuration], tell: Callable[[str], None]) -> None:
+async def _check(
+    configurations: Sequence[Configuration], report_progress: Callable[[str], None]
+) -> None:
     """Refuse configurations with which no deliberation could start, before anything is mined."""
     from moothall.app.preflight import check_request
     from moothall.domain.protocol import PROTOCOLS
@@ -373,7 +379,7 @@ async def _check(configurations: Sequence[Configuration], tell: Callable[[str], 
         )
         if any(model.base_url is not None for _, model in one.settings.choice.items()):
             try:
-                await reach_all(one.settings.choice, tell)
+                await reach_all(one.settings.choice, report_progress)
             except MoothallError as error:
                 error.message = f"configuration {one.name}: {error.message}"
                 raise

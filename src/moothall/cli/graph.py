@@ -195,10 +195,10 @@ async def rebuild(settings: Settings, *, lossy: bool, as_json: bool) -> int:
     """
     from moothall.app.graph import rebuild as rebuilt
 
-    def tell(seq: int, last: int) -> None:
+    def report_progress(seq: int, last: int) -> None:
         say(f"replayed up to seq {seq} of {last}")
 
-    result = await rebuilt(settings, tell, lossy=lossy)
+    result = await rebuilt(settings, report_progress, lossy=lossy)
     same = result.before == result.after
     if as_json:
         print_json({"events": result.events, "same": same, "counts": result.counts})

@@ -256,7 +256,7 @@ async def rm(settings: Settings, *, task: str, force: bool) -> None:
     """
     from moothall.app.tasks import remove
 
-    gone = await remove(settings, task, force=force, tell=say)
+    gone = await remove(settings, task, force=force, report_progress=say)
     click.echo(
         f"{gone.task_id} is removed" + (f", with its branch {gone.branch}" if gone.branch else "")
     )

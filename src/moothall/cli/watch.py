@@ -41,7 +41,9 @@ async def watch(settings: Settings, *, once: bool) -> int:
 
 
 @asynccontextmanager
-async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIterator[Watch]:
+async def open_watch(
+    settings: Settings, report_progress: Callable[[str], None]
+) -> AsyncIterator[Watch]:
     """Open what watches the forge of the settings. Raises `ConfigurationError` for settings that
     name none, and what registering raises.
     """
@@ -69,7 +71,7 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
             named[name] = (
                 await clones.register(url, credential=credential or _credential(forge))
             ).id
-        async with open_app(settings, tell) as app:
+        async with open_app(settings, report_progress) as app:
             watch = Watch(
                 forge,
                 client,
@@ -77,12 +79,12 @@ async def open_watch(settings: Settings, tell: Callable[[str], None]) -> AsyncIt
                 clones.offer,
                 named,
                 task_chars=settings.limits.task_chars,
-                tell=tell,
+                report_progress=report_progress,
             )
             async with hearing(forge, watch.wake) as port:
                 if port:
-                    tell(f"webhooks are heard on {forge.webhook_host}:{port}")
-                tell(f"watching {', '.join(named)}")
+                    report_progress(f"webhooks are heard on {forge.webhook_host}:{port}")
+                report_progress(f"watching {', '.join(named)}")
                 yield watch
 
 

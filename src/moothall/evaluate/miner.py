@@ -24,7 +24,7 @@ from moothall.repositories.profile import OWN_FILE, Commands, parse_own, read_te
 from moothall.repositories.registry import Registered
 from moothall.repositories.service import RepositoryService
 
-Tell = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 Rewrite = Callable[[str], Awaitable[str]]
 """Returns a task's text in other words."""
 COMMITS = "commits.jsonl"
@@ -41,7 +41,7 @@ class Miner:
     judge: Judge
     folder: Path
     looked: Lines
-    tell: Tell
+    report_progress: ReportProgress
     rewrite: Rewrite | None = None
 
     async def mine(self, ref: RepositoryRef, tasks: int, commits: int) -> list[Task]:
@@ -78,7 +78,7 @@ class Miner:
                 row["why"]
                 or f"task {len(found)}: {count_cases(task.cases) if task else 0} hidden tests"
             )
-            self.tell(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
+            self.report_progress(f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: {words}")
         return found[:tasks]
 
     async def _look(
@@ -96,7 +96,7 @@ class Miner:
             why = mining.reject_commit(commit, diff)
         if why:
             return {"why": why}, None
-        self.tell(
+        self.report_progress(
             f"{commit.sha[:10]} {commit.subject[:_SUBJECT]}: running its tests before and after"
         )
         try:

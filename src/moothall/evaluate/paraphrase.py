@@ -10,7 +10,7 @@ from moothall.app.server import model_url
 from moothall.config import Settings
 from moothall.domain.chat import ChatRequest, Message
 from moothall.domain.ids import digest, seed_of
-from moothall.evaluate.miner import Rewrite, Tell
+from moothall.evaluate.miner import ReportProgress, Rewrite
 from moothall.evaluate.mining import task_text
 
 _SYSTEM = (
@@ -24,14 +24,16 @@ _MAX_TOKENS, _MINUTES = 600, 5
 
 
 @asynccontextmanager
-async def open_rewriter(settings: Settings, tell: Tell) -> AsyncIterator[Rewrite]:
+async def open_rewriter(
+    settings: Settings, report_progress: ReportProgress
+) -> AsyncIterator[Rewrite]:
     """Yield a function that asks the settings' model for a paraphrase; it returns '' for a useless
     reply.
     """
     from moothall.llm.client import open_model
 
     async with (
-        model_url(settings.llm, settings.data_dir, tell) as url,
+        model_url(settings.llm, settings.data_dir, report_progress) as url,
         open_model(settings.llm, url) as model,
     ):
 

@@ -29,7 +29,7 @@ from moothall.evaluate.atif import trajectories
 from moothall.evaluate.harbor import Harbor
 from moothall.evaluate.history import seal
 from moothall.evaluate.judging import Judge, Judgement
-from moothall.evaluate.miner import Tell, pin
+from moothall.evaluate.miner import ReportProgress, pin
 from moothall.evaluate.report import Answer, Result
 from moothall.evaluate.tasks import Lines, Task
 from moothall.repositories.gitcmd import GitRunner
@@ -134,7 +134,7 @@ class Runner:
     repositories: RepositoryService
     judge: Judge
     results: Lines
-    tell: Tell
+    report_progress: ReportProgress
 
     async def run(
         self, configuration: Configuration, tasks: Sequence[Task], at_once: int = 1
@@ -147,7 +147,7 @@ class Runner:
             return
         places = asyncio.Semaphore(at_once)
         async with (
-            open_app(configuration.settings, self.tell) as app,
+            open_app(configuration.settings, self.report_progress) as app,
             asyncio.TaskGroup() as group,
         ):
 
@@ -176,7 +176,7 @@ class Runner:
         # Before the deliberation, whose time it would take; later configurations find the base
         # prepared.
         prepared = await self.repositories.prepare(await self.repositories.resolve(repository))
-        self.tell(f"{configuration.name} {task.id}: the council begins")
+        self.report_progress(f"{configuration.name} {task.id}: the council begins")
         while True:
             parts = (task.id, task.commit, task.text, configuration.name, configuration.digest)
             deliberation = f"eval-{digest(*parts, str(number))[:16]}"
@@ -206,7 +206,7 @@ class Runner:
         row = await self._judge(task, prepared, outcome)
         self._write_trajectories(configuration, task, events)
         self.results.add({**dump(row), **key})
-        self.tell(f"{configuration.name} {task.id}: {describe(row)}")
+        self.report_progress(f"{configuration.name} {task.id}: {describe(row)}")
 
     async def seal(self, task: Task) -> RepositoryRef:
         """Return a registered repository that holds the task's parent and its history, and nothing

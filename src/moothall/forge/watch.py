@@ -48,7 +48,9 @@ class Ask:
 
 
 class Watch:
-    """`repositories`: the registered id of each owner/name. `tell` hears a line for people."""
+    """`repositories`: the registered id of each owner/name. `report_progress` hears a line for
+    people.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Watch:
         repositories: Mapping[str, str],
         *,
         task_chars: int,
-        tell: Callable[[str], None],
+        report_progress: Callable[[str], None],
     ) -> None:
         self._settings = settings
         self._client = client
@@ -67,7 +69,7 @@ class Watch:
         self._offer = offer
         self._repositories = repositories
         self._chars = task_chars
-        self._tell = tell
+        self._report_progress = report_progress
         self._me = ""
         self._called = _calls(settings.mention)
         self._working: set[str] = set()
@@ -138,7 +140,7 @@ class Watch:
             self._say(where, f"{error.message} [{error.code}]")
 
     def _say(self, where: str, words: str) -> None:
-        self._tell(f"{where}: {words}")
+        self._report_progress(f"{where}: {words}")
 
     async def _next(self, repository: str, issue: Issue) -> Ask | None:
         """Return what is to be done about an issue now, if anything."""

@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = self._loop.call_later(_REST_SECONDS, self.close)
             self._watched = True
-            _tell(self._answer, None)
+            _resolve(self._answer, None)
 
     def on_message_complete(self) -> None:
         """Be free for the next request, then tell whoever waits: its taker has all it needs."""
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
             self.free_since = self._loop.time()
             self._received = 0
             self._release(self)
-        _tell(answer, error)
+        _resolve(answer, error)
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         answer = self._forget()
         self.close()
-        _tell(answer, error)
+        _resolve(answer, error)
 
     def _forget(self) -> asyncio.Future[None] | None:
         if self._timer is not None:
@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
         return answer
 
 
-def _tell(answer: asyncio.Future[None] | None, error: Exception | None) -> None:
+def _resolve(answer: asyncio.Future[None] | None, error: Exception | None) -> None:
     if answer is None or answer.done():
         return
     if error is None:

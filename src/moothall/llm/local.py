@@ -71,7 +71,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def download_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+def download_progress(report_progress: Callable[[str], None]) -> Callable[[int, int], None]:
     """Report each tenth of a download once, and never go back: another source starts from 0."""
     last = -_STEP
 
@@ -80,7 +80,9 @@ def download_progress(tell: Callable[[str], None]) -> Callable[[int, int], None]
         percent = min(done * 100 // total, 100) // _STEP * _STEP
         if percent > last:
             last = percent
-            tell(f"fetching the local model, once: {percent} % of {total // 1_000_000} MB")
+            report_progress(
+                f"fetching the local model, once: {percent} % of {total // 1_000_000} MB"
+            )
 
     return tell_percent
 

@@ -31,9 +31,11 @@ _NAMES_SHOWN = 500
 _GOOD, _TOO_MANY = 200, 429
 
 
-async def reach(settings: LlmSettings, base_url: str, tell: Callable[[str], None]) -> None:
+async def reach(
+    settings: LlmSettings, base_url: str, report_progress: Callable[[str], None]
+) -> None:
     """Return once a server answers; one that does not yet is waited for `llm.wait_seconds`, which
-    `tell` hears.
+    `report_progress` hears.
 
     Raises `ConfigurationError` for what no waiting mends (a wrong name, path, key or model at any
     server) and `ModelUnavailable` where none answers.
@@ -49,17 +51,19 @@ async def reach(settings: LlmSettings, base_url: str, tell: Callable[[str], None
                 raise error
         if len(wrong) < len(urls):
             for error in wrong:
-                tell(f"another model server stands in: {error}")
+                report_progress(f"another model server stands in: {error}")
             return
         if time.monotonic() >= until:
             raise wrong[0]
         if not told:
-            tell(f"waiting up to {settings.wait_seconds:g} s for the model server: {wrong[0]}")
+            report_progress(
+                f"waiting up to {settings.wait_seconds:g} s for the model server: {wrong[0]}"
+            )
             told = True
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
-async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
+async def reach_all(models: Models, report_progress: Callable[[str], None]) -> None:
     """Return once the default model or one that stands in for it answers, of those that have
     servers of their own; which others are away is told.
 
@@ -70,7 +74,7 @@ async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
 
     async def ask(name: str, settings: LlmSettings) -> None:
         try:
-            await reach(settings, settings.base_url or "", tell)
+            await reach(settings, settings.base_url or "", report_progress)
         except ModelUnavailable as error:
             away[name] = error
 
@@ -82,7 +86,7 @@ async def reach_all(models: Models, tell: Callable[[str], None]) -> None:
     if DEFAULT in away and away.keys() >= set(models.chain("")):
         raise away[DEFAULT]
     for name, error in away.items():
-        tell(f"the model {name} is away: {error}")
+        report_progress(f"the model {name} is away: {error}")
 
 
 async def _ask(settings: LlmSettings, base_url: str) -> None:

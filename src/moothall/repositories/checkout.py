@@ -28,55 +28,59 @@ Progress = Callable[[str], None]
 
 
 async def check_out(
-    clone: TrustedClone, base: Base, dest: Path, settings: WorkspaceSections, tell: Progress
+    clone: TrustedClone,
+    base: Base,
+    dest: Path,
+    settings: WorkspaceSections,
+    report_progress: Progress,
 ) -> None:
     """Write the files of `base` below `dest` and give them to the sandbox's uid. What cannot be had
     is said, and left as it is.
     """
-    await _write(clone, base.sha, dest, tell)
+    await _write(clone, base.sha, dest, report_progress)
     if odd := [entry for entry in await clone.entries(base.sha) if entry.oddity]:
-        tell(
+        report_progress(
             f"{len(odd)} files have names that a patch cannot hold, such as {odd[0].path[:100]!r} "
             f"({odd[0].oddity}); they stay as they are"
         )
-    await _submodules(clone, base.sha, dest, tell, _DEEPEST)
+    await _submodules(clone, base.sha, dest, report_progress, _DEEPEST)
     pointers = await asyncio.to_thread(lambda: list(_pointers(dest)))
     if pointers:
         missing = await asyncio.to_thread(
             _smudge, pointers, _stores(base.origin), settings.workspace.max_repository_bytes
         )
         if missing:
-            tell(
+            report_progress(
                 f"{missing} of {len(pointers)} LFS files are pointers only: their content is not "
                 f"in {base.origin} (git lfs pull)"
             )
     await asyncio.to_thread(give, dest, drop_uid(settings.sandbox))
 
 
-async def _write(clone: TrustedClone, sha: str, dest: Path, tell: Progress) -> None:
+async def _write(clone: TrustedClone, sha: str, dest: Path, report_progress: Progress) -> None:
     if missing := await clone.checkout(sha, dest):
-        tell(
+        report_progress(
             f"{missing} files are left out of the checkout: their names or link targets are too "
             "long for a file system"
         )
 
 
 async def _submodules(
-    clone: TrustedClone, sha: str, dest: Path, tell: Progress, depth: int
+    clone: TrustedClone, sha: str, dest: Path, report_progress: Progress, depth: int
 ) -> None:
     for path, commit in (await clone.submodules(sha)).items() if depth else ():
         folder = dest / path
         if why_path(path) or not _is_free(dest, folder):
             continue
         if await clone.has(commit):
-            tell(
+            report_progress(
                 f"checking out the submodule {path} at {commit[:12]}; changes there are no part "
                 "of an answer"
             )
-            await _write(clone, commit, folder, tell)
-            await _submodules(clone, commit, folder, tell, depth - 1)
+            await _write(clone, commit, folder, report_progress)
+            await _submodules(clone, commit, folder, report_progress, depth - 1)
         else:
-            tell(f"the submodule {path} is not here; going on without it")
+            report_progress(f"the submodule {path} is not here; going on without it")
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
 
 

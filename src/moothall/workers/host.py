@@ -129,14 +129,14 @@ class Host:
             group.create_task(self._listen_for_takers(), name="takers")
             group.create_task(self._look_for_ends(), name="ends")
             group.create_task(self._keep_beating(), name="beat")
-            group.create_task(self.bus.answer(FLEET, self._tell), name="state")
+            group.create_task(self.bus.answer(FLEET, self._report_progress), name="state")
             for role in ROLES:
                 group.create_task(
                     self.bus.consume(f"host-{role}", self._work, concurrency=capacity),
                     name=f"pull-{role}",
                 )
 
-    async def _tell(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+    async def _report_progress(self, _asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Say how this host is."""
         held = tuple(Held(task_id, running.since) for task_id, running in self._running.items())
         return dump(

@@ -57,22 +57,24 @@ async def prepare(
     async with asyncio.TaskGroup() as group:
         group.create_task(_tell_progress(bus, deliberation, steps))
 
-        def tell(step: str) -> None:
+        def report_progress(step: str) -> None:
             loop.call_soon_threadsafe(steps.put_nowait, step)
 
         try:
-            prepared = await _prepare(repositories, base, tell)
+            prepared = await _prepare(repositories, base, report_progress)
             if held := files_to_hold(prepared, held_out):
-                tell(f"holding {', '.join(held)} back from the seats (evidence.held_out)")
-                prepared = await _prepare(repositories, hide_files(base, held), tell)
+                report_progress(
+                    f"holding {', '.join(held)} back from the seats (evidence.held_out)"
+                )
+                prepared = await _prepare(repositories, hide_files(base, held), report_progress)
             prepared = replace(prepared, hidden={**prepared.hidden, **given})
             if unused := with_hidden_checks(prepared)[1].unused:
-                tell(
+                report_progress(
                     f"No check runs these hidden tests: {name_cases(unused)}. Add one for their "
                     "folder to .moothall.toml."
                 )
             found = diagnose(prepared)
-            tell(found.line)
+            report_progress(found.line)
         finally:
             loop.call_soon(steps.put_nowait, None)  # after all that was told
     if found.text and not prepared.hidden:
@@ -111,11 +113,13 @@ def hide_files(base: Base, paths: Sequence[str]) -> Base:
     return replace(base, profile=replace(base.profile, hidden=hidden))
 
 
-async def _prepare(repositories: Repositories, base: Base, tell: Callable[[str], None]) -> Prepared:
+async def _prepare(
+    repositories: Repositories, base: Base, report_progress: Callable[[str], None]
+) -> Prepared:
     """Prepare the base; an executor that dies under it costs another try, not the deliberation."""
     for lost in range(1, _PREPARATIONS + 1):
         try:
-            return await repositories.prepare(base, tell)
+            return await repositories.prepare(base, report_progress)
         except (WorkspaceFailed, SandboxUnavailable) as error:
             if lost == _PREPARATIONS:
                 raise

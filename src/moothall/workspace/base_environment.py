@@ -45,7 +45,7 @@ class Starter:
         self._pool = pool
 
     async def copy_to(
-        self, env: Path, python: Toolchain, image: str, tell: Callable[[str], None]
+        self, env: Path, python: Toolchain, image: str, report_progress: Callable[[str], None]
     ) -> None:
         """Copy that of an image to `env`, whose parent exists. Raises `RepositoryError` where not
         even a venv can be made.
@@ -53,12 +53,14 @@ class Starter:
         venv = (str(python.program), "-m", "venv", ENVIRONMENT)
         network = self._settings.workspace.setup_network != "off"
         source = (
-            await self._make("pytest", python, (venv, _PYTEST), tell, image=image, network=True)
+            await self._make(
+                "pytest", python, (venv, _PYTEST), report_progress, image=image, network=True
+            )
             if network
             else None
         )
         source = source or await self._make(
-            "blank", python, (venv,), tell, image=image, network=False
+            "blank", python, (venv,), report_progress, image=image, network=False
         )
         if source is None:
             raise RepositoryError(
@@ -74,7 +76,7 @@ class Starter:
         kind: str,
         python: Toolchain,
         commands: tuple[tuple[str, ...], ...],
-        tell: Callable[[str], None],
+        report_progress: Callable[[str], None],
         *,
         image: str,
         network: bool,
@@ -93,7 +95,7 @@ class Starter:
                 folder.mkdir(parents=True)
                 own(folder, uid)
             try:
-                tell(
+                report_progress(
                     f"making an environment of Python {python.version} with {kind}, once for all "
                     "repositories"
                 )

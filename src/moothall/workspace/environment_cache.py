@@ -70,7 +70,7 @@ class Archives:
                     )
             yield
 
-    async def take(self, name: str, folder: Path, tell: Progress) -> bool:
+    async def take(self, name: str, folder: Path, report_progress: Progress) -> bool:
         """Unpack an environment into an empty folder; whether there was one."""
         if self._folder is None or not (path := self._folder / name).is_file():
             return False
@@ -82,9 +82,11 @@ class Archives:
             if isinstance(error, WorkspaceFailed):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
-            tell(f"what another host had set up cannot be used, and is set up anew: {error}"[:300])
+            report_progress(
+                f"what another host had set up cannot be used, and is set up anew: {error}"[:300]
+            )
             return False
-        tell("another host has set it up")
+        report_progress("another host has set it up")
         return True
 
     def _take(self, path: Path, folder: Path) -> None:

@@ -130,14 +130,16 @@ class Environments:
         self._starter = Starter(settings, pool)
         self._archives = Archives(settings)
 
-    async def make(self, base: Base, key: str, clone: TrustedClone, tell: Progress) -> None:
+    async def make(
+        self, base: Base, key: str, clone: TrustedClone, report_progress: Progress
+    ) -> None:
         """Make the environment of `base`, whose checkout `key` is there, unless it was made before.
         Raises `RepositoryError`.
         """
         name = environment_key(base)
         chosen = choose(base.profile.needs)
         for note in (*base.profile.notes, *chosen.notes):
-            tell(note)
+            report_progress(note)
         if not name:
             return
         if chosen.missing and (base.profile.steps or uses_environment(base)):
@@ -151,26 +153,28 @@ class Environments:
             making.mkdir(parents=True)
             try:
                 async with self._archives.alone(name):
-                    if not await self._archives.take(name, making, tell):
+                    if not await self._archives.take(name, making, report_progress):
                         await remove_tree(making)
                         making.mkdir()
-                        await self._fill(base, key, making, clone, tell)
+                        await self._fill(base, key, making, clone, report_progress)
                         await self._archives.keep(name, making)
                 making.rename(final)
             finally:
                 await remove_tree(making)
 
     async def _fill(
-        self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress
+        self, base: Base, key: str, making: Path, clone: TrustedClone, report_progress: Progress
     ) -> None:
         chosen = choose(base.profile.needs)
         if uses_environment(base):
-            await self._starter.copy_to(making / "env", chosen.python, base.image, tell)
+            await self._starter.copy_to(making / "env", chosen.python, base.image, report_progress)
         else:
             (making / "env").mkdir()
             own(making / "env", drop_uid(self._settings.sandbox))
         history = (
-            await self._history(base, key, making, clone, tell) if base.profile.history else ()
+            await self._history(base, key, making, clone, report_progress)
+            if base.profile.history
+            else ()
         )
         place = ExecutorSetup(
             key=f"setup-{making.name}",
@@ -194,7 +198,9 @@ class Environments:
                 await box.request(
                     "setup", wall_seconds=_CLEAN_SECONDS, argv=make, env=box.variables(), folder=""
                 )
-                await _Steps(box, end, tell, variables, self._settings.sandbox).run(steps)
+                await _Steps(box, end, report_progress, variables, self._settings.sandbox).run(
+                    steps
+                )
                 await box.request(
                     "setup",
                     wall_seconds=_CLEAN_SECONDS,
@@ -213,14 +219,14 @@ class Environments:
                     await remove_tree(left)
 
     async def _history(
-        self, base: Base, key: str, making: Path, clone: TrustedClone, tell: Progress
+        self, base: Base, key: str, making: Path, clone: TrustedClone, report_progress: Progress
     ) -> tuple[Path, ...]:
         """Return a folder with a `.git` that lies over the checkout while it is set up."""
         folder = making / "history"
         folder.mkdir()
         git = GitRunner(self._settings.data_dir / "repos", self._settings.workspace.setup_seconds)
         if version := await write_history(git, clone, base.sha, folder, self._layout.tree(key)):
-            tell(f"no tag says which version this is; set-up is told {version}")
+            report_progress(f"no tag says which version this is; set-up is told {version}")
         await asyncio.to_thread(give, folder, drop_uid(self._settings.sandbox))
         return (folder,)
 
@@ -232,13 +238,13 @@ class _Steps:
         self,
         box: ExecutorClient,
         end: float,
-        tell: Progress,
+        report_progress: Progress,
         variables: Mapping[str, str],
         limits: SandboxSettings,
     ) -> None:
         self._box = box
         self._end = end
-        self._tell = tell
+        self._report_progress = report_progress
         self._variables = variables
         self._limits = limits
 
@@ -250,7 +256,7 @@ class _Steps:
         """
         for step in steps:
             where = f" in {step.folder}" if step.folder else ""
-            self._tell(f"setting up{where}: {command_line(step.argv)}"[:300])
+            self._report_progress(f"setting up{where}: {command_line(step.argv)}"[:300])
             answer = await self._box.request(
                 "setup",
                 wall_seconds=self._end - time.monotonic(),
@@ -264,7 +270,7 @@ class _Steps:
                 continue
             fails = answer.get("status") in _MAY_FAIL  # less may succeed
             if step.instead and fails:
-                self._tell(f"that failed{_because(output)}; trying with less")
+                self._report_progress(f"that failed{_because(output)}; trying with less")
                 said = excerpt(output, _BEFORE, _BEFORE).replace("\n", "\n  ")
                 try:
                     await self.run(
@@ -275,9 +281,11 @@ class _Steps:
                 except RepositoryError as error:
                     if not step.optional:
                         raise
-                    self._tell(f"left out{where}: {error.message.splitlines()[0]}"[:400])
+                    self._report_progress(f"left out{where}: {error.message.splitlines()[0]}"[:400])
             elif step.optional and fails:
-                self._tell(f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}")
+                self._report_progress(
+                    f"left out{where}: {command_line(step.argv)[-150:]}{_because(output)}"
+                )
             else:
                 raise RepositoryError(self._why(step, answer, output, before))
 
@@ -287,7 +295,7 @@ class _Steps:
             for line in [line for line in output.splitlines() if line.startswith(_LEFT_OUT)][
                 :_LEFT_OUT_SHOWN
             ]:
-                self._tell(line[:400])
+                self._report_progress(line[:400])
 
     def _why(self, step: SetupStep, answer: dict[str, object], output: str, before: str) -> str:
         status, code = answer.get("status"), answer.get("exit_code")

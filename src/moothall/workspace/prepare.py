@@ -56,24 +56,24 @@ class Preparer:
         """Return `base` prepared; what was done before is read. Raises `RepositoryError`,
         `SandboxUnavailable`.
         """
-        tell = on_progress or (lambda _: None)
+        report_progress = on_progress or (lambda _: None)
         base = replace(base, image=self._settings.jobs.image_of(base.repository, base.origin))
         key = prepared_key(base)
         async with self._layout.lock(key):
-            known = await asyncio.to_thread(self._read_known, base, key, tell)
+            known = await asyncio.to_thread(self._read_known, base, key, report_progress)
             clone = self._clones(base.repository)
             if known:
-                await self._export_history(clone, base, key, tell)
+                await self._export_history(clone, base, key, report_progress)
                 return known
             files = await clone.files(base.sha)
             if not self._layout.tree(key).is_dir():
-                tell(f"checking out {base.sha[:12]}")
-                await self._check_out(clone, base, key, tell)
-            await self._export_history(clone, base, key, tell)
-            await self._environments.make(base, key, clone, tell)
+                report_progress(f"checking out {base.sha[:12]}")
+                await self._check_out(clone, base, key, report_progress)
+            await self._export_history(clone, base, key, report_progress)
+            await self._environments.make(base, key, clone, report_progress)
             notes = () if base.image else choose(base.profile.needs).notes
             prepared = Prepared(base, key, files, notes=notes)
-            prepared = await self._run_checks(prepared, tell)
+            prepared = await self._run_checks(prepared, report_progress)
             useless = {
                 row.check for row in diagnose(prepared).faults
             }  # a program that is missing may be there next time
@@ -87,7 +87,7 @@ class Preparer:
                 )
             return prepared
 
-    def _read_known(self, base: Base, key: str, tell: Progress) -> Prepared | None:
+    def _read_known(self, base: Base, key: str, report_progress: Progress) -> Prepared | None:
         document = self._layout.prepared_file(key)
         try:
             stored = codec.load(Prepared, json.loads(document.read_text(encoding="utf-8")))
@@ -104,7 +104,7 @@ class Preparer:
         if any(not self._hits_limit_again(replace(stored, base=base), run) for run in stopped):
             return None  # it may have more time now
         for run in stopped:
-            tell(
+            report_progress(
                 f"{run.check} hit its limit {age / 60:.0f} minutes ago and is not run again yet "
                 "(workspace.stopped_seconds)"
             )
@@ -117,17 +117,19 @@ class Preparer:
         given = limit(self._settings.workspace, replace(prepared, runs={}), run.check)
         return run.status == "timeout" and run.duration_ms >= 1000 * given.seconds
 
-    async def _check_out(self, clone: TrustedClone, base: Base, key: str, tell: Progress) -> None:
+    async def _check_out(
+        self, clone: TrustedClone, base: Base, key: str, report_progress: Progress
+    ) -> None:
         final = self._layout.tree(key)
         making = await fresh_beside(final)
         try:
-            await check_out(clone, base, making, self._settings, tell)
+            await check_out(clone, base, making, self._settings, report_progress)
             making.rename(final)
         finally:
             await remove_tree(making)
 
     async def _export_history(
-        self, clone: TrustedClone, base: Base, key: str, tell: Progress
+        self, clone: TrustedClone, base: Base, key: str, report_progress: Progress
     ) -> None:
         """Make the git directory of the shells on `base`, unless it was made before. Workspaces
         work without one, too.
@@ -150,17 +152,17 @@ class Preparer:
             await asyncio.to_thread(give, making, drop_uid(self._settings.sandbox))
             await asyncio.to_thread(making.rename, final)
         except RepositoryError as error:
-            tell(f"git shows no history in workspaces: {error.message}")
+            report_progress(f"git shows no history in workspaces: {error.message}")
         else:
             if cut:
-                tell(
+                report_progress(
                     f"git shows the newest {settings.history_commits} commits in workspaces "
                     "(workspace.history_commits)"
                 )
         finally:
             await remove_tree(making)
 
-    async def _run_checks(self, prepared: Prepared, tell: Progress) -> Prepared:
+    async def _run_checks(self, prepared: Prepared, report_progress: Progress) -> Prepared:
         """Run the checks on the untouched base, twice where that is cheap: what differs is
         flaky.
         """
@@ -168,12 +170,12 @@ class Preparer:
         flaky: set[str] = set()
         most = 1000 * self._settings.workspace.flaky_seconds
         for name in prepared.base.profile.checks:
-            tell(f"running {name} on the untouched base")
+            report_progress(f"running {name} on the untouched base")
             run = runs[name] = await self._run_check(prepared, name)
             if hit_limit_under_load(run):
                 flaky |= {*stopped_cases(run)}
             if run.status == "success" and not run.findings and run.duration_ms < most:
-                tell(
+                report_progress(
                     f"running {name} on the untouched base once more, for what differs from run "
                     "to run"
                 )

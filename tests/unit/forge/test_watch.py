@@ -105,7 +105,7 @@ class House:
                 self.offer,
                 {REPOSITORY: "app"},
                 task_chars=5000,
-                tell=self.said.append,
+                report_progress=self.said.append,
             )
 
     async def look(self, ends: Callable[[Deliberation], Outcome], **settings: object) -> bool:
