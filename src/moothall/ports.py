@@ -408,7 +408,7 @@ policy says: commit, branch, message, tenant.
 
 
 class Deliberations(Protocol):
-    """The front desk: what the CLI and the gRPC services call."""
+    """The deliberation service: what the CLI and the gRPC services call."""
 
     async def submit(self, request: DeliberationRequest, who: Principal) -> Deliberation:
         """Check, fill in defaults, pin the base commit, record and enqueue. The same task_id with

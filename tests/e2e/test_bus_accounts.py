@@ -23,7 +23,7 @@ from moothall.events.nats.connection import connection
 from moothall.events.nats.core_messages import open_carrying
 from moothall.events.nats.jetstream import open_bus
 from moothall.settings import load_settings
-from support.accounts import House, refused, served
+from support.accounts import App, refused, served
 
 pytestmark = pytest.mark.e2e
 
@@ -35,13 +35,13 @@ def make_keys(*said: str) -> None:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     make_keys(str(tmp_path / "keys"))
     async with served(tmp_path, tmp_path / "keys") as app:
         yield app
 
 
-async def test_the_services_have_the_whole_bus(app: House) -> None:
+async def test_the_services_have_the_whole_bus(app: App) -> None:
     async with open_bus(app.services, app.url) as bus:
         event = new_event(
             EventType.SEAT_TURN, "task-1", {"task_id": "task-1", "turn": 1}, ordinal=1
@@ -74,7 +74,7 @@ async def test_renewed_keys_open_the_same_log_and_those_of_before_open_nothing(
             assert await bus.bucket("revoked").get("token") == {"why": "told"}
         async with open_carrying(app.link("job-1"), app.url):
             pass
-        stale = House(app.url, old)
+        stale = App(app.url, old)
         for settings in (
             stale.services,
             stale.link("job-1"),
@@ -122,13 +122,13 @@ def test_what_is_renewed_must_be_an_accounts_conf_of_ours(
     assert not (tmp_path / "new").exists()
 
 
-async def test_nobody_comes_in_without_credentials(app: House) -> None:
+async def test_nobody_comes_in_without_credentials(app: App) -> None:
     with pytest.raises(ConfigurationError, match=r"turned us away .*bus\.credentials"):
         async with connection(BusSettings(), app.url, on_lost=lambda: None):
             pytest.fail("it was let in")
 
 
-async def test_a_link_hears_and_answers_its_own_host(app: House) -> None:
+async def test_a_link_hears_and_answers_its_own_host(app: App) -> None:
     async with (
         open_carrying(app.services, app.url) as host,
         open_carrying(app.link("job-1"), app.url) as link,
@@ -146,7 +146,7 @@ async def test_a_link_hears_and_answers_its_own_host(app: House) -> None:
     "subject",
     ["workspace.link.job-2-in", "workspace.link.>", "workspace.link.job-1-out", ">", "_INBOX.>"],
 )
-async def test_a_link_hears_nothing_else(app: House, subject: str) -> None:
+async def test_a_link_hears_nothing_else(app: App, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(
         app.link("job-1"), subscribe=subject
     )
@@ -156,7 +156,7 @@ async def test_a_link_hears_nothing_else(app: House, subject: str) -> None:
     "subject",
     ["workspace.link.job-2-out", "workspace.link.job-1-in", "agent.results.task-1", "$JS.API.INFO"],
 )
-async def test_a_link_says_nothing_else(app: House, subject: str) -> None:
+async def test_a_link_says_nothing_else(app: App, subject: str) -> None:
     assert "permissions violation for publish" in await refused(app.link("job-1"), publish=subject)
 
 
@@ -177,7 +177,7 @@ async def test_a_link_says_nothing_else(app: House, subject: str) -> None:
     ],
 )
 async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
-    app: House, changed: str, claims: dict[str, Any]
+    app: App, changed: str, claims: dict[str, Any]
 ) -> None:
     keys = json.loads((app.keys / "links.json").read_text(encoding="utf-8"))
     signer = nkeys.from_seed(bytearray(keys["seed"].encode()))
@@ -193,7 +193,7 @@ async def test_whoever_holds_the_hosts_key_can_mint_links_alone(
     assert "violation" in await refused(forged, subscribe=">"), changed
 
 
-async def test_credentials_end(app: House) -> None:
+async def test_credentials_end(app: App) -> None:
     await turned_away(app.link("job-1", seconds=-1))
 
 

@@ -22,27 +22,27 @@ from moothall.events.nats import accounts
 from moothall.events.nats.connection import connection
 from moothall.events.nats.jetstream import JetStreamBus, open_bus
 from moothall.events.nats.permissions import USERS
-from support.accounts import House, refused, served
+from support.accounts import App, refused, served
 from support.visitors import tool_house
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     accounts.make(tmp_path / "keys")
     async with served(tmp_path, tmp_path / "keys") as app:
         yield app
 
 
 @pytest.fixture
-async def made(app: House) -> AsyncIterator[JetStreamBus]:
+async def made(app: App) -> AsyncIterator[JetStreamBus]:
     """The bus of who decides, who has made the streams."""
     async with open_bus(app.of("collector"), app.url) as bus:
         yield bus
 
 
-async def test_who_decides_makes_the_streams_and_the_others_find_them(app: House) -> None:
+async def test_who_decides_makes_the_streams_and_the_others_find_them(app: App) -> None:
     with pytest.raises(BusUnavailable, match="may these credentials make them"):
         async with open_bus(app.of("hosts"), app.url):
             pytest.fail("it made them")
@@ -51,7 +51,7 @@ async def test_who_decides_makes_the_streams_and_the_others_find_them(app: House
             await stack.enter_async_context(open_bus(app.of(name), app.url))
 
 
-async def test_an_event_goes_from_role_to_role(app: House, made: JetStreamBus) -> None:
+async def test_an_event_goes_from_role_to_role(app: App, made: JetStreamBus) -> None:
     async with (
         open_bus(app.of("api"), app.url) as door,
         open_bus(app.of("hosts"), app.url) as host,
@@ -88,7 +88,7 @@ async def test_an_event_goes_from_role_to_role(app: House, made: JetStreamBus) -
 
 
 async def test_a_caller_works_in_a_workspace_of_who_has_the_tools(
-    app: House, made: JetStreamBus, tmp_path: Path
+    app: App, made: JetStreamBus, tmp_path: Path
 ) -> None:
     async with tool_house(
         tmp_path, {"src/a.py": "A = 1\n", "Makefile": "test:\n\ttrue\n"}, at=app.of("tools")
@@ -157,7 +157,7 @@ _HOST = "$JS.API.CONSUMER.{}.WORK.host-dev"
         ),
     ],
 )
-async def test_nobody_says_what_is_anothers_to_say(app: House, who: str, subject: str) -> None:
+async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: str) -> None:
     assert "permissions violation for publish" in await refused(app.of(who), publish=subject)
 
 
@@ -179,13 +179,13 @@ async def test_nobody_says_what_is_anothers_to_say(app: House, who: str, subject
     ],
 )
 async def test_nobody_hears_what_another_is_told_or_asked(
-    app: House, who: str, subject: str
+    app: App, who: str, subject: str
 ) -> None:
     assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
 
 
 async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_the_house_is_asked(
-    app: House, made: JetStreamBus
+    app: App, made: JetStreamBus
 ) -> None:
     heard: list[str] = []
 
@@ -207,7 +207,7 @@ async def test_a_host_that_hears_every_request_for_repositories_hears_none_that_
     assert heard == ["repository.requests.another"]
 
 
-async def test_a_decision_among_what_seats_say_is_none(app: House, made: JetStreamBus) -> None:
+async def test_a_decision_among_what_seats_say_is_none(app: App, made: JetStreamBus) -> None:
     decided = new_event(
         EventType.DELIBERATION_DECIDED, "t", {"task_id": "t", "status": "COMPLETED"}
     )
@@ -229,7 +229,7 @@ async def test_a_decision_among_what_seats_say_is_none(app: House, made: JetStre
     assert heard == []
 
 
-async def test_a_consumer_carries_nothing_into_the_log(app: House, made: JetStreamBus) -> None:
+async def test_a_consumer_carries_nothing_into_the_log(app: App, made: JetStreamBus) -> None:
     """The server delivers for a consumer only where somebody hears; no role may hear a subject that
     is stored, see above.
     """

@@ -41,7 +41,7 @@ def example(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """A server that serves, and what a pipeline knows: the repository's URL without its name, its
     last commit, the file with the token.
     """
@@ -55,7 +55,7 @@ class House:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(
     model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[House]:
+) -> AsyncIterator[App]:
     folder = tmp_path_factory.mktemp("pipelines")
     sample = make_sample(folder / "sample")
     sha = sample.head
@@ -70,7 +70,7 @@ async def app(
         }
         command = Command(folder / "data", model.base_url, settings)
         async with served(command):
-            yield House(command.served_at, server.url, sha, command.data_dir / "token")
+            yield App(command.served_at, server.url, sha, command.data_dir / "token")
         assert Repo(folder / "git/acme/app").git("branch", "--list", "moothall/*") == "", (
             "nothing is pushed unasked"
         )
@@ -118,7 +118,7 @@ def check(folder: Path, summary: Path, ended: tuple[int, str], task: str) -> Non
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
 async def test_the_step_of_github_ends_as_the_deliberation_does(
-    app: House, tmp_path: Path, task: str
+    app: App, tmp_path: Path, task: str
 ) -> None:
     install, step = example("GitHub Actions")
     assert install == {"run": "pip install moothall"}
@@ -146,7 +146,7 @@ async def test_the_step_of_github_ends_as_the_deliberation_does(
 
 @pytest.mark.parametrize("task", [PROVEN, UNPROVEN], ids=["proven", "unproven"])
 async def test_the_job_of_gitlab_ends_as_the_deliberation_does(
-    app: House, tmp_path: Path, task: str
+    app: App, tmp_path: Path, task: str
 ) -> None:
     job = example("GitLab CI")["deliberate"]
     install, line = job["script"]

@@ -23,7 +23,7 @@ from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.db.settings import Databases, DbSettings
 from support import servers
-from support.gate import Facts, House, tool_call
+from support.gate import Facts, App, tool_call
 
 pytestmark = pytest.mark.e2e
 POLICY = """package moothall.tools
@@ -361,7 +361,7 @@ async def test_a_granted_query_passes_the_gate_where_policy_allows_it_and_leaves
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
         facts = Facts()
-        app = House(tmp_path, audit, settings.guard)
+        app = App(tmp_path, audit, settings.guard)
         app.gate = ToolGateway(settings.guard, audit, facts.publish, rules)
         seat = app.seat(role="data", grant=rules.grants.of("data"))
         assert [spec.name for spec in app.gate.list_tools("local", seat.grant)] == ["db.postgres"]

@@ -21,7 +21,7 @@ from moothall.events.nats.server import _binary
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """A server's address and the keys of its server."""
 
     url: str
@@ -41,7 +41,7 @@ class House:
 
 
 @asynccontextmanager
-async def served(folder: Path, keys: Path) -> AsyncIterator[House]:
+async def served(folder: Path, keys: Path) -> AsyncIterator[App]:
     """Run the server with these keys while the block does; what it stores lies in `folder`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -61,7 +61,7 @@ async def served(folder: Path, keys: Path) -> AsyncIterator[House]:
             while b"Server is ready" not in (line := await server.stderr.readline()):
                 assert line, "the server ended"
         drain = asyncio.ensure_future(server.stderr.read())
-        yield House(f"nats://127.0.0.1:{port}", keys)
+        yield App(f"nats://127.0.0.1:{port}", keys)
     finally:
         server.terminate()
         await server.wait()

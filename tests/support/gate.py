@@ -117,7 +117,7 @@ class Facts:
         return len(self.events)
 
 
-class House:
+class App:
     """A gate, its audit and its one room."""
 
     def __init__(
@@ -166,9 +166,9 @@ class House:
 
 
 @asynccontextmanager
-async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[House]:
+async def open_app(data_dir: Path, **given: Any) -> AsyncIterator[App]:
     """Build a server with these limits, and rules by their names."""
     rules = {field.name for field in fields(Rules)}
     limits = {name: given.pop(name) for name in tuple(given) if name not in rules}
     async with AuditLog(data_dir, "host-1") as audit:
-        yield House(data_dir, audit, GuardSettings(**limits), **given)
+        yield App(data_dir, audit, GuardSettings(**limits), **given)

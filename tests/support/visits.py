@@ -19,7 +19,7 @@ from moothall.errors import NotFound
 from moothall.ports import NOTHING, Workspace
 from moothall.testing.bus import MemoryBus
 from moothall.tool_sessions.manager import ToolSessions
-from support.gate import House, Room, open_app
+from support.gate import App, Room, open_app
 
 SHA = "a" * 40
 
@@ -103,7 +103,7 @@ class Visiting:
     visits: ToolSessions
     rooms: Rooms
     repository: OneRepository
-    app: House
+    app: App
     parking: ApprovalQueue | None
 
 

@@ -54,16 +54,16 @@ def disagreed(task_id: str) -> Outcome:
     return Outcome(task_id, DeliberationStatus.COMPLETED, role="dev", seats=(seat,))
 
 
-async def open_app() -> House:
+async def open_app() -> App:
     """Return a board with a story in its backlog."""
     bus = MemoryBus()
-    made = House(bus, MemoryDesk(), Board(bus))
+    made = App(bus, MemoryDesk(), Board(bus))
     made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
     return made
 
 
 @dataclass
-class House:
+class App:
     """A board, and what works on its stories; `work` of a process that may be started again."""
 
     bus: MemoryBus

@@ -63,7 +63,7 @@ async def host_main(
     home: Home | None = None,
     node: str = "",
 ) -> None:
-    """Host in a process of its own, started by that of `house`, until cancelled. Calls `ready` once
+    """Host in a process of its own, started by that of `app`, until cancelled. Calls `ready` once
     work is being pulled. `home`: where the server may be on another machine; `node`: how the fleet
     calls this one.
     """

@@ -68,7 +68,7 @@ async def open_hands(
     settings: Settings, far: Bus | None = None
 ) -> AsyncIterator[WorkspaceServices]:
     """Repositories that can be prepared, and the workspaces on them. `far`: the bus over which the
-    house lends them, where they lie on another disk.
+    server lends them, where they lie on another disk.
     """
 
     def clone_of(repository: str) -> TrustedClone:

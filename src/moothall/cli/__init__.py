@@ -42,7 +42,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "repo": ("repo:repo", "Register repositories, and how they are checked."),
         "clean": ("clean:clean", "Remove environments and checkouts, with their sizes."),
     },
-    "House": {
+    "Server": {
         "open": ("serve:open_", "Open the page in a browser, signed in."),
         "serve": ("serve:serve", "Serve gRPC and HTTP until it is stopped."),
         "watch": ("watch:watch", "Answer issues of a forge with pull requests."),

@@ -146,7 +146,7 @@ async def context(
 
 @dataclass(frozen=True, slots=True)
 class McpBackend:
-    """The open house, as the tools need it."""
+    """The open app, as the tools need it."""
 
     settings: Settings
     deliberations: DeliberationService

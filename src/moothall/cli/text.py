@@ -17,7 +17,8 @@ def plain(text: str, limit: int = 400) -> str:
 
 
 def teller(*, quiet: bool) -> Callable[[str], None]:
-    """Return what says a line on stderr before there is a narrator, whose imports take longer than
+    """Return what says a line on stderr before there is a progress printer, whose imports take
+    longer than
     to refuse a wrong address.
     """
     return lambda line: None if quiet else click.echo(f"{'':<16}{plain(line)}", err=True)

@@ -1,4 +1,4 @@
-"""The front desk: checks what a caller asks, records it, and answers from the log.
+"""The deliberation service: checks what a caller asks, records it, and answers from the log.
 
 Stateless over the bus, so any process that reaches the bus can have one.
 """
@@ -77,7 +77,7 @@ Tell = Callable[[BriefingRequest, Principal, int], Awaitable[str]]
 
 class DeliberationService:
     """Implements `ports.Deliberations`. Callers know tasks by ids of their own tenant, and the
-    house by their keys (`ids.key_of`): here is where the one becomes the other. Remembers the last
+    server by their keys (`ids.key_of`): here is where the one becomes the other. Remembers the last
     deliberations that came through it. `tell`: what councils are told of their story, once: it is
     recorded with the request, and the graph is not asked again.
     """

@@ -2,7 +2,7 @@
 next server ends hosts that are left.
 
 A host in a process of its own says in a file of the data directory who it is, and then looks
-whether its server still lives: one that comes too late for the next house's look finds its own
+whether its server still lives: one that comes too late for the next server's look finds its own
 server
 dead. Processes are known by pid and start, so that nobody else is ever ended.
 """
@@ -75,7 +75,7 @@ def process_of(pid: int) -> Process:
 
 @contextmanager
 def registered(folder: Path, app: Process) -> Iterator[None]:
-    """Be a host of `house`, which runs on this machine or elsewhere: a record lies in `folder`, and
+    """Be a host of `app`, which runs on this machine or elsewhere: a record lies in `folder`, and
     this process ends with its server.
     """
     me = this_process()
@@ -106,7 +106,7 @@ def end_left(folder: Path) -> int:
         if host.lives():
             found += 1
             _kill(host)
-            log.warning("a host of an earlier house was still alive; it is ended", pid=host.pid)
+            log.warning("a host of an earlier server was still alive; it is ended", pid=host.pid)
         record.unlink(missing_ok=True)
     return found
 

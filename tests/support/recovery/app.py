@@ -81,7 +81,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class House:
+class App:
     """All processes of a lane. `journal` is the model server's."""
 
     folder: Path
@@ -180,12 +180,12 @@ async def consumers_left(bus_url: str) -> list[str]:
 
 
 @asynccontextmanager
-async def app(folder: Path, ack_wait: float) -> AsyncIterator[House]:
+async def app(folder: Path, ack_wait: float) -> AsyncIterator[App]:
     """Start a lane's processes below `folder` and end them in the order in which serve would."""
     for name in ("data", "logs", "tmp", "bus"):
         (folder / name).mkdir(parents=True)
     async with embedded_server(BusSettings(), folder / "bus") as url:
-        here = House(folder, url, free_port(), free_port())
+        here = App(folder, url, free_port(), free_port())
         kept = {
             name: value for name, value in environment().items() if not name.startswith("MOOTHALL_")
         }

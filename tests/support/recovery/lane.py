@@ -27,7 +27,7 @@ from moothall.pb.moothall.v1 import common_pb2
 from moothall.pb.orchestrator.v1 import orchestrator_pb2 as pb
 from moothall.pb.orchestrator.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from moothall.settings import load_settings
-from support.recovery.app import House, Kind, app, hit
+from support.recovery.app import App, Kind, app, hit
 from support.recovery.scene import HANGING, TASK, End, repository
 from support.repos import Repo
 
@@ -89,7 +89,7 @@ class Seen:
 class Lane:
     """A server, a repository and a caller."""
 
-    app: House
+    app: App
     bus: JetStreamBus
     stub: OrchestratorServiceStub
     repo: Repo

@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 
 from moothall.sandbox import cgroups
-from support.recovery.app import House
+from support.recovery.app import App
 from support.repos import Repo
 
 _HALF_MADE = ("*.lock", "tmp_*", ".*-????????")
 
 
-def left_behind(app: House, repo: Repo) -> list[str]:
+def left_behind(app: App, repo: Repo) -> list[str]:
     """Return what is left of a lane whose context has ended."""
     return [
         *(f"process {process}" for process in _processes(str(app.folder))),
@@ -56,7 +56,7 @@ def _cgroups(instances: set[str]) -> Iterator[Path]:
                 yield folder
 
 
-def _files(app: House) -> Iterator[Path]:
+def _files(app: App) -> Iterator[Path]:
     """Workspaces, temporary files and what was left half made. Caches stay, as they should."""
     for folder in (app.data / "run", app.folder / "tmp"):
         if folder.is_dir():

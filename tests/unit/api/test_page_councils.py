@@ -43,7 +43,7 @@ TASK, SEAT = "task-1", "agent-dev-001"
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """A browser that is signed in, and the log behind it."""
 
     browser: Browser
@@ -63,7 +63,7 @@ class House:
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[House]:
+async def app() -> AsyncIterator[App]:
     bus = MemoryBus()
     deliberations = DeliberationService(bus, Remembering(), Defaults(config.LimitSettings()))
     dependencies = replace(
@@ -80,10 +80,10 @@ async def app() -> AsyncIterator[House]:
         await deliberations.submit(
             DeliberationRequest("Say hello", "dev", task_id=TASK, num_agents=2), LOCAL
         )
-        yield House(browser, bus)
+        yield App(browser, bus)
 
 
-async def test_a_running_council_has_a_lane_a_seat(app: House) -> None:
+async def test_a_running_council_has_a_lane_a_seat(app: App) -> None:
     shown = await app.shown()
     assert "asked for" in shown
     assert shown.count("Waiting") == 2
@@ -110,7 +110,7 @@ async def test_a_running_council_has_a_lane_a_seat(app: House) -> None:
     assert f'data-changes="/councils/{TASK}/changes"' in shown
 
 
-async def test_what_happens_in_it_is_told_at_once(app: House) -> None:
+async def test_what_happens_in_it_is_told_at_once(app: App) -> None:
     async with (
         asyncio.timeout(10),
         app.browser.http.get(f"{app.browser.url}/councils/{TASK}/changes") as told,
@@ -121,7 +121,7 @@ async def test_what_happens_in_it_is_told_at_once(app: House) -> None:
             assert not line.strip() or line.startswith(b":")
 
 
-async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: House) -> None:
+async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: App) -> None:
     assert f'data-growing="/councils/{TASK}/text"' in await app.shown()
     assert f'data-grows="{SEAT}" hidden' in await app.shown()
     path = f"{app.browser.url}/councils/{TASK}/text"
@@ -156,7 +156,7 @@ async def test_what_a_seat_writes_is_told_as_it_grows_to_its_own_tenant(app: Hou
 
 
 async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
-    app: House,
+    app: App,
 ) -> None:
     evidence = Evidence(
         "tests",
@@ -206,7 +206,7 @@ async def test_at_its_end_it_shows_the_ranking_with_its_evidence_and_who_failed(
         assert words in shown
 
 
-async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: House) -> None:
+async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: App) -> None:
     def result(rank: int, diff: str, *, undecided: bool) -> Result:
         content = f"Adds {diff}, {HOSTILE}"
         return Result(
@@ -242,7 +242,7 @@ async def test_answers_that_only_a_hash_orders_are_asked_of_the_reader(app: Hous
 DIFF = f"--- a/u.py\n+++ b/u.py\n@@ -1 +1,2 @@\n same\n+{HOSTILE}\n"
 
 
-async def _story_with_a_diff(app: House) -> str:
+async def _story_with_a_diff(app: App) -> str:
     """Put a story on the board of which the task is, and decide that."""
     story_id = (await app.browser.dependencies.board.create(DRAFT, LOCAL, key="1")).story.id
     result = Result(1, SEAT, "dev", 0.5, (), passed_gates=True, proven=True, diff=DIFF)
@@ -251,7 +251,7 @@ async def _story_with_a_diff(app: House) -> str:
     return story_id
 
 
-async def test_something_is_said_of_a_line_which_the_diff_names(app: House) -> None:
+async def test_something_is_said_of_a_line_which_the_diff_names(app: App) -> None:
     story_id = await _story_with_a_diff(app)
     shown = await app.shown()
     assert f'href="/councils/{TASK}?on=1.5#line-1.5"' in shown
@@ -277,7 +277,7 @@ async def test_something_is_said_of_a_line_which_the_diff_names(app: House) -> N
     ).status == 403
 
 
-async def test_a_running_council_is_cancelled_by_who_has_a_role(app: House) -> None:
+async def test_a_running_council_is_cancelled_by_who_has_a_role(app: App) -> None:
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/cancel"
     assert (await app.browser.send(path, form="other")).status == 403
@@ -289,7 +289,7 @@ async def test_a_running_council_is_cancelled_by_who_has_a_role(app: House) -> N
     assert (event.data["reason"], event.data["by"]) == ("too dear", LOCAL.name)
 
 
-async def test_it_is_paused_and_goes_on_by_a_button(app: House) -> None:
+async def test_it_is_paused_and_goes_on_by_a_button(app: App) -> None:
     await app.say(EventType.SEAT_STARTED, approach="")
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/pause"
@@ -308,7 +308,7 @@ async def test_it_is_paused_and_goes_on_by_a_button(app: House) -> None:
     assert told[-2:] == [EventType.DELIBERATION_PAUSED, EventType.DELIBERATION_RESUMED]
 
 
-async def test_what_an_agent_tells_of_itself_is_shown(app: House) -> None:
+async def test_what_an_agent_tells_of_itself_is_shown(app: App) -> None:
     assert "CPU of its tools" not in await app.shown()
     metrics = {
         "turns": 3,
@@ -341,7 +341,7 @@ async def test_what_an_agent_tells_of_itself_is_shown(app: House) -> None:
     assert "<script>" not in (await app.shown()).replace("<script src", "")
 
 
-async def test_seats_are_told_something_and_who_heard_it_is_shown(app: House) -> None:
+async def test_seats_are_told_something_and_who_heard_it_is_shown(app: App) -> None:
     form = form_of(await app.shown())
     path = f"/councils/{TASK}/steer"
     assert (await app.browser.send(path, form="other", key="k", message="x")).status == 403
@@ -369,7 +369,7 @@ async def test_seats_are_told_something_and_who_heard_it_is_shown(app: House) ->
     assert (got.status, "has ended" in got.text) == (400, True)
 
 
-async def test_who_has_no_role_may_only_look(app: House) -> None:
+async def test_who_has_no_role_may_only_look(app: App) -> None:
     form = await app.browser.sign_in(OTHER)
     dependencies = app.browser.dependencies
     await dependencies.deliberations.submit(
@@ -380,13 +380,13 @@ async def test_who_has_no_role_may_only_look(app: House) -> None:
     assert (got.status, "one of the roles po, qa, architect" in got.text) == (403, True)
 
 
-async def test_anothers_council_is_not_found(app: House) -> None:
+async def test_anothers_council_is_not_found(app: App) -> None:
     await app.browser.sign_in(OTHER)
     for path in (f"/councils/{TASK}", f"/councils/{TASK}/changes"):
         assert (await app.browser.get(path)).status == 404
 
 
-async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: House) -> None:
+async def test_a_story_says_what_became_of_its_tasks_and_draws_them(app: App) -> None:
     board = Board(app.bus)
     story_id = (await board.create(DRAFT, LOCAL, key="1")).story.id
     tasks = [

@@ -39,7 +39,7 @@ ITEM = Parked(
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """A browser of a server whose guard lets requests wait."""
 
     browser: Browser
@@ -55,7 +55,7 @@ class House:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     bus = MemoryBus()
     async with visiting(tmp_path, bus) as behind:
         assert behind.parking is not None
@@ -66,12 +66,12 @@ async def app(tmp_path: Path) -> AsyncIterator[House]:
             ) as served,
             aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http,
         ):
-            yield House(
+            yield App(
                 Browser(http, f"http://127.0.0.1:{served.port}", dependencies), bus, behind.parking
             )
 
 
-async def test_an_operator_sees_what_waits_and_says_a_word_once(app: House) -> None:
+async def test_an_operator_sees_what_waits_and_says_a_word_once(app: App) -> None:
     form = await app.browser.sign_in()
     assert "Nothing waits for an operator." in (await app.browser.get("/house/parked")).text
     await app.park(
@@ -99,7 +99,7 @@ async def test_an_operator_sees_what_waits_and_says_a_word_once(app: House) -> N
     assert (again.status, "it was allowed already" in again.text) == (400, True)
 
 
-async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(app: House) -> None:
+async def test_a_word_that_is_none_or_of_somebody_else_changes_nothing(app: App) -> None:
     form = await app.browser.sign_in()
     await app.park(ITEM)
     assert (await app.browser.send("/house/parked/a1", form="other", do="allow")).status == 403

@@ -37,7 +37,7 @@ ROW: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class App:
     """A browser that is signed in, a graph behind it, and a repository `project` of two commits."""
 
     browser: Browser
@@ -52,7 +52,7 @@ class House:
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     repo = make_repo(
         tmp_path / "project",
         {"src/a.py": "one\n" * 900, f"{HOSTILE.replace('/', '')}.txt": "x\n", "raw.bin": "a\0b"},
@@ -75,10 +75,10 @@ async def app(tmp_path: Path) -> AsyncIterator[House]:
     ):
         browser = Browser(http, f"http://127.0.0.1:{served.port}", dependencies)
         await browser.sign_in()
-        yield House(browser, graph, head)
+        yield App(browser, graph, head)
 
 
-async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: House) -> None:
+async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: App) -> None:
     assert "<option>project</option>" in await app.shown("/origins")
     files = await app.shown("/origins", repository="project")
     assert f"ref={app.head}&amp;path=src/a.py" in files
@@ -104,7 +104,7 @@ async def test_from_a_repository_to_a_file_to_a_line_to_its_approver(app: House)
 
 
 async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_not_answer(
-    app: House,
+    app: App,
 ) -> None:
     shown = await app.shown("/origins", repository="project", path="src/a.py", line="900")
     assert "No council of this server made it" in shown
@@ -137,13 +137,13 @@ async def test_what_the_graph_does_not_know_is_said_and_so_is_a_graph_that_does_
         ({"repository": "/etc"}, 400),
     ],
 )
-async def test_what_is_not_there_is_refused(app: House, asked: dict[str, str], status: int) -> None:
+async def test_what_is_not_there_is_refused(app: App, asked: dict[str, str], status: int) -> None:
     got = await app.browser.get(f"/origins?{urlencode(asked)}")
     assert got.status == status, got.text
     assert "Traceback" not in got.text
 
 
-async def test_another_tenant_sees_neither_repository_nor_node(app: House) -> None:
+async def test_another_tenant_sees_neither_repository_nor_node(app: App) -> None:
     app.graph.tell(
         "neighbours",
         {
@@ -159,7 +159,7 @@ async def test_another_tenant_sees_neither_repository_nor_node(app: House) -> No
     assert app.graph.asked[-1][1]["tenant"] == TOKENS[OTHER].tenant
 
 
-async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: House) -> None:
+async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: App) -> None:
     assert "No story yet." in await app.shown("/graph")
     card = await app.browser.dependencies.board.create(
         replace(DRAFT, title=HOSTILE), LOCAL, key="1"
@@ -201,7 +201,7 @@ async def test_the_graph_is_walked_from_a_story_to_what_is_around_it(app: House)
     assert SHOWN in shown
 
 
-async def test_forms_offer_the_repositories_of_the_tenant(app: House) -> None:
+async def test_forms_offer_the_repositories_of_the_tenant(app: App) -> None:
     for path in ("/stories/new", "/ask"):
         assert '<option value="project">' in await app.shown(path)
     await app.browser.sign_in(OTHER)

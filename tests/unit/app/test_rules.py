@@ -29,7 +29,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from support.gate import Facts, House, tool_call
+from support.gate import Facts, App, tool_call
 
 
 def settings(folder: Path, **guard: object) -> Settings:
@@ -41,7 +41,7 @@ async def test_a_gate_from_settings_lets_through_what_is_granted_and_follows_rev
 ) -> None:
     bus = MemoryBus()
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings(tmp_path), bus) as rules:
-        app = House(tmp_path, audit, GuardSettings())
+        app = App(tmp_path, audit, GuardSettings())
         app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         seat = app.seat()
         assert (await app.gate.call(seat, tool_call(path="a"))).status is ToolStatus.SUCCESS

@@ -10,7 +10,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import unset_tools
-from support.gate import Facts, House, tool_call
+from support.gate import Facts, App, tool_call
 
 
 async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(
@@ -24,7 +24,7 @@ async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_he
         },
     )
     async with AuditLog(tmp_path, "host-1") as audit, open_rules(settings, MemoryBus()) as rules:
-        app = House(tmp_path, audit, GuardSettings())
+        app = App(tmp_path, audit, GuardSettings())
         app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         grant = Grant(tools=("db.*",))
         assert [spec.name for spec in app.gate.list_tools("local", grant)] == ["db.redis"]

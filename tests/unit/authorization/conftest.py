@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from support.gate import House, open_app
+from support.gate import App, open_app
 
 
 @pytest.fixture
-async def app(tmp_path: Path) -> AsyncIterator[House]:
+async def app(tmp_path: Path) -> AsyncIterator[App]:
     async with open_app(tmp_path) as opened:
         yield opened

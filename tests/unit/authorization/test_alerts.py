@@ -11,15 +11,15 @@ from moothall.config import GuardSettings
 from moothall.domain.event import Event, EventType
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.events.registry import subject_of
-from support.gate import House, open_app, tool_call
+from support.gate import App, open_app, tool_call
 
 
-def alerts_of(app: House) -> list[Event]:
+def alerts_of(app: App) -> list[Event]:
     return [event for event in app.facts.events if event.type == EventType.GUARD_ALERTED]
 
 
 async def refused(
-    app: House, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
+    app: App, times: int, tool: str = "git.push", first: int = 1, **arguments: Any
 ) -> None:
     for number in range(first, first + times):
         result = await app.gate.call(app.seat(), tool_call(tool, number=number, **arguments))
@@ -85,7 +85,7 @@ async def test_mistakes_are_no_refusals(tmp_path: Path) -> None:
         assert alerts_of(app) == []
 
 
-async def test_one_window_knows_nothing_of_what_is_long_past(app: House) -> None:
+async def test_one_window_knows_nothing_of_what_is_long_past(app: App) -> None:
     now = 0.0
     alerts = Alerts(GuardSettings(alert_denials=3, alert_seconds=10), lambda: now)
     for moment in (0, 4, 9, 15, 16, 30):

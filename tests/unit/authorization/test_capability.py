@@ -15,7 +15,7 @@ from moothall.ports import Workspace
 from moothall.tools.arguments import Arguments
 from moothall.tools.outputs import Output
 from moothall.tools.spec import Caps, Danger, Requirements, ToolSpec
-from support.gate import House, open_app, tool_call
+from support.gate import App, open_app, tool_call
 
 LOOK = ToolSpec(
     name="web.look",
@@ -71,7 +71,7 @@ class Web:
         (lambda app, token: Rules().tokens.check, "is refused"),
     ],
 )
-async def test_without_a_good_token_nothing_runs(app: House, token: Any, words: str) -> None:
+async def test_without_a_good_token_nothing_runs(app: App, token: Any, words: str) -> None:
     seat = app.seat()
     given = token(app, seat.token)
     result = await app.gate.call(
@@ -83,7 +83,7 @@ async def test_without_a_good_token_nothing_runs(app: House, token: Any, words: 
     assert app.room.calls == []
 
 
-async def test_a_token_bound_to_the_request_serves_it(app: House) -> None:
+async def test_a_token_bound_to_the_request_serves_it(app: App) -> None:
     seat, call = app.seat(), tool_call(path="a")
     bound = replace(seat, token=narrow(seat.token, seconds=60, request=request_digest(call)))
     assert (await app.gate.call(bound, call)).status is ToolStatus.SUCCESS
@@ -104,7 +104,7 @@ async def test_a_revoked_seat_stops_at_once(tmp_path: Path) -> None:
     )
 
 
-async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: House) -> None:
+async def test_the_eleventh_dangerous_call_is_refused_and_does_not_run(app: App) -> None:
     seat = app.seat()
     results = [
         await app.gate.call(seat, tool_call("tests.pytest", number=number)) for number in range(11)

@@ -19,11 +19,11 @@ from moothall.domain.identity import Principal
 from moothall.domain.tool import ToolCall, ToolResult, ToolStatus
 from moothall.errors import BusUnavailable, WorkspaceFailed
 from moothall.tools.arguments import arguments_digest
-from support.gate import House, echo, in_seconds, open_app, tool_call
+from support.gate import App, echo, in_seconds, open_app, tool_call
 from support.tools import CATALOGUE
 
 
-async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(app: House) -> None:
+async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(app: App) -> None:
     result = await app.gate.call(app.seat(), tool_call(path="src/utils.py"))
 
     assert result.status is ToolStatus.SUCCESS
@@ -32,7 +32,7 @@ async def test_a_call_that_passes_every_step_runs_with_its_defaults_filled_in(ap
     assert result.request_id == "request-1"
 
 
-async def test_start_and_finish_are_audited_without_the_arguments(app: House) -> None:
+async def test_start_and_finish_are_audited_without_the_arguments(app: App) -> None:
     call = tool_call("files.append", path="a.py", content="secret words")
     result = await app.gate.call(app.seat(), call)
 
@@ -46,7 +46,7 @@ async def test_start_and_finish_are_audited_without_the_arguments(app: House) ->
     assert verify(app.chain) == ()
 
 
-async def test_one_event_tells_of_each_result(app: House) -> None:
+async def test_one_event_tells_of_each_result(app: App) -> None:
     await app.gate.call(app.seat(), tool_call(path="a.py"))
     await app.gate.call(app.seat(), tool_call("files.nothing", number=2))
 
@@ -97,7 +97,7 @@ async def test_one_event_tells_of_each_result(app: House) -> None:
     ],
 )
 async def test_a_wrong_call_is_told_what_would_be_right(
-    app: House, tool: str, arguments: Any, words: str
+    app: App, tool: str, arguments: Any, words: str
 ) -> None:
     result = await app.gate.call(app.seat(), tool_call(tool, **arguments))
 
@@ -107,7 +107,7 @@ async def test_a_wrong_call_is_told_what_would_be_right(
     assert [record["status"] for record in app.records()] == ["", "invalid"]
 
 
-async def test_arguments_may_be_no_object_at_all(app: House) -> None:
+async def test_arguments_may_be_no_object_at_all(app: App) -> None:
     arguments: Any = ["a.py"]
     call = replace(tool_call(), arguments=arguments)
     result = await app.gate.call(app.seat(), call)
@@ -140,7 +140,7 @@ async def test_too_many_bytes_of_arguments(tmp_path: Path) -> None:
         "a\\..\\x",
     ],
 )
-async def test_paths_stay_inside(app: House, path: str) -> None:
+async def test_paths_stay_inside(app: App, path: str) -> None:
     for tool, arguments in (
         ("files.read", {"path": path}),
         ("files.write", {"path": path, "content": ""}),
@@ -166,7 +166,7 @@ async def test_paths_stay_inside(app: House, path: str) -> None:
     ],
 )
 async def test_what_is_not_granted_is_blocked(
-    app: House, role: str, tool: str, arguments: Any
+    app: App, role: str, tool: str, arguments: Any
 ) -> None:
     result = await app.gate.call(app.seat(role=role), tool_call(tool, **arguments))
 
@@ -175,7 +175,7 @@ async def test_what_is_not_granted_is_blocked(
     assert app.room.calls == []
 
 
-async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: House) -> None:
+async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: App) -> None:
     path = "./.github/workflows/ci.yml"
     written = await app.gate.call(app.seat(), tool_call("files.write", path=path, content="x"))
     read = await app.gate.call(app.seat(), tool_call(path=path))
@@ -190,7 +190,7 @@ async def test_a_role_may_not_write_its_protected_paths_but_may_read_them(app: H
     )
 
 
-async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app: House) -> None:
+async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app: App) -> None:
     test = await app.gate.call(
         app.seat(), tool_call("files.write", path="tests/test_a.py", content="x")
     )
@@ -211,7 +211,7 @@ async def test_editing_a_protected_test_is_allowed_and_said_to_gain_nothing(app:
     ],
 )
 async def test_a_seat_that_is_not_what_it_says_is_stopped(
-    app: House, changes: dict[str, Any]
+    app: App, changes: dict[str, Any]
 ) -> None:
     grant = app.seat().grant
     result = await app.gate.call(app.seat(grant=grant, **changes), tool_call(path="a"))
@@ -222,7 +222,7 @@ async def test_a_seat_that_is_not_what_it_says_is_stopped(
     assert app.room.calls == []
 
 
-async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: House) -> None:
+async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: App) -> None:
     await app.gate.call(app.seat(), tool_call(path="a", seconds=5))
     await app.gate.call(app.seat(seconds=3), tool_call(path="a"))
     await app.gate.call(app.seat(), tool_call(path="a", seconds=5000))
@@ -238,7 +238,7 @@ async def test_the_deadline_is_the_nearest_of_call_tool_and_seat(app: House) -> 
     [({}, 120), ({"timeout_seconds": 300}, 300), ({"timeout_seconds": 3600}, 600)],
 )
 async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
-    app: House, asked: dict[str, int], seconds: int
+    app: App, asked: dict[str, int], seconds: int
 ) -> None:
     await app.gate.call(
         app.seat(seconds=5000), tool_call("code.shell", command="true", seconds=5000, **asked)
@@ -247,13 +247,13 @@ async def test_a_command_of_the_shell_gets_the_time_that_it_asks_for(
     assert in_seconds(seconds - 5) < made.deadline <= in_seconds(seconds)
 
 
-async def test_a_call_after_its_deadline_does_not_run(app: House) -> None:
+async def test_a_call_after_its_deadline_does_not_run(app: App) -> None:
     result = await app.gate.call(app.seat(seconds=-1), tool_call(path="a"))
     assert result.status is ToolStatus.TIMEOUT
     assert app.room.calls == []
 
 
-async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: House) -> None:
+async def test_a_deadline_that_the_caller_chose_opens_no_circuit(app: App) -> None:
     for number in range(6):
         late = await app.gate.call(app.seat(), tool_call(path="a", number=number, seconds=-1))
         assert late.status is ToolStatus.TIMEOUT
@@ -274,7 +274,7 @@ async def test_a_workspace_that_does_not_stop_by_itself_is_stopped(tmp_path: Pat
     assert result.status is ToolStatus.TIMEOUT
 
 
-async def test_a_dead_executor_fails_the_seat_and_is_audited(app: House) -> None:
+async def test_a_dead_executor_fails_the_seat_and_is_audited(app: App) -> None:
     app.room.gone = True
     with pytest.raises(WorkspaceFailed):
         await app.gate.call(app.seat(), tool_call(path="a"))
@@ -282,7 +282,7 @@ async def test_a_dead_executor_fails_the_seat_and_is_audited(app: House) -> None
     assert [record["status"] for record in app.records()] == ["", "error"]
 
 
-async def test_a_cancelled_call_is_audited_as_cancelled(app: House) -> None:
+async def test_a_cancelled_call_is_audited_as_cancelled(app: App) -> None:
     app.room.open.clear()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
@@ -292,7 +292,7 @@ async def test_a_cancelled_call_is_audited_as_cancelled(app: House) -> None:
     assert [record["status"] for record in app.records()] == ["", "cancelled"]
 
 
-async def test_a_call_cancelled_at_once_leaves_both_records(app: House) -> None:
+async def test_a_call_cancelled_at_once_leaves_both_records(app: App) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(app.gate.call(app.seat(), tool_call(path="a")))
         await asyncio.sleep(0)
@@ -302,7 +302,7 @@ async def test_a_call_cancelled_at_once_leaves_both_records(app: House) -> None:
     assert app.room.calls == []
 
 
-async def test_no_audit_no_tool(app: House) -> None:
+async def test_no_audit_no_tool(app: App) -> None:
     app.chain.parent.parent.mkdir(parents=True)
     app.chain.parent.write_text("a file where the folder should be")
     result = await app.gate.call(app.seat(), tool_call(path="a"))
@@ -313,7 +313,7 @@ async def test_no_audit_no_tool(app: House) -> None:
     assert app.room.calls == []
 
 
-async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: House) -> None:
+async def test_an_audit_that_fails_after_the_run_is_not_hidden(app: App) -> None:
     def lose_the_audit(call: ToolCall) -> ToolResult:
         app.audit._thread.shutdown(wait=True)
         return ToolResult(call.request_id, call.tool, ToolStatus.SUCCESS)
@@ -375,14 +375,14 @@ async def test_a_seats_calls_are_a_budget(tmp_path: Path) -> None:
     ]
 
 
-async def test_refused_calls_cost_nothing(app: House) -> None:
+async def test_refused_calls_cost_nothing(app: App) -> None:
     seat = app.seat()
     await app.gate.call(seat, tool_call("nothing"))
     assert seat.meter.calls == 0
 
 
 async def test_an_overspent_deliberation_runs_no_more_tools_but_its_last_paid_turn_does(
-    app: House,
+    app: App,
 ) -> None:
     last = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=100))
     over = Ledger(Budget(tokens=100), spent=Usage(prompt_tokens=101))
@@ -410,7 +410,7 @@ async def test_what_an_executor_says_is_cut_cleaned_and_answers_this_call_only(
     result.output["text"].encode()
 
 
-async def test_a_bus_that_is_down_is_the_callers_matter(app: House) -> None:
+async def test_a_bus_that_is_down_is_the_callers_matter(app: App) -> None:
     async def down(event: Event) -> int:
         raise BusUnavailable(f"no bus for {event.id}")
 

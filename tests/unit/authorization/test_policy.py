@@ -16,7 +16,7 @@ from moothall.authorization.policy import Mode, Policy, policy_question
 from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, PolicyUnavailable
 from moothall.policy.rego import Rego
-from support.gate import House, open_app, tool_call
+from support.gate import App, open_app, tool_call
 
 ALL = Grant(tools=("*",))
 DENY_SECRETS = """package moothall.tools
@@ -116,7 +116,7 @@ async def test_what_a_policy_denies_runs_where_it_is_not_enforced(
             )
 
 
-async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app: House) -> None:
+async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app: App) -> None:
     clock = [0.0]
     engine = Says({"allow": True})
     policy = Policy("enforce", engine.decide, keep_seconds=60, clock=lambda: clock[0])
@@ -131,7 +131,7 @@ async def test_an_answer_stands_for_its_time_and_for_the_same_question_only(app:
     assert len(engine.documents) == 4
 
 
-async def test_all_that_the_policy_reads_is_what_it_was_asked(app: House) -> None:
+async def test_all_that_the_policy_reads_is_what_it_was_asked(app: App) -> None:
     engine = Says({"allow": True})
     checked = check_schema(tool_call("files.write", path="a", content="x" * 301), ALL, 1000)
     await Policy("enforce", engine.decide).check(app.seat(), checked)
@@ -219,7 +219,7 @@ async def test_the_policy_that_comes_with_moothall(operation: str, allow: bool, 
     assert (decision["allow"], decision.get("park", False)) == (allow, park)
 
 
-async def test_a_refusal_says_whether_an_operator_may_allow_it(app: House, tmp_path: Path) -> None:
+async def test_a_refusal_says_whether_an_operator_may_allow_it(app: App, tmp_path: Path) -> None:
     with rego(tmp_path) as engine:
         policy = Policy("enforce", engine.decide)
         for tool, path, may in (("files.delete", "a", True), ("files.info", "secret/a", False)):

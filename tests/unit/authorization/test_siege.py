@@ -14,14 +14,14 @@ from moothall.domain.tool import ToolCall
 from moothall.errors import InvalidRequest, Refused
 from moothall.testing.bus import MemoryBus
 from moothall.tool_sessions.manager import PendingWorkspace
-from support.gate import House, in_seconds, tool_call
+from support.gate import App, in_seconds, tool_call
 from support.visits import visiting
 
 ANN = Principal("ann", "local")
 SAMPLE = RepositoryRef(id="sample")
 
 
-async def test_a_name_of_a_megabyte_is_no_record_of_a_megabyte(app: House) -> None:
+async def test_a_name_of_a_megabyte_is_no_record_of_a_megabyte(app: App) -> None:
     result = await app.gate.call(app.seat(), tool_call("x" * 1_000_000))
     assert result.status == "invalid"
     assert len(result.tool) < 300

@@ -37,7 +37,7 @@ def lost(d: Deliberation) -> Outcome:
 
 
 @dataclass
-class House:
+class App:
     """A played council, and clones whose commits go straight to the forge."""
 
     forge: FakeForge
@@ -123,12 +123,12 @@ class House:
 
 
 @pytest.fixture
-def app(forge: FakeForge) -> House:
-    return House(forge)
+def app(forge: FakeForge) -> App:
+    return App(forge)
 
 
 async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     task = task_of(forge.url, REPOSITORY, number)
@@ -155,7 +155,7 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
 
 
 async def test_a_changed_issue_is_still_the_task_that_was_begun(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
@@ -166,7 +166,7 @@ async def test_a_changed_issue_is_still_the_task_that_was_begun(
     assert len(forge.pulls) == 1
 
 
-async def test_who_may_not_write_starts_nothing(app: House, forge: FakeForge) -> None:
+async def test_who_may_not_write_starts_nothing(app: App, forge: FakeForge) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     asked = eve.open_issue(f"{CALL} do this", f"{CALL} please")
     eve("POST", f"/issues/{asked}/comments", body=f"{CALL} go")
@@ -188,7 +188,7 @@ async def test_who_may_not_write_starts_nothing(app: House, forge: FakeForge) ->
 
 
 async def test_without_a_mention_in_the_settings_nobody_calls_us(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     place_of(forge).person("ada").open_issue(f"{CALL} do this", "", label="other")
     assert await app.look(app.won, mention="")
@@ -196,7 +196,7 @@ async def test_without_a_mention_in_the_settings_nobody_calls_us(
 
 
 async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
@@ -215,7 +215,7 @@ async def test_a_stranger_can_neither_pose_as_us_nor_as_our_pull_request(
 
 
 async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     first, second = (ada.open_issue(title, "", label="moothall") for title in ("one", "two"))
@@ -231,7 +231,7 @@ async def test_no_answer_and_no_proof_are_told_to_the_issue_alone(
 
 
 async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     ada, eve = place_of(forge).person("ada"), place_of(forge).person("eve")
     number = ada.open_issue("Add a thing", "", label="moothall")
@@ -268,7 +268,7 @@ async def test_changes_that_a_writer_requests_go_onto_the_same_branch(
 
 
 async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
@@ -290,7 +290,7 @@ async def test_a_branch_that_somebody_moved_meanwhile_is_left_to_them(
 
 
 async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
-    app: House, forge: FakeForge
+    app: App, forge: FakeForge
 ) -> None:
     ada = place_of(forge).person("ada")
     number = ada.open_issue("Add a thing", "", label="moothall")
@@ -299,7 +299,7 @@ async def test_a_forge_that_shows_late_what_it_was_told_is_told_once(
     assert (len(late), len(late.told)) == (0, 1)
 
 
-async def test_a_closed_pull_request_is_the_end(app: House, forge: FakeForge) -> None:
+async def test_a_closed_pull_request_is_the_end(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     ada.open_issue("Add a thing", "", label="moothall")
     assert await app.look(app.won)
@@ -310,7 +310,7 @@ async def test_a_closed_pull_request_is_the_end(app: House, forge: FakeForge) ->
     assert (len(forge.pulls), len(app.deliberations.known())) == (1, 1)
 
 
-async def test_at_most_so_many_are_worked_on_at_once(app: House, forge: FakeForge) -> None:
+async def test_at_most_so_many_are_worked_on_at_once(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     for number in range(3):
         ada.open_issue(f"Add thing {number}", "", label="moothall")
@@ -324,13 +324,13 @@ async def test_at_most_so_many_are_worked_on_at_once(app: House, forge: FakeForg
     assert (most, len(forge.pulls)) == ([1, 1, 1], 3)
 
 
-async def test_a_wrong_token_is_said(forge: FakeForge, app: House) -> None:
+async def test_a_wrong_token_is_said(forge: FakeForge, app: App) -> None:
     async with app.watching(token=SecretStr("another")) as watch:
         with pytest.raises(Refused, match="GET /user with 401"):
             await watch.run(once=True)
 
 
-async def test_it_looks_when_it_is_woken(app: House, forge: FakeForge) -> None:
+async def test_it_looks_when_it_is_woken(app: App, forge: FakeForge) -> None:
     ada = place_of(forge).person("ada")
     async with app.watching(poll_seconds=3600) as watch, beside(_forever(watch), "watch"):
         await _until(lambda: any(call.endswith("/issues") for call in forge.calls))

@@ -11,7 +11,7 @@ import pytest
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.topic import Channel
-from support.working import A, B, House, open_app, won
+from support.working import A, B, App, open_app, won
 
 ONCE = (
     EventType.PLAN_DERIVED,
@@ -22,15 +22,15 @@ ONCE = (
 
 
 @pytest.fixture
-async def app() -> House:
+async def app() -> App:
     return await open_app()
 
 
-async def recorded(app: House) -> list[Event]:
+async def recorded(app: App) -> list[Event]:
     return [one.event async for one in app.bus.replay((Channel.STORIES.all,))]
 
 
-async def to_done(app: House) -> None:
+async def to_done(app: App) -> None:
     """Bring the story from backlog to its delivery."""
     await app.to_test()
     await app.asked(2)
@@ -45,7 +45,7 @@ async def to_done(app: House) -> None:
     await app.until(is_delivered)
 
 
-async def test_of_three_that_work_on_a_story_one_does_each_step(app: House) -> None:
+async def test_of_three_that_work_on_a_story_one_does_each_step(app: App) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(app.working())
@@ -57,7 +57,7 @@ async def test_of_three_that_work_on_a_story_one_does_each_step(app: House) -> N
 
 
 async def test_what_one_leaves_in_the_middle_of_a_plan_another_sees_to_its_end(
-    app: House,
+    app: App,
 ) -> None:
     async with app.working():
         async with app.working():

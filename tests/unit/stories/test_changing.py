@@ -21,17 +21,17 @@ from moothall.stories.story_state import StoryState
 from moothall.stories.task_history import rounds
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDesk
-from support.working import DRAFT, House
+from support.working import DRAFT, App
 
 FIRST = Outline(id="1", role="dev", description="Write CSV.", criteria=(1,))
 SECOND = Outline(id="2", role="qa", description="Test it.", criteria=(2,), after=("1",))
 
 
 @pytest.fixture
-async def app() -> House:
+async def app() -> App:
     """A story whose tasks are derived by its roles, and not begun."""
     bus = MemoryBus()
-    made = House(bus, MemoryDesk(), Board(bus))
+    made = App(bus, MemoryDesk(), Board(bus))
     made.story_id = (await made.board.create(DRAFT, LOCAL, key="1", repository="repo")).story.id
     async with made.working():
         await made.move("refine", "submit")
@@ -39,11 +39,11 @@ async def app() -> House:
     return made
 
 
-async def change(app: House, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> StoryState:
+async def change(app: App, seen: Plan, *outlines: Outline, who: Principal = LOCAL) -> StoryState:
     return await Planner(app.bus, LimitSettings()).change(app.story_id, seen.plan_id, outlines, who)
 
 
-async def test_what_is_built_is_what_the_product_owner_left(app: House) -> None:
+async def test_what_is_built_is_what_the_product_owner_left(app: App) -> None:
     before = changeable(await app.card())
     card = await change(app, before, FIRST, SECOND)
     after = changeable(card)
@@ -66,7 +66,7 @@ async def test_what_is_built_is_what_the_product_owner_left(app: House) -> None:
     assert (asked.task_id, asked.role) == (after.tasks[0].task_id, "dev")
 
 
-async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app: House) -> None:
+async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app: App) -> None:
     seen = changeable(await app.card())
     ann, bob = (replace(LOCAL, name=name) for name in ("ann", "bob"))
     whole = FIRST.model_copy(update={"criteria": (1, 2)})
@@ -93,13 +93,13 @@ async def test_of_two_changes_at_once_one_wins_and_the_other_is_told_by_whom(app
     assert changeable(again) == winner, "the same sent twice changes nothing"
 
 
-async def test_a_word_on_the_story_between_overtakes_nobody(app: House) -> None:
+async def test_a_word_on_the_story_between_overtakes_nobody(app: App) -> None:
     seen = changeable(await app.card())
     await app.board.comment(app.story_id, "Hurry.", LOCAL, key="1")
     assert changeable(await change(app, seen, FIRST, SECOND)).by == "people"
 
 
-async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app: House) -> None:
+async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app: App) -> None:
     seen = changeable(await app.card())
     qa = replace(LOCAL, name="quinn", roles=frozenset({"qa", "architect"}))
     with pytest.raises(Refused, match="one of the roles po"):
@@ -136,7 +136,7 @@ async def test_only_a_product_owner_changes_them_and_only_before_they_begin(app:
     ],
 )
 async def test_what_is_no_plan_changes_nothing(
-    app: House, outlines: tuple[Outline, ...], said: str
+    app: App, outlines: tuple[Outline, ...], said: str
 ) -> None:
     seen = changeable(await app.card())
     with pytest.raises(InvalidRequest, match=said):
@@ -145,7 +145,7 @@ async def test_what_is_no_plan_changes_nothing(
 
 
 async def test_the_decision_on_a_changed_plan_is_about_the_architects_that_divided_it(
-    app: House,
+    app: App,
 ) -> None:
     seen = changeable(await app.card())
     planner = Planner(app.bus, LimitSettings())

@@ -26,7 +26,7 @@ DIFF = "--- a/u.py\n+++ b/u.py\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
 OTHER = "--- a/v.py\n+++ b/v.py\n@@ -0,0 +1 @@\n+only\n"
 
 
-class House:
+class App:
     """A story with a task that is decided, and who says something of it."""
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class House:
 
 
 @pytest.fixture
-async def app() -> House:
-    found = House()
+async def app() -> App:
+    found = App()
     await found.built()
     return found
 
 
-async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: House) -> None:
+async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: App) -> None:
     for key, place in enumerate(
         (
             Spot("u.py", 2, task_id="task-1"),
@@ -84,7 +84,7 @@ async def test_a_line_is_named_by_file_and_number_as_it_is_or_as_it_was(app: Hou
     ]
 
 
-async def test_without_a_task_it_is_the_last_check_of_the_whole(app: House) -> None:
+async def test_without_a_task_it_is_the_last_check_of_the_whole(app: App) -> None:
     with pytest.raises(InvalidRequest, match="was not checked as a whole yet: name the task"):
         await app.say(Spot("u.py", 2))
     data = {"story_id": app.story, "status": "passed", "task_id": "task-1", "moved": ""}
@@ -108,7 +108,7 @@ async def test_without_a_task_it_is_the_last_check_of_the_whole(app: House) -> N
     ],
 )
 async def test_what_is_no_line_of_the_diff_is_refused_in_words(
-    app: House, place: Spot, said: str
+    app: App, place: Spot, said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await app.say(replace(place, task_id="task-1"))
@@ -116,7 +116,7 @@ async def test_what_is_no_line_of_the_diff_is_refused_in_words(
 
 
 async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_is_refused(
-    app: House,
+    app: App,
 ) -> None:
     eve = Principal("eve", "elsewhere")
     with pytest.raises(NotFound):
@@ -136,7 +136,7 @@ async def test_anothers_story_or_task_is_not_found_and_a_task_of_another_story_i
         await app.say(Spot("u.py", 2, task_id="task-1"))
 
 
-async def test_only_who_has_a_role_tells_the_seats_something(app: House) -> None:
+async def test_only_who_has_a_role_tells_the_seats_something(app: App) -> None:
     with pytest.raises(Refused, match="an operator, or one of the roles po, qa, architect"):
         await steer(app.deliberations, "task-1", "Hurry.", Principal("eve", LOCAL.tenant), key="k")
     await steer(app.deliberations, "task-1", "Hurry.", LOCAL, key="k")

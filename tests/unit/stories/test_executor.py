@@ -26,15 +26,15 @@ from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDesk
-from support.working import DRAFT, A, B, C, D, House, disagreed, open_app, won
+from support.working import DRAFT, A, B, C, D, App, disagreed, open_app, won
 
 
 @pytest.fixture
-async def app() -> House:
+async def app() -> App:
     return await open_app()
 
 
-async def test_a_story_goes_from_backlog_to_done(app: House) -> None:
+async def test_a_story_goes_from_backlog_to_done(app: App) -> None:
     async with app.working():
         await app.to_test()
         whole = await app.asked(2)
@@ -52,7 +52,7 @@ async def test_a_story_goes_from_backlog_to_done(app: House) -> None:
 
 
 async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other(
-    app: House,
+    app: App,
 ) -> None:
     async with app.working():
         task_id = await app.to_test()
@@ -85,7 +85,7 @@ async def test_what_was_said_of_lines_goes_into_the_next_round_and_into_no_other
         assert last.context == ""
 
 
-async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: House) -> None:
+async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: App) -> None:
     async with app.working():
         await app.to_test()
         await app.asked(2)
@@ -106,7 +106,7 @@ async def test_one_that_was_sent_back_is_changed_as_its_rejection_says(app: Hous
         assert (await app.asked(5)).repository == RepositoryRef(id="repo", ref=D)
 
 
-async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: House) -> None:
+async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: App) -> None:
     async with app.working():
         await app.to_test()
         await app.asked(2)
@@ -130,7 +130,7 @@ async def test_a_whole_that_is_red_stays_where_it_is_and_says_why(app: House) ->
         assert repair.description.endswith("sent back: tests failed")
 
 
-async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: House) -> None:
+async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: App) -> None:
     async with app.working():
         await app.move("refine", "submit")
         await app.stands("design", "planned")
@@ -154,7 +154,7 @@ async def test_after_a_restart_at_any_point_nothing_is_asked_twice(app: House) -
         assert len(plans) == 2
 
 
-async def approved(app: House) -> None:
+async def approved(app: App) -> None:
     """Bring the story to done, with the whole of it in commit B."""
     await app.to_test()
     await app.asked(2)
@@ -163,7 +163,7 @@ async def approved(app: House) -> None:
     await app.move("accept_test", "accept")
 
 
-async def delivered(app: House) -> Mapping[str, Any]:
+async def delivered(app: App) -> Mapping[str, Any]:
     async def there() -> bool:
         return (await app.card()).delivery is not None
 
@@ -173,7 +173,7 @@ async def delivered(app: House) -> Mapping[str, Any]:
     return found.data
 
 
-async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: House) -> None:
+async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: App) -> None:
     app.lands.says = [MergeResult("merged", "main", D)]
     async with app.working():
         await approved(app)
@@ -200,7 +200,7 @@ async def test_an_approved_story_is_delivered_once_and_says_whose_it_is(app: Hou
     ]
 
 
-async def test_a_base_that_moved_is_brought_together_and_checked_before(app: House) -> None:
+async def test_a_base_that_moved_is_brought_together_and_checked_before(app: App) -> None:
     app.lands.says = [
         MergeResult("moved", "main", B, tip=C, diff="+new"),
         MergeResult("merged", "main", D),
@@ -214,7 +214,7 @@ async def test_a_base_that_moved_is_brought_together_and_checked_before(app: Hou
     assert [commit for commit, _ in app.lands.asked] == [B, A]
 
 
-async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: House) -> None:
+async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: App) -> None:
     app.lands.says = [MergeResult("moved", "main", B, tip=C, diff="+new")]
     async with app.working():
         await approved(app)
@@ -228,7 +228,7 @@ async def test_what_does_not_go_together_with_its_base_is_built_on_it(app: House
         assert (await app.card()).stand.state == "test"
 
 
-async def council(app: House) -> None:
+async def council(app: App) -> None:
     """Decide whatever is asked for, each time the same."""
     while True:
         for deliberation in app.deliberations.under_way():
@@ -238,7 +238,7 @@ async def council(app: House) -> None:
         await asyncio.sleep(0)
 
 
-async def bring_to_the_end(app: House) -> list[tuple[str, Mapping[str, Any]]]:
+async def bring_to_the_end(app: App) -> list[tuple[str, Mapping[str, Any]]]:
     """Approve the story till it is done, but its first test; return what happened to it."""
     async with app.working(), asyncio.TaskGroup() as group, asyncio.timeout(20):
         deciding = group.create_task(council(app))
@@ -254,7 +254,7 @@ async def bring_to_the_end(app: House) -> list[tuple[str, Mapping[str, Any]]]:
     return [(event.id, event.data) for event in await app.board.history(app.story_id, LOCAL)]
 
 
-async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: House) -> None:
+async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: App) -> None:
     told = await bring_to_the_end(app)
     events = [recorded.event async for recorded in app.bus.replay()]
     asked = app.deliberations.known()
@@ -267,7 +267,7 @@ async def test_wherever_the_log_ends_the_story_goes_on_to_the_same_end(app: Hous
     assert app.deliberations.known() == asked
 
 
-async def three(app: House) -> tuple[str, str, str]:
+async def three(app: App) -> tuple[str, str, str]:
     """Record three tasks of a story, the third after both others, on no board; return their ids."""
     repository = RepositoryRef(id="repo")
     first, second = (
@@ -287,7 +287,7 @@ async def three(app: House) -> tuple[str, str, str]:
     return first.task_id, second.task_id, third.task_id
 
 
-async def test_a_task_after_two_begins_with_the_work_of_both(app: House) -> None:
+async def test_a_task_after_two_begins_with_the_work_of_both(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         merge = await app.asked(3)
@@ -307,7 +307,7 @@ async def test_a_task_after_two_begins_with_the_work_of_both(app: House) -> None
         await app.until(ended)
 
 
-async def test_where_two_disagree_a_council_settles_it(app: House) -> None:
+async def test_where_two_disagree_a_council_settles_it(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
@@ -323,7 +323,7 @@ async def test_where_two_disagree_a_council_settles_it(app: House) -> None:
         assert (await app.asked(7)).repository == RepositoryRef(id="repo", ref=D)
 
 
-async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: House) -> None:
+async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: App) -> None:
     async with app.working():
         *_, third = await three(app)
         for number in (3, 4):
@@ -346,7 +346,7 @@ async def test_a_conflict_that_nobody_settles_skips_what_comes_after(app: House)
 
 async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
     bus = MemoryBus()
-    app = House(bus, MemoryDesk(), Board(bus))
+    app = App(bus, MemoryDesk(), Board(bus))
     app.story_id = (await app.board.create(DRAFT, LOCAL, key="1")).story.id
     assert (await app.card()).story == Story(app.story_id, DRAFT.title, DRAFT.description, DRAFT.ac)
     async with app.working():
@@ -374,7 +374,7 @@ async def test_a_story_without_a_repository_has_nothing_to_run() -> None:
     ],
 )
 async def test_architects_divide_a_story_and_roles_do_where_they_cannot(
-    app: House, said: str, by: str, why: str
+    app: App, said: str, by: str, why: str
 ) -> None:
     app.architects = 2
     async with app.working():
@@ -397,7 +397,7 @@ async def test_architects_divide_a_story_and_roles_do_where_they_cannot(
     )
 
 
-async def test_architects_hear_why_a_story_comes_back_from_building(app: House) -> None:
+async def test_architects_hear_why_a_story_comes_back_from_building(app: App) -> None:
     app.architects = 1
     async with app.working():
         await app.move("refine", "submit")

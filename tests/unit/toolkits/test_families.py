@@ -16,7 +16,7 @@ from moothall.settings import load_settings, settings_with
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import FAMILIES, unset_tools
 from support.clock.family import ClockFamily
-from support.gate import Facts, House, tool_call
+from support.gate import Facts, App, tool_call
 
 WITH_CLOCK = (*FAMILIES, ClockFamily())
 
@@ -32,7 +32,7 @@ async def test_a_family_is_added_by_a_folder_and_a_line(
         AuditLog(tmp_path, "host-1") as audit,
         open_rules(settings, MemoryBus(), WITH_CLOCK) as rules,
     ):
-        app = House(tmp_path, audit, GuardSettings())
+        app = App(tmp_path, audit, GuardSettings())
         app.gate = ToolGateway(GuardSettings(), audit, Facts().publish, rules)
         assert [spec.name for spec in app.gate.list_tools("local", Grant(("*",)))][
             -1

@@ -41,7 +41,7 @@ _PACE_SECONDS = 0.25
 """Between two words that something happened: what came meanwhile is in the second."""
 _LOAD_SECONDS = 0.003
 """For each that listens: what loading a page anew takes, and as much again for the rest of the
-house.
+server.
 """
 _FIGURES = ("turns", "tool_calls", "checks", "checks_passed", "cpu_ms", "max_rss_bytes")
 

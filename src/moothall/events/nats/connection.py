@@ -99,7 +99,7 @@ async def _probe(servers: list[str]) -> None:
 
 def _inbox_of(credentials: str) -> str:
     """Return where the user of these credentials may hear answers: a place of its own, which the
-    house's permissions go by.
+    server's permissions go by.
     """
     try:
         token = credentials.split("-----")[2].strip().split(".")[1]

@@ -36,7 +36,7 @@ worth reading.
 
 class Cluster:
     """An async context manager: what it made is removed when it ends. `host` names this process in
-    labels, `house` those who share its bus.
+    labels, `app` those who share its bus.
     """
 
     def __init__(self, jobs: JobSettings, host: str, app: str = "") -> None:

@@ -1,5 +1,5 @@
 "use strict";
-// Keeps what is shown as the house has it: a change on the board or in a council, or time while a council runs, fetches this page anew and
+// Keeps what is shown as the server has it: a change on the board or in a council, or time while a council runs, fetches this page anew and
 // puts its parts marked data-live in place of those shown. Cards of the board are dragged, the coach reads along, and what cannot be sent is kept.
 // All of it works without this: then a page is as it was when it was loaded, and a card moves by its buttons.
 const main = document.querySelector("main");
@@ -92,7 +92,7 @@ function way(column) {
   return lifted && column && lifted.querySelector(`[data-to="${column.dataset.state}"]`);
 }
 
-// Where a card may go is what the house says on its buttons; whether it goes there, the house decides anew.
+// Where a card may go is what the server says on its buttons; whether it goes there, the server decides anew.
 async function move(button) {
   say("");
   busy(true);
