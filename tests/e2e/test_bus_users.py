@@ -178,9 +178,7 @@ async def test_nobody_says_what_is_anothers_to_say(app: App, who: str, subject: 
         ("hosts", "repository.requests.house"),
     ],
 )
-async def test_nobody_hears_what_another_is_told_or_asked(
-    app: App, who: str, subject: str
-) -> None:
+async def test_nobody_hears_what_another_is_told_or_asked(app: App, who: str, subject: str) -> None:
     assert "permissions violation for subscription" in await refused(app.of(who), subscribe=subject)
 
 

@@ -53,9 +53,7 @@ class App:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def app(
-    model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[App]:
+async def app(model: ScriptedModel, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
     folder = tmp_path_factory.mktemp("pipelines")
     sample = make_sample(folder / "sample")
     sha = sample.head

@@ -40,9 +40,7 @@ def house_of(folder: Path, parking: ApprovalQueue) -> Any:
     return open_app(folder, parking=parking, policy=Policy("enforce", AsksFirst().decide))
 
 
-async def delete(
-    app: App, number: int = 1, path: str = "a", **seat: Any
-) -> tuple[ToolStatus, str]:
+async def delete(app: App, number: int = 1, path: str = "a", **seat: Any) -> tuple[ToolStatus, str]:
     result = await app.gate.call(
         app.seat(**seat), tool_call("files.delete", number=number, path=path)
     )

@@ -154,9 +154,7 @@ async def test_a_label_asks_once_and_what_was_done_is_read_from_the_forge(
     )
 
 
-async def test_a_changed_issue_is_still_the_task_that_was_begun(
-    app: App, forge: FakeForge
-) -> None:
+async def test_a_changed_issue_is_still_the_task_that_was_begun(app: App, forge: FakeForge) -> None:
     number = place_of(forge).person("ada").open_issue("Add a thing", "with care", label="moothall")
     forge.failing = lambda call: 502 if call.startswith("POST") else 0
     await app.look(app.won)
