@@ -11,6 +11,11 @@ import moothall
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(moothall.__file__).parent
+OLD_WORDS = re.compile(
+    r"\b(houses?|desks?|rosters?|purses?|turnstiles?|narrators?|onlookers?|households?)\b",
+    re.IGNORECASE,
+)
+ON_THE_WIRE = re.compile(r"/house\b|house\.mark|requests\.house|\"house\"|\bHOUSE\b|moothall/house")
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 PACKAGES = {path.stem for path in SOURCE.iterdir() if (path / "__init__.py").exists()} | {
     path.stem for path in SOURCE.glob("*.py") if not path.stem.startswith("__")
@@ -34,3 +39,20 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
         for name in named
         if not any((start / name).exists() for start in (SOURCE, ROOT, page.parent))
     ]
+
+
+def test_no_word_of_the_old_vocabulary_comes_back() -> None:
+    places = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
+    assert len(places) > 500
+    found = [
+        f"{place.relative_to(ROOT)}:{number}: {line.strip()}"
+        for place in [*places, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        if "pb" not in place.parts
+        for number, line in enumerate(place.read_text(encoding="utf-8").splitlines(), 1)
+        if OLD_WORDS.search(ON_THE_WIRE.sub("", line)) and not _is_glossary(place, line)
+    ]
+    assert found == []
+
+
+def _is_glossary(place: Path, line: str) -> bool:
+    return place.name == "architecture.md" and line.startswith("| ")
