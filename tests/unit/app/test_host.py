@@ -30,7 +30,7 @@ from moothall.app.host import host_main
 os.umask(0)
 settings = load_settings(data_dir=Path(sys.argv[1]), bus=BusSettings(publish_seconds=0.1))
 try:
-    asyncio.run(host_main("host-1", print, house=Process(0, 0, ""), settings=settings, bus_url="nats://127.0.0.1:1", model_url=""))
+    asyncio.run(host_main("host-1", print, app=Process(0, 0, ""), settings=settings, bus_url="nats://127.0.0.1:1", model_url=""))
 except* MoothallError:
     print("no bus")
 """  # noqa: E501 - a line of embedded text

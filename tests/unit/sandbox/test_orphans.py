@@ -114,10 +114,10 @@ HOST = """
 import asyncio, sys
 from pathlib import Path
 from moothall.config import Settings
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.pool import ExecutorPool
 
 async def main():
-    async with BoxPool(Settings(data_dir=Path(sys.argv[1]))):
+    async with ExecutorPool(Settings(data_dir=Path(sys.argv[1]))):
         print("ready", flush=True)
         await asyncio.sleep(600)
 
@@ -152,10 +152,10 @@ from pathlib import Path
 from moothall.config import SandboxSettings, Settings
 from moothall.sandbox.bubblewrap import SandboxSpec, interpreter_binds
 from moothall.sandbox.spawn import run_sandbox
-from moothall.workspace.pool import BoxPool
+from moothall.workspace.pool import ExecutorPool
 
 async def main():
-    async with BoxPool(Settings(data_dir=Path(sys.argv[1]))) as pool:
+    async with ExecutorPool(Settings(data_dir=Path(sys.argv[1]))) as pool:
         (folder,) = pool.layout.run.iterdir()
         upper = folder / f"{folder.name}-1" / "upper"
         upper.mkdir(parents=True)
