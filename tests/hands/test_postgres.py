@@ -23,7 +23,7 @@ from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.db.settings import Databases, DbSettings
 from support import servers
-from support.gate import Facts, App, tool_call
+from support.gate import App, Facts, tool_call
 
 pytestmark = pytest.mark.e2e
 POLICY = """package moothall.tools

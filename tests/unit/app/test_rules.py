@@ -29,7 +29,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.errors import ConfigurationError, Refused
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
-from support.gate import Facts, App, tool_call
+from support.gate import App, Facts, tool_call
 
 
 def settings(folder: Path, **guard: object) -> Settings:

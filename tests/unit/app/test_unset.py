@@ -10,7 +10,7 @@ from moothall.domain.tool import Grant, ToolStatus
 from moothall.settings import load_settings
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import unset_tools
-from support.gate import Facts, App, tool_call
+from support.gate import App, Facts, tool_call
 
 
 async def test_nobody_is_offered_a_tool_that_lacks_a_setting_and_who_calls_it_hears_which(

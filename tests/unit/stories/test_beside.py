@@ -11,7 +11,7 @@ import pytest
 
 from moothall.domain.event import Event, EventType
 from moothall.domain.topic import Channel
-from support.working import A, B, App, open_app, won
+from support.working import A, App, B, open_app, won
 
 ONCE = (
     EventType.PLAN_DERIVED,

@@ -26,7 +26,7 @@ from moothall.stories.lifecycle import Blocked, lifecycle
 from moothall.telemetry.events import write
 from moothall.testing.bus import MemoryBus
 from support.deliberation_service import MemoryDesk
-from support.working import DRAFT, A, B, C, D, App, disagreed, open_app, won
+from support.working import DRAFT, A, App, B, C, D, disagreed, open_app, won
 
 
 @pytest.fixture

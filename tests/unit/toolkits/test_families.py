@@ -16,7 +16,7 @@ from moothall.settings import load_settings, settings_with
 from moothall.testing.bus import MemoryBus
 from moothall.toolkits.families import FAMILIES, unset_tools
 from support.clock.family import ClockFamily
-from support.gate import Facts, App, tool_call
+from support.gate import App, Facts, tool_call
 
 WITH_CLOCK = (*FAMILIES, ClockFamily())
 
