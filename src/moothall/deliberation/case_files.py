@@ -20,7 +20,7 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 _STATEMENT = r"^\s*(?:from|import|export|use|\}|(?:const|let|var)\b.*\brequire\b)"
 
 
-def case_files(cases: Iterable[str], files: Sequence[str], folder: str = "") -> dict[str, str]:
+def find_case_files(cases: Iterable[str], files: Sequence[str], folder: str = "") -> dict[str, str]:
     """Return the test file of each case, '' where its id names none. `folder` is the check's.
 
     An id begins with a path or a module of Python, or, as ava's, with the file's name and its mark.
@@ -42,7 +42,7 @@ def files_to_run(cases: Iterable[str], files: Sequence[str], folder: str = "") -
     """Return the files by which cases can be run: those of ids that begin with a path, and those of
     ava.
     """
-    found = case_files(cases, files, folder)
+    found = find_case_files(cases, files, folder)
     return tuple(
         dict.fromkeys(
             file
@@ -92,7 +92,7 @@ def _subject(path: str) -> str:
     return posixpath.basename(posixpath.dirname(path)) if name in _FOLDERS else name
 
 
-def near_cases(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
+def cases_near(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
     """Return the cases, of those whose ids name no file, that are about the changed files: of Go
     those of the package; of Rust those of the module, its documentation and the integration tests
     of its name, and then those of its crate.
@@ -105,12 +105,12 @@ def near_cases(cases: Iterable[str], paths: Sequence[str]) -> list[str]:
         packages = {case.partition("::")[0] for case in cases if "::" in case}
         shortest = min(packages, key=len, default="")
         folders = {posixpath.dirname(path) for path in go}
-        near = {
+        select_checks = {
             package
             for package in packages
             if any(_is_package(package, folder, shortest) for folder in folders)
         }
-        found |= dict.fromkeys(case for case in cases if case.partition("::")[0] in near)
+        found |= dict.fromkeys(case for case in cases if case.partition("::")[0] in select_checks)
     if rust:
         split = {case: parts for case in cases if (parts := _libtest(case))}
         binaries = {binary for binary, _, _ in split.values()}
@@ -179,7 +179,7 @@ def import_pattern(paths: Sequence[str]) -> str:
     return rf"{_STATEMENT}.*(?:\b(?:{names})\b{'|' + barrel if barrel else ''})"
 
 
-def importing(
+def rank_importers(
     lines: Iterable[tuple[str, str]], paths: Sequence[str], text: str = ""
 ) -> Iterator[str]:
     """Yield the test files that import one of the files, those that name it first, then those that
@@ -201,16 +201,18 @@ def importing(
             folder = posixpath.dirname(bare) if posixpath.basename(bare) == "index" else bare
             if any(path.startswith(f"{folder}/") or folder in {"", "."} for path in paths):
                 through[file] = None
-    yield from dict.fromkeys((*by_words(direct, text), *by_words(through, text)))
+    yield from dict.fromkeys(
+        (*sort_by_common_words(direct, text), *sort_by_common_words(through, text))
+    )
 
 
-def by_words(files: Iterable[str], text: str) -> list[str]:
+def sort_by_common_words(files: Iterable[str], text: str) -> list[str]:
     """Return the files, first those whose names have a word in common with a text."""
     words = {*_WORD.findall(text.casefold())} - {"test", "tests", "spec"}
     return sorted(files, key=lambda file: words.isdisjoint(_WORD.findall(stem(file).casefold())))
 
 
-def in_names_of(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+def names_on_base(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
     """Return the names in the base of cases that have another one in a narrower run: ava leaves out
     what the paths of all files of a run share, so that a case of retry.ts is named by its title
     alone where no other file runs.

@@ -19,7 +19,7 @@ from moothall.ports import RunCode
 from moothall.tools.catalogue import ToolSpec, is_granted
 
 PYTHON = "python"
-_READS = "files.read"
+_READ_TOOL = "files.read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Caller:
         """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn
         done again gives the same.
         """
-        below = settings.agents_fan_out
+        fan_out = settings.agents_fan_out
         if self.depth:
-            index += below + ((self.number - 1) * settings.agents_turns + self.turn - 1) * below
+            index += fan_out + ((self.number - 1) * settings.agents_turns + self.turn - 1) * fan_out
         return Caller(self.depth + 1, index)
 
-    def turns_before(self, settings: RunnerSettings) -> int:
+    def turn_offset(self, settings: RunnerSettings) -> int:
         """Return how many turns the sub-agents before it may take: call ids of its own go on from
         there.
         """
@@ -56,17 +56,17 @@ class TurnContext:
     """
 
     context: CallContext
-    gate: ToolGateway
+    gateway: ToolGateway
     step: str = ""
     caller: Caller = Caller()
-    allowance: BlockBudget | None = None
+    budget: BlockBudget | None = None
 
-    def calls(self, allowance: BlockBudget) -> BlockCalls:
+    def create_calls(self, budget: BlockBudget) -> BlockCalls:
         """Return the turn's way to the gate."""
-        context, gate = self.context, self.gate
+        context, gateway = self.context, self.gateway
         prefix = f"{context.task_id}/{context.seat}/{self.step}"
         return BlockCalls(
-            lambda call: gate.call(context, call), prefix, context.deadline, allowance
+            lambda call: gateway.call(context, call), prefix, context.deadline, budget
         )
 
 
@@ -76,8 +76,8 @@ class Block:
     tools, agent by agent.
     """
 
-    at: TurnContext
-    allowance: BlockBudget
+    context: TurnContext
+    budget: BlockBudget
     started: int = 0
     results: list[ToolResult] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -102,47 +102,47 @@ class BlockRunner:
 
     run_code: RunCode
     settings: RunnerSettings
-    agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
+    run_agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
-    async def run(self, code: str, at: TurnContext) -> BlockOutcome:
+    async def run_block(self, code: str, turn_context: TurnContext) -> BlockOutcome:
         """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
         model raise.
         """
-        context = at.context
-        allowance = at.allowance or BlockBudget(
+        context = turn_context.context
+        budget = turn_context.budget or BlockBudget(
             self.settings.tool_calls, self.settings.agents_fan_out
         )
-        calls, block = at.calls(allowance), Block(at, allowance)
+        calls, block = turn_context.create_calls(budget), Block(turn_context, budget)
 
-        async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        async def call_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
             return await (
-                self.agents(self, block, arguments)
+                self.run_agents(self, block, arguments)
                 if name == AGENTS_RUN
                 else calls(name, arguments)
             )
 
-        asked = CodeBlock(
+        code_block = CodeBlock(
             code=code,
-            tools=signatures(at.gate.list_tools(context.tenant, context.grant)),
+            tools=tool_signatures(turn_context.gateway.list_tools(context.tenant, context.grant)),
             deadline=context.deadline,
             tenant=context.tenant,
-            agents=at.caller.depth < self.settings.agents_depth,
-            full=is_granted(context.grant, _READS),
-            depth=at.caller.depth,
+            agents=turn_context.caller.depth < self.settings.agents_depth,
+            full=is_granted(context.grant, _READ_TOOL),
+            depth=turn_context.caller.depth,
         )
         with telemetry.span("python", {"moothall.workspace": context.workspace_id}) as span:
-            ran = await self.run_code(asked, context.workspace, ask)
-            span.set({"moothall.status": ran.status, "moothall.tier": ran.tier})
-        if calls.exhausted and ran.status is ToolStatus.ERROR:
-            ran = replace(ran, status=ToolStatus.BUDGET_EXCEEDED)
-        own = Operation(PYTHON, digest(code), str(ran.status), ran.duration_ms)
+            result = await self.run_code(code_block, context.workspace, call_tool)
+            span.set({"moothall.status": result.status, "moothall.tier": result.tier})
+        if calls.exhausted and result.status is ToolStatus.ERROR:
+            result = replace(result, status=ToolStatus.BUDGET_EXCEEDED)
+        operation = Operation(PYTHON, digest(code), str(result.status), result.duration_ms)
         arguments = [*(call.arguments for call, _ in calls.made), *({} for _ in block.results)]
         results = (*calls.results, *block.results)
         return BlockOutcome(
-            ran, results, (own, *calls.operations, *block.operations), tuple(arguments)
+            result, results, (operation, *calls.operations, *block.operations), tuple(arguments)
         )
 
 
-def signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
+def tool_signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
     """Return each tool with the names of its arguments in order."""
     return {spec.name: spec.argument_names for spec in specs}

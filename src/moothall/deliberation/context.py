@@ -24,8 +24,8 @@ from moothall.deliberation.prompts.prompts import task_parts
 from moothall.deliberation.prompts.repo_map import RepoMapper
 from moothall.deliberation.recorded_model import REMOTE, NamedModel, RecordedModel, Recording
 from moothall.deliberation.resource_usage import ProgressEstimate
-from moothall.deliberation.seat_setup import SeatSetup, grant_of, set_up
-from moothall.deliberation.streaming import Hint
+from moothall.deliberation.seat_setup import SeatSetup, create_seat_setup, grant_of
+from moothall.deliberation.streaming import PublishPartial
 from moothall.deliberation.tool_loop import ToolLoop
 from moothall.domain.budget import Ledger
 from moothall.domain.chat import (
@@ -60,31 +60,31 @@ class Dependencies:
     """
 
     model: ChatModel
-    gate: ToolGateway
+    gateway: ToolGateway
     workspaces: Workspaces
-    read: ReadFile
+    read_file: ReadFile
     log: Log
     limits: LimitSettings = field(default_factory=LimitSettings)
     evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
     llm: LlmSettings = field(default_factory=LlmSettings)
-    named: Mapping[str, NamedModel] = field(default_factory=dict)
+    named_models: Mapping[str, NamedModel] = field(default_factory=dict)
     remote_agents: Mapping[str, ChatModel] = field(default_factory=dict)
     """Remote agents, by endpoint."""
     source: str = "host"
     clean: Callable[[str], str] = scrub
     run_code: RunCode | None = None
     python: RunnerSettings = field(default_factory=RunnerSettings)
-    surveyor: RepoMapper | None = None
+    repo_mapper: RepoMapper | None = None
     merge: MergeCommits | None = None
     reservation: BudgetReservation | None = None
     """What the deliberation draws on, where it belongs to a story."""
-    words: Mapping[str, str] = field(default_factory=dict)
+    steering: Mapping[str, str] = field(default_factory=dict)
     """What is said to the deliberation while it is under way, by event id; others add to it."""
-    hint: Hint | None = None
+    publish_partial: PublishPartial | None = None
     """Tells what a seat writes while it writes it."""
     pause_gate: PauseGate | None = None
     """Where the deliberation stops when it is paused."""
-    ours: Callable[[], bool] = lambda: True
+    owns_work: Callable[[], bool] = lambda: True
     """Whether the work is still this process's; asked before each call of the model."""
 
 
@@ -102,7 +102,7 @@ class SeatState:
     status: SeatStatus = SeatStatus.UNSTARTED
     code: str = ""
     message: str = ""
-    circles: str = ""
+    stuck_reason: str = ""
 
     @property
     def latest(self) -> EvaluatedProposal:
@@ -122,28 +122,28 @@ class DeliberationContext:
     model's name; `parts` has the model that is asked for all.
     """
 
-    d: Deliberation
+    deliberation: Deliberation
     prepared: Prepared | None
-    parts: Dependencies
-    facts: EventWriter
+    dependencies: Dependencies
+    events: EventWriter
     model: RecordedModel
     ledger: Ledger
-    work_until: datetime
-    until: datetime
-    sittings: tuple[SeatState, ...]
-    seats: Mapping[str, NamedModel]
+    work_deadline: datetime
+    deadline: datetime
+    seat_states: tuple[SeatState, ...]
+    seat_models: Mapping[str, NamedModel]
     setups: Mapping[str, SeatSetup]
     evaluator: Evaluator | None = None
     approaches: tuple[str, ...] = ()
     approach_source: str = "none"
     reviews: list[Review] = field(default_factory=list)
-    same: bool = False
+    answers_equivalent: bool = False
     """Whether the tie-breaker found that the answers on the first place behave the same."""
     superseded: dict[str, str] = field(default_factory=dict)
     """Existing tests that the task supersedes, each with the reason."""
     changes_read: set[str] = field(default_factory=set)
     """The candidates whose changes of existing tests were read against the task."""
-    matrix_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    cross_test_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     contradictions: dict[str, str] = field(default_factory=dict)
     """By candidate with tests: why these contradict the task; '' if they do not."""
     stopped_early: bool = False
@@ -161,27 +161,27 @@ class DeliberationContext:
         """The task alone, for readers that compare tests with it and need nothing of the
         repository.
         """
-        return "\n\n".join(task_parts(self.d))
+        return "\n\n".join(task_parts(self.deliberation))
 
     def setup_of(self, seat: str) -> SeatSetup:
         """Return what a seat works with; of "-", what the model has that is asked for all."""
-        return self.setups[self.d.model_of(seat)]
+        return self.setups[self.deliberation.model_of(seat)]
 
     @property
     def reply_mode(self) -> str:
         """How seats call tools, for the start event: `mixed` where their models differ."""
-        modes = {self.setup_of(seat).reply_mode for seat in self.d.seats}
+        modes = {self.setup_of(seat).reply_mode for seat in self.deliberation.seats}
         return modes.pop() if len(modes) == 1 else "mixed"
 
     @property
     def limits(self) -> dict[str, Any]:
         """What bounds each seat and the whole council, for the start event."""
-        seconds = round((self.until - datetime.now(UTC)).total_seconds())
-        turns = max(self.setup_of(seat).max_turns for seat in self.d.seats)
+        seconds = round((self.deadline - datetime.now(UTC)).total_seconds())
+        turns = max(self.setup_of(seat).max_turns for seat in self.deliberation.seats)
         return {
             "turns": turns,
-            "tokens": self.d.budget.tokens,
-            "calls": self.d.budget.calls,
+            "tokens": self.deliberation.budget.tokens,
+            "calls": self.deliberation.budget.calls,
             "seconds": seconds,
         }
 
@@ -190,7 +190,7 @@ class DeliberationContext:
         """The models of the seats and how they are used, each once, for the start event. Windows
         and replies are in tokens.
         """
-        used = {self.d.model_of(seat): one for seat, one in self.seats.items()}
+        used = {self.deliberation.model_of(seat): one for seat, one in self.seat_models.items()}
         return [
             {
                 "profile": name,
@@ -207,60 +207,60 @@ class DeliberationContext:
 
     def attempts_of(self, seat: str) -> int:
         """Return how often a seat may begin, the first time included."""
-        most, setup = self.parts.limits.attempts, self.setup_of(seat)
+        most, setup = self.dependencies.limits.attempts, self.setup_of(seat)
         return most if setup.function is None else min(most, setup.llm.function_attempts)
 
-    def context_of(self, seat: str, workspace: Workspace, until: datetime) -> CallContext:
+    def call_context_for(self, seat: str, workspace: Workspace, until: datetime) -> CallContext:
         """Return what a seat, or an agent beside the seats, acts with in a workspace."""
-        gate, d = self.parts.gate, self.d
+        gateway, deliberation = self.dependencies.gateway, self.deliberation
         context = CallContext(
-            principal=Principal(d.principal, d.tenant),
-            tenant=d.tenant,
-            task_id=d.task_id,
+            principal=Principal(deliberation.principal, deliberation.tenant),
+            tenant=deliberation.tenant,
+            task_id=deliberation.task_id,
             seat=seat,
-            role=d.role,
-            grant=grant_of(d, gate, self.prepared),
+            role=deliberation.role,
+            grant=grant_of(deliberation, gateway, self.prepared),
             workspace=workspace,
             workspace_id=workspace.id,
             deadline=until,
             ledger=self.ledger,
         )
-        return gate.with_token(context)
+        return gateway.with_token(context)
 
-    def approach(self, seat_state: SeatState) -> str:
+    def approach_of(self, seat_state: SeatState) -> str:
         """Return the way in which a seat goes about it; '' for its own. That of a fork is the one
         it has from where it comes.
         """
-        if self.d.fork is not None:
-            return self.d.fork.approach
+        if self.deliberation.fork is not None:
+            return self.deliberation.fork.approach
         in_text = (
             self.setup_of(seat_state.seat).tools is None
         )  # seats with native tools differ by how they begin
         return self.approaches[seat_state.number] if self.approaches and in_text else ""
 
-    def warmth(self, seat: str) -> float:
+    def temperature_of(self, seat: str) -> float:
         """Return a seat's own temperature: the first is the surest (a quarter of the setting), the
         last the boldest.
         """
-        if self.d.fork is not None:
-            return self.d.fork.temperature
-        last = len(self.d.seats) - 1
-        share = self.d.seats.index(seat) / last if last else 0.0
-        return round(min(self.seats[seat].llm.temperature * (0.25 + share), 2.0), 3)
+        if self.deliberation.fork is not None:
+            return self.deliberation.fork.temperature
+        last = len(self.deliberation.seats) - 1
+        share = self.deliberation.seats.index(seat) / last if last else 0.0
+        return round(min(self.seat_models[seat].llm.temperature * (0.25 + share), 2.0), 3)
 
     async def ask(
         self,
         step: str,
         messages: Sequence[Message],
         schema: ReplySchema | None,
-        most: int,
-        **how: Any,
+        max_tokens: int,
+        **options: Any,
     ) -> ChatReply | None:
         """Ask as `ask_or_raise` does; return None if there is no answer. Raises
         `BusUnavailable`.
         """
         try:
-            return await self.ask_or_raise(step, messages, schema, most, **how)
+            return await self.ask_or_raise(step, messages, schema, max_tokens, **options)
         except BusUnavailable:
             raise
         except MoothallError:
@@ -271,39 +271,43 @@ class DeliberationContext:
         step: str,
         messages: Sequence[Message],
         schema: ReplySchema | None,
-        most: int,
-        **how: Any,
+        max_tokens: int,
+        **options: Any,
     ) -> ChatReply:
         """Ask beside the conversations of the seats. `step` is the end of the call id, which begins
         with who is asked, and its seed where `how` names no other. Raises what the model raises.
         """
         setup = self.setup_of(step.partition("/")[0])
         request = ChatRequest(
-            call_id=f"{self.d.task_id}/{step}",
+            call_id=f"{self.deliberation.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(most, setup.llm.max_tokens)
+            max_tokens=max(max_tokens, setup.llm.max_tokens)
             if setup.native
-            else most,  # a strong model thinks before it answers
+            else max_tokens,  # a strong model thinks before it answers
             schema=schema if setup.mode == "json" else None,
-            **{"deadline": self.until, "seed": seed_of(self.d.seed, step), **how},
+            **{"deadline": self.deadline, "seed": seed_of(self.deliberation.seed, step), **options},
         )
         return await self.model.ask(request)
 
     @property
     def judged(self) -> tuple[EvaluatedProposal, ...]:
         """All candidates, seat by seat, originals before revisions."""
-        return tuple(item for seat_state in self.sittings for item in seat_state.judged)
+        return tuple(item for seat_state in self.seat_states for item in seat_state.judged)
 
     @property
     def proposers(self) -> tuple[SeatState, ...]:
         """The seats with a proposal that was judged."""
-        return tuple(seat_state for seat_state in self.sittings if seat_state.judged)
+        return tuple(seat_state for seat_state in self.seat_states if seat_state.judged)
 
 
-def _open_models(d: Deliberation, parts: Dependencies) -> Mapping[str, NamedModel]:
+def _open_models(
+    deliberation: Deliberation, dependencies: Dependencies
+) -> Mapping[str, NamedModel]:
     """Return the models of a council by name, its own first. Raises `ConfigurationError`."""
-    known = {**parts.named, "": NamedModel(parts.llm, parts.model)}
-    names = tuple(dict.fromkeys((d.model, *map(d.model_of, d.seats))))
+    known = {**dependencies.named_models, "": NamedModel(dependencies.llm, dependencies.model)}
+    names = tuple(
+        dict.fromkeys((deliberation.model, *map(deliberation.model_of, deliberation.seats)))
+    )
     if missing := [name for name in names if name not in known]:
         there = ", ".join(name or DEFAULT for name in known)
         raise ConfigurationError(
@@ -312,20 +316,20 @@ def _open_models(d: Deliberation, parts: Dependencies) -> Mapping[str, NamedMode
     return {name: known[name] for name in names}
 
 
-def _remote(
-    d: Deliberation, parts: Dependencies, seats: Mapping[str, NamedModel]
+def _remote_models(
+    deliberation: Deliberation, dependencies: Dependencies, seat_models: Mapping[str, NamedModel]
 ) -> Mapping[str, NamedModel]:
     """Return who answers for seats whose agents are remote: for their proposals alone, by
     `<seat>/elsewhere`.
     """
     return {
-        f"{seat}/{REMOTE}": NamedModel(seats[seat].llm, parts.remote_agents[endpoint])
-        for seat, endpoint in d.elsewhere.items()
-        if seat in seats and endpoint in parts.remote_agents
+        f"{seat}/{REMOTE}": NamedModel(seat_models[seat].llm, dependencies.remote_agents[endpoint])
+        for seat, endpoint in deliberation.elsewhere.items()
+        if seat in seat_models and endpoint in dependencies.remote_agents
     }
 
 
-async def _find_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
+async def _detect_reply_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMode]:
     """Return how each model replies. One that does not answer is taken to reply as the others do;
     in blocks, which every model can write, where these differ. Raises what the first raised where
     none answers.
@@ -345,7 +349,7 @@ async def _find_modes(models: Mapping[str, NamedModel]) -> Mapping[str, ReplyMod
     }
 
 
-async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
+async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
     """Return the models with the windows and lengths of replies that their servers tell; one that
     does not answer is taken for unknown.
     """
@@ -364,73 +368,87 @@ async def _fit(models: Mapping[str, NamedModel]) -> Mapping[str, NamedModel]:
     return fitted
 
 
-async def convene(
-    d: Deliberation, prepared: Prepared | None, parts: Dependencies, recording: Recording
+async def create_context(
+    deliberation: Deliberation,
+    prepared: Prepared | None,
+    dependencies: Dependencies,
+    recording: Recording,
 ) -> DeliberationContext:
     """Lay out what the seats share. Raises what the model's `reply_mode` and the reader raise;
     where commits are merged, neither is asked.
     """
-    facts = EventWriter(
-        parts.log,
-        d,
-        parts.source,
-        recording.known,
-        ProgressEstimate(d, recording.progress) if d.agent else None,
+    events = EventWriter(
+        dependencies.log,
+        deliberation,
+        dependencies.source,
+        recording.recorded_ids,
+        ProgressEstimate(deliberation, recording.progress) if deliberation.agent else None,
     )
-    ledger = Ledger(d.budget)
-    used = _open_models(d, parts)
+    ledger = Ledger(deliberation.budget)
+    used = _open_models(deliberation, dependencies)
     modes: Mapping[str, ReplyMode] = (
-        dict.fromkeys(used, "blocks") if d.merge else await _find_modes(used)
+        dict.fromkeys(used, "blocks") if deliberation.merge else await _detect_reply_modes(used)
     )
     used = (
         {name: replace(one, llm=one.llm.fitted(0)) for name, one in used.items()}
-        if d.merge
-        else await _fit(used)
+        if deliberation.merge
+        else await _fit_to_windows(used)
     )
-    parts = replace(parts, model=used[d.model].model, llm=used[d.model].llm)
+    dependencies = replace(
+        dependencies, model=used[deliberation.model].model, llm=used[deliberation.model].llm
+    )
     setups = {
-        name: await set_up(d, prepared, parts, one, modes[name]) for name, one in used.items()
+        name: await create_seat_setup(deliberation, prepared, dependencies, one, modes[name])
+        for name, one in used.items()
     }
-    seats = {seat: used[d.model_of(seat)] for seat in d.seats}
+    seat_models = {seat: used[deliberation.model_of(seat)] for seat in deliberation.seats}
     now = datetime.now(UTC)
-    left = max((d.deadline - now).total_seconds(), 0.0)
-    until = d.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
+    left = max((deliberation.deadline - now).total_seconds(), 0.0)
+    deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, left * 0.05))
     return DeliberationContext(
-        d=d,
+        deliberation=deliberation,
         prepared=prepared,
-        parts=parts,
-        facts=facts,
+        dependencies=dependencies,
+        events=events,
         model=RecordedModel(
-            parts.model,
+            dependencies.model,
             ledger=ledger,
-            facts=facts,
+            events=events,
             recording=recording,
-            settings=used[d.model].llm,
-            seats={**seats, **_remote(d, parts, seats)},
-            clean=parts.clean,
-            ours=parts.ours,
-            reservation=parts.reservation,
-            words=parts.words,
-            hint=parts.hint,
-            pause_gate=parts.pause_gate,
+            settings=used[deliberation.model].llm,
+            seat_models={**seat_models, **_remote_models(deliberation, dependencies, seat_models)},
+            clean=dependencies.clean,
+            owns_work=dependencies.owns_work,
+            reservation=dependencies.reservation,
+            steering=dependencies.steering,
+            publish_partial=dependencies.publish_partial,
+            pause_gate=dependencies.pause_gate,
         ),
         ledger=ledger,
-        work_until=until - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
-        until=until,
-        sittings=tuple(
+        work_deadline=deadline - timedelta(seconds=min(_GRACE_SECONDS, left * _GRACE_SHARE)),
+        deadline=deadline,
+        seat_states=tuple(
             SeatState(seat, number)
-            for number, seat in enumerate(d.seats, d.fork.number if d.fork else 0)
+            for number, seat in enumerate(
+                deliberation.seats, deliberation.fork.number if deliberation.fork else 0
+            )
         ),
-        seats=seats,
+        seat_models=seat_models,
         setups=setups,
-        evaluator=_evaluator(d, prepared, parts, facts) if prepared else None,
+        evaluator=_create_evaluator(deliberation, prepared, dependencies, events)
+        if prepared
+        else None,
     )
 
 
-def _evaluator(
-    d: Deliberation, prepared: Prepared, parts: Dependencies, facts: EventWriter
+def _create_evaluator(
+    deliberation: Deliberation, prepared: Prepared, dependencies: Dependencies, events: EventWriter
 ) -> Evaluator:
     places = asyncio.Semaphore(_CHECKS_AT_ONCE)
     return Evaluator(
-        CleanCheckoutRunner(d, prepared, parts.workspaces, parts.read, places), facts, parts.clean
+        CleanCheckoutRunner(
+            deliberation, prepared, dependencies.workspaces, dependencies.read_file, places
+        ),
+        events,
+        dependencies.clean,
     )

@@ -16,33 +16,33 @@ class PauseGate:
         self._open, self._idle = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._idle.set()
-        self._inside = 0
+        self._running_turns = 0
 
     @property
-    def shut(self) -> bool:
+    def closed(self) -> bool:
         """Whether no turn may begin."""
         return not self._open.is_set()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def hold_turn(self) -> AsyncIterator[None]:
         """Wait until turns may begin, and hold the place for one."""
         await self._open.wait()
-        with self.busy():
+        with self.hold():
             yield
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold the place for what is not stopped half-way, in a turn or beside any."""
-        self._inside += 1
+        self._running_turns += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._inside -= 1
-            if not self._inside:
+            self._running_turns -= 1
+            if not self._running_turns:
                 self._idle.set()
 
-    async def quiet(self) -> None:
+    async def close_and_drain(self) -> None:
         """Let no turn begin any more, and return once nothing is under way."""
         self._open.clear()
         await self._idle.wait()

@@ -15,7 +15,7 @@ from moothall.deliberation.event_writer import EventWriter
 from moothall.deliberation.instrumentation import model_call
 from moothall.deliberation.pause_gate import PauseGate
 from moothall.deliberation.prompts.text import fence, tokens
-from moothall.deliberation.streaming import Hint, StreamedReply
+from moothall.deliberation.streaming import PublishPartial, StreamedReply
 from moothall.domain.budget import Ledger, Usage
 from moothall.domain.chat import ChatReply, ChatRequest, Message, ModelDescription
 from moothall.domain.codec import dump, load
@@ -27,8 +27,16 @@ from moothall.ports import ChatModel
 
 log = telemetry.get_logger(__name__)
 
-_MILLION = 1_000_000
-_RECORDED = ("finish_reason", "usage", "model", "duration_ms", "digits", "calls", "reasoning")
+_TOKENS_PER_PRICE = 1_000_000
+_RECORDED_FIELDS = (
+    "finish_reason",
+    "usage",
+    "model",
+    "duration_ms",
+    "digits",
+    "calls",
+    "reasoning",
+)
 """The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
 """The phase of a call that asks a remote agent."""
@@ -42,10 +50,10 @@ class Recording:
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
-    circles: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    known: frozenset[str] = frozenset()
+    stuck_reasons: Mapping[str, str] = field(default_factory=dict)
+    steering: Mapping[str, str] = field(default_factory=dict)
+    steering_by_call: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recorded_ids: frozenset[str] = frozenset()
     """The ids of what is on record."""
     progress: float = 0.0
     """How far its agent was told to be."""
@@ -61,27 +69,27 @@ class Recording:
         over.
         """
         answers: dict[str, ChatReply] = {}
-        circles: dict[str, str] = {}
-        words: dict[str, str] = {}
-        told: dict[str, tuple[str, ...]] = {}
-        known: set[str] = set()
+        stuck_reasons: dict[str, str] = {}
+        steering: dict[str, str] = {}
+        steering_by_call: dict[str, tuple[str, ...]] = {}
+        recorded_ids: set[str] = set()
         progress = 0.0
         for event in events:
-            known.add(event.id)
+            recorded_ids.add(event.id)
             if event.type is EventType.AGENT_PROGRESS and isinstance(
                 far := event.data.get("progress"), int | float
             ):
                 progress = max(progress, far)
             if event.type is EventType.DELIBERATION_STEERED:
-                words[event.id] = word_of(event)
+                steering[event.id] = steering_text(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
                 where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
-                circles.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
+                stuck_reasons.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
                 if isinstance(heard := data.get("told"), list | tuple):
-                    told.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
-                said = {name: data[name] for name in _RECORDED if name in data}
+                    steering_by_call.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
+                said = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
                         str(data.get("call_id")),
@@ -93,10 +101,12 @@ class Recording:
                         id=event.id,
                         reason=error.message,
                     )
-        return cls(answers, circles, words, told, frozenset(known), progress)
+        return cls(
+            answers, stuck_reasons, steering, steering_by_call, frozenset(recorded_ids), progress
+        )
 
 
-def word_of(event: Event) -> str:
+def steering_text(event: Event) -> str:
     """Return what an event says to a council, fenced: who says it is known, and the system message
     says what counts.
     """
@@ -127,34 +137,34 @@ class RecordedModel:
         model: ChatModel,
         *,
         ledger: Ledger,
-        facts: EventWriter,
+        events: EventWriter,
         recording: Recording,
         settings: LlmSettings,
-        seats: Mapping[str, NamedModel] | None = None,
+        seat_models: Mapping[str, NamedModel] | None = None,
         clean: Callable[[str], str] = scrub,
-        ours: Callable[[], bool] = lambda: True,
+        owns_work: Callable[[], bool] = lambda: True,
         reservation: BudgetReservation | None = None,
-        words: Mapping[str, str] | None = None,
-        hint: Hint | None = None,
+        steering: Mapping[str, str] | None = None,
+        publish_partial: PublishPartial | None = None,
         pause_gate: PauseGate | None = None,
     ) -> None:
         self._ledger = ledger
-        self._facts = facts
+        self._events = events
         self._recording = recording
         self._default = NamedModel(settings, model)
-        self._seats = seats or {}
+        self._seat_models = seat_models or {}
         self._clean = clean
-        self._ours = ours
+        self._owns_work = owns_work
         self._reservation = reservation
-        self._words = words if words is not None else {}
-        self._hint = hint
+        self._steering = steering if steering is not None else {}
+        self._publish_partial = publish_partial
         self._pause_gate = pause_gate or PauseGate()
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._steering_by_call: dict[str, tuple[str, ...]] = {}
         self._used: dict[str, Usage] = {}
-        self._heard: dict[str, ChatReply] = {}
-        self._asking: dict[str, asyncio.Lock] = {}
-        self._circles = dict(recording.circles)
-        self._clean_ones: dict[
+        self._replies: dict[str, ChatReply] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._stuck_reasons = dict(recording.stuck_reasons)
+        self._cleaned_messages: dict[
             Message, Message
         ] = {}  # the system message and the task are in every prompt
 
@@ -166,22 +176,24 @@ class RecordedModel:
         """Return what a seat's calls used, those of earlier runs included."""
         return self._used.get(seat, Usage())
 
-    def words_for(self, call_id: str) -> tuple[str, ...]:
+    def steering_for(self, call_id: str) -> tuple[str, ...]:
         """Return what was said to the council that this call hears: all until now, or, of one that
         was made before, what it heard then.
         """
-        words = {**self._recording.words, **self._words}
-        if call_id not in self._told:
+        steering = {**self._recording.steering, **self._steering}
+        if call_id not in self._steering_by_call:
             known = call_id in self._recording.answers
-            self._told[call_id] = self._recording.told.get(call_id, ()) if known else tuple(words)
-        return tuple(words[name] for name in self._told[call_id] if name in words)
+            self._steering_by_call[call_id] = (
+                self._recording.steering_by_call.get(call_id, ()) if known else tuple(steering)
+            )
+        return tuple(steering[name] for name in self._steering_by_call[call_id] if name in steering)
 
-    def circle(self, step: str, found: str) -> str:
+    def first_stuck_reason(self, step: str, reason: str) -> str:
         """Return what was found of a turn the first time, in an earlier run or in a workspace that
         was lost; `found` where this is the first. Checks may say something else when they are run
         again, and the seat must go the same way all the same.
         """
-        return self._circles.setdefault(step, found)
+        return self._stuck_reasons.setdefault(step, reason)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
         """Return the answer. The same call is made once, also if it is asked for twice at the same
@@ -189,63 +201,69 @@ class RecordedModel:
 
         Raises what the model raises, and `BudgetExceeded`.
         """
-        async with self._asking.setdefault(request.call_id, asyncio.Lock()):
+        async with self._locks.setdefault(request.call_id, asyncio.Lock()):
             return await self._ask(request)
 
     async def _ask(self, request: ChatRequest) -> ChatReply:
-        if (heard := self._heard.get(request.call_id)) is not None:
+        if (heard := self._replies.get(request.call_id)) is not None:
             return heard  # a turn that is done again, in a fresh workspace
         _, seat, phase, _ = request.call_id.split("/")
-        known = self._recording.answers.get(request.call_id)
-        if known is not None:
-            self._ledger.settle(request.call_id, known.usage)
-            self._count(seat, known.usage)
-            self._heard[request.call_id] = known
+        recorded = self._recording.answers.get(request.call_id)
+        if recorded is not None:
+            self._ledger.settle(request.call_id, recorded.usage)
+            self._count(seat, recorded.usage)
+            self._replies[request.call_id] = recorded
             telemetry.metrics.MODEL_REPLAYED.add()
-            return known
+            return recorded
         messages = tuple(self._clean_message(message) for message in request.messages)
-        used = self._seats.get(f"{seat}/{phase}", self._seats.get(seat, self._default))
-        estimate = _estimate(used.llm, messages, request.max_tokens)
+        named = self._seat_models.get(f"{seat}/{phase}", self._seat_models.get(seat, self._default))
+        estimate = _estimate(named.llm, messages, request.max_tokens)
         try:
             self._ledger.reserve(request.call_id, estimate)
         except BudgetExceeded:
             telemetry.metrics.BUDGET_REFUSALS.add("model")
             raise
-        with self._pause_gate.busy():
-            reply = await self._make(request, messages, used, estimate)
+        with self._pause_gate.hold():
+            reply = await self._call_and_record(request, messages, named, estimate)
             await self._flush()
         return reply
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def hold_turn(self) -> AsyncIterator[None]:
         """Hold one turn of a seat: it begins where the deliberation is not paused."""
-        async with self._pause_gate.turn():
+        async with self._pause_gate.hold_turn():
             yield
             await self._flush()
 
     async def _flush(self) -> None:
         """What was said is on record before the deliberation is put down."""
-        if self._pause_gate.shut:
-            await self._facts.flush()
+        if self._pause_gate.closed:
+            await self._events.flush()
 
-    async def _make(
-        self, request: ChatRequest, messages: tuple[Message, ...], used: NamedModel, estimate: Usage
+    async def _call_and_record(
+        self,
+        request: ChatRequest,
+        messages: tuple[Message, ...],
+        named: NamedModel,
+        estimate: Usage,
     ) -> ChatReply:
         """Make a call for which there is room, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._reservation is not None:
-                await self._cover(self._reservation, estimate)
-            with model_call(request, messages, self._clean) as noted:
+                await self._reserve(self._reservation, estimate)
+            with model_call(request, messages, self._clean) as record_reply:
                 # Where this process stood still another may have asked meanwhile: not a word more.
-                asked = replace(request, messages=messages, tenant=self._facts.d.tenant)
-                reply = noted(await self._chat(used.model, asked, seat))
+                cleaned_request = replace(
+                    request, messages=messages, tenant=self._events.deliberation.tenant
+                )
+                reply = record_reply(await self._chat(named.model, cleaned_request, seat))
         except BaseException:
             self._ledger.release(request.call_id)
             raise
         self._ledger.settle(request.call_id, reply.usage)
         self._count(seat, reply.usage)
-        await self._facts.say(
+        await self._events.publish(
             EventType.MODEL_CALLED,
             request.call_id,
             seat=seat,
@@ -253,7 +271,7 @@ class RecordedModel:
             phase=phase,
             prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
             model=reply.model,
-            **({"profile": name} if (name := self._facts.d.model_of(seat)) else {}),
+            **({"profile": name} if (name := self._events.deliberation.model_of(seat)) else {}),
             sampling={
                 "temperature": request.temperature,
                 "seed": request.seed,
@@ -275,19 +293,23 @@ class RecordedModel:
                 else {}
             ),
             **({"reasoning": reply.reasoning} if reply.reasoning else {}),
-            **({"told": list(told)} if (told := self._told.get(request.call_id)) else {}),
+            **(
+                {"told": list(told)}
+                if (told := self._steering_by_call.get(request.call_id))
+                else {}
+            ),
         )
-        self._heard[request.call_id] = reply
+        self._replies[request.call_id] = reply
         return reply
 
-    async def _chat(self, model: ChatModel, asked: ChatRequest, seat: str) -> ChatReply:
+    async def _chat(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
         """Make the call, and tell its answer while it grows, where that is wanted."""
-        if self._hint is None:
-            return await model.chat(asked, ours=self._ours)
-        growing = StreamedReply(seat, self._hint, self._clean)
-        async with beside(growing.tell(), "growing"):
-            reply = await model.chat(asked, growing.add, ours=self._ours)
-        await growing.over()
+        if self._publish_partial is None:
+            return await model.chat(request, ours=self._owns_work)
+        partial_reply = StreamedReply(seat, self._publish_partial, self._clean)
+        async with beside(partial_reply.publish_periodically(), "growing"):
+            reply = await model.chat(request, partial_reply.add, ours=self._owns_work)
+        await partial_reply.publish_end()
         return reply
 
     async def close(self) -> None:
@@ -297,7 +319,7 @@ class RecordedModel:
         if self._reservation is not None:
             await self._reservation.close(self._ledger.spent)
 
-    async def _cover(self, reservation: BudgetReservation, estimate: Usage) -> None:
+    async def _reserve(self, reservation: BudgetReservation, estimate: Usage) -> None:
         try:
             await reservation.cover(self._ledger, estimate)
         except BudgetExceeded:
@@ -305,7 +327,7 @@ class RecordedModel:
             raise
 
     def _clean_message(self, message: Message) -> Message:
-        known = self._clean_ones.get(message)
+        known = self._cleaned_messages.get(message)
         if known is None:
             content = self._clean(message.content)
             calls = tuple(
@@ -313,7 +335,7 @@ class RecordedModel:
             )
             same = content == message.content and calls == message.calls
             known = message if same else replace(message, content=content, calls=calls)
-            self._clean_ones[message] = known
+            self._cleaned_messages[message] = known
         return known
 
     def _count(self, seat: str, usage: Usage) -> None:
@@ -326,5 +348,5 @@ def _estimate(llm: LlmSettings, messages: tuple[Message, ...], max_tokens: int) 
         for message in messages
         for text in (message.content, *(call.arguments for call in message.calls))
     )
-    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _MILLION
+    price = (prompt * llm.price_in + max_tokens * llm.price_out) / _TOKENS_PER_PRICE
     return Usage(prompt_tokens=prompt, completion_tokens=max_tokens, calls=1, cost_usd=price)

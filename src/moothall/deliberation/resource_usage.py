@@ -51,7 +51,7 @@ class ProgressEstimate:
     either: it begins with what is on record.
     """
 
-    d: Deliberation
+    deliberation: Deliberation
     progress: float = 0.0
     _ways: dict[str, float] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
@@ -63,23 +63,29 @@ class ProgressEstimate:
     def after(self, kind: EventType, data: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return what an `agent.progress` tells after a fact; None where the fact moves nothing."""
         seat = str(data.get("seat") or "")
-        if self.d.agent is None or seat not in self.d.seats or kind not in _AT:
+        if (
+            self.deliberation.agent is None
+            or seat not in self.deliberation.seats
+            or kind not in _AT
+        ):
             return None
         if kind is EventType.SEAT_TURN:
             self._take_turn(seat, data)
         done = way(
             self._turns.get(seat, 0),
-            self.d.max_turns,
+            self.deliberation.max_turns,
             proposed=kind in _PROPOSED,
             ended=kind is EventType.SEAT_FINISHED,
         )
         self._ways[seat] = max(done, self._ways.get(seat, 0.0))
-        self.progress = max(self.progress, round(sum(self._ways.values()) / len(self.d.seats), 3))
+        self.progress = max(
+            self.progress, round(sum(self._ways.values()) / len(self.deliberation.seats), 3)
+        )
         return {
-            "agent_id": self.d.task_id,
-            "agent": self.d.agent.name,
+            "agent_id": self.deliberation.task_id,
+            "agent": self.deliberation.agent.name,
             "seat": seat,
-            "workstream": self.d.agent.workstream,
+            "workstream": self.deliberation.agent.workstream,
             "progress": self.progress,
             "current_task": _AT[kind],
             "metrics": self._metrics(),

@@ -83,13 +83,13 @@ async def distil_notes(council: DeliberationContext, round_: int) -> str:
             max(room // max(len(council.judged), 1) - len(text), 0),
         )
         shown.setdefault(item.proposal.diff, f"{text}\n\n{patch}".strip())
-    attempts = list(shown.values()) + _failures(council.sittings)
+    attempts = list(shown.values()) + _failures(council.seat_states)
     reply = await council.ask(
         f"-/plan/{round_}.notes",
         notes_prompt(setup.judge_system, setup.shared, attempts),
         None,
         _NOTES_TOKENS,
-        deadline=council.work_until,
+        deadline=council.work_deadline,
         temperature=0.0,
     )
     try:
@@ -97,13 +97,13 @@ async def distil_notes(council: DeliberationContext, round_: int) -> str:
     except MalformedReplyError:
         notes = ""
     outline = [_describe(item, {}) for item in council.judged]
-    return clip(notes or "\n\n".join([*outline, *_failures(council.sittings)]), _NOTES_CHARS)
+    return clip(notes or "\n\n".join([*outline, *_failures(council.seat_states)]), _NOTES_CHARS)
 
 
-def _failures(sittings: Sequence[SeatState]) -> list[str]:
+def _failures(seat_states: Sequence[SeatState]) -> list[str]:
     failed = [
         seat_state
-        for seat_state in sittings
+        for seat_state in seat_states
         if not seat_state.judged and seat_state.status is SeatStatus.FAILED
     ]
     return [

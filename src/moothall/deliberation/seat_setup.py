@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from moothall.authorization.gateway import ToolGateway
 from moothall.authorization.grants import intersection
 from moothall.config import LlmSettings
-from moothall.deliberation.function import DEFINE, Function, function_of
+from moothall.deliberation.function import DEFINE, Function, find_function
 from moothall.deliberation.prompts import prompts, tool_prompt
 from moothall.deliberation.prompts.repo_map import RepoMap, RepoMapRequest
 from moothall.deliberation.prompts.repository_context import Look, Read, show
@@ -64,10 +64,10 @@ class SeatSetup:
         return prompts.JUDGE if self.native else self.system
 
 
-async def set_up(
-    d: Deliberation,
+async def create_seat_setup(
+    deliberation: Deliberation,
     prepared: Prepared | None,
-    parts: Dependencies,
+    dependencies: Dependencies,
     named: NamedModel,
     found: ReplyMode,
 ) -> SeatSetup:
@@ -77,51 +77,60 @@ async def set_up(
     llm, native = named.llm, found == "tools"
     mode: ReplyMode = "blocks" if native else found
     turns = (
-        d.max_turns if native else min(d.max_turns, parts.limits.text_turns)
+        deliberation.max_turns
+        if native
+        else min(deliberation.max_turns, dependencies.limits.text_turns)
     )  # in json and blocks more lead nowhere
-    grant = grant_of(d, parts.gate, prepared)
+    grant = grant_of(deliberation, dependencies.gateway, prepared)
     specs = (
-        tuple(parts.gate.list_tools(d.tenant, grant, core=llm.context_tokens < _SMALL_WINDOW))
+        tuple(
+            dependencies.gateway.list_tools(
+                deliberation.tenant, grant, core=llm.context_tokens < _SMALL_WINDOW
+            )
+        )
         if prepared
         else ()
     )
-    tools = SeatTools.of(specs) if native and specs else None
+    tools = SeatTools.from_specs(specs) if native and specs else None
     if tools is not None and prepared is not None:
         overview = await tool_prompt.survey_repository(
-            prepared, d.description, *_readers(prepared, parts)
+            prepared, deliberation.description, *_readers(prepared, dependencies)
         )
-        shared = tool_prompt.shared_text(d, overview, prepared)
-        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(d.seats) == 1)
+        shared = tool_prompt.shared_text(deliberation, overview, prepared)
+        system = tool_prompt.system_text(shell=tools.has_shell, alone=len(deliberation.seats) == 1)
         return SeatSetup(llm, native, mode, turns, system, shared, specs, tools)
     python = (
-        parts.run_code is not None
+        dependencies.run_code is not None
         and bool(specs)
-        and llm.context_tokens >= parts.python.offer_from_tokens
+        and llm.context_tokens >= dependencies.python.offer_from_tokens
     )
     setup = SeatSetup(llm, native, mode, turns, "", "", specs, python=python)
-    return await _show(d, prepared, parts, setup)
+    return await _show(deliberation, prepared, dependencies, setup)
 
 
 async def _show(
-    d: Deliberation, prepared: Prepared | None, parts: Dependencies, setup: SeatSetup
+    deliberation: Deliberation,
+    prepared: Prepared | None,
+    dependencies: Dependencies,
+    setup: SeatSetup,
 ) -> SeatSetup:
     """Return the setup of seats that reply in json or blocks with its prompts, and what of the
     repository goes into them.
     """
     llm, specs, mode, python = setup.llm, setup.specs, setup.mode, setup.python
-    system = prompts.system_text(specs, mode, python=python, document=bool(d.document))
-    if prepared is None or d.merge:
-        return replace(setup, system=system, shared=prompts.shared_text(d, None))
+    system = prompts.system_text(specs, mode, python=python, document=bool(deliberation.document))
+    if prepared is None or deliberation.merge:
+        return replace(setup, system=system, shared=prompts.shared_text(deliberation, None))
     room = max(
         llm.context_tokens
         - llm.max_tokens
         - tokens(system)
-        - tokens(d.description)
-        - tokens(d.context),
+        - tokens(deliberation.description)
+        - tokens(deliberation.context),
         0,
     )
-    read, look = _readers(prepared, parts)
-    shown = await show(prepared, d.description, read, int(room * _CONTEXT_SHARE), look)
+    read, look = _readers(prepared, dependencies)
+    shown = await show(prepared, deliberation.description, read, int(room * _CONTEXT_SHARE), look)
     defines = any(spec.name == DEFINE for spec in specs)
     if not defines:
         shown = replace(shown, example=None)  # nothing is shown that may not be used
@@ -133,27 +142,31 @@ async def _show(
     return replace(
         setup,
         system=system,
-        shared=prompts.shared_text(d, shown),
+        shared=prompts.shared_text(deliberation, shown),
         example=prompts.example_of(shown),
-        function=function_of(d.description, shown, prepared.files)
-        if functions and not d.is_answer("")
+        function=find_function(deliberation.description, shown, prepared.files)
+        if functions and not deliberation.is_answer("")
         else None,
     )
 
 
-def _readers(prepared: Prepared, parts: Dependencies) -> tuple[Read, Look]:
+def _readers(prepared: Prepared, dependencies: Dependencies) -> tuple[Read, Look]:
     """Return what reads a file of the base, and what surveys it."""
 
     async def read(path: str) -> str:
-        return await parts.read(prepared.base, path, _SHOWN_CHARS)
+        return await dependencies.read_file(prepared.base, path, _SHOWN_CHARS)
 
     async def look(order: RepoMapRequest) -> RepoMap:
-        return await parts.surveyor.survey(prepared, order) if parts.surveyor else RepoMap()
+        return (
+            await dependencies.repo_mapper.survey(prepared, order)
+            if dependencies.repo_mapper
+            else RepoMap()
+        )
 
     return read, look
 
 
-def grant_of(d: Deliberation, gate: ToolGateway, prepared: Prepared | None) -> Grant:
+def grant_of(deliberation: Deliberation, gate: ToolGateway, prepared: Prepared | None) -> Grant:
     """Return what the seats may do: what their role may, or those of the task's tools among it."""
-    grant = gate.grant_for(d.role, prepared.base.profile.protected if prepared else ())
-    return intersection(grant, Grant(d.tools)) if d.tools else grant
+    grant = gate.grant_for(deliberation.role, prepared.base.profile.protected if prepared else ())
+    return intersection(grant, Grant(deliberation.tools)) if deliberation.tools else grant

@@ -13,12 +13,12 @@ from moothall.errors import Temporary
 
 log = telemetry.get_logger(__name__)
 
-Hint = Callable[[Writing], Awaitable[None]]
+PublishPartial = Callable[[Writing], Awaitable[None]]
 """Tells what a seat is writing. Such a hint may be lost."""
-_EVERY = 0.5  # seconds
-_AGAIN = 4  # times that nothing is told of what stays the same
-_SHOWN = 2_000  # characters
-_KEY = "-----BEGIN "
+_PUBLISH_INTERVAL_SECONDS = 0.5  # seconds
+_REPEAT_AFTER_INTERVALS = 4  # times that nothing is told of what stays the same
+_MAX_PARTIAL_CHARS = 2_000  # characters
+_PRIVATE_KEY_HEADER = "-----BEGIN "
 
 
 class StreamedReply:
@@ -28,41 +28,45 @@ class StreamedReply:
     """
 
     def __init__(
-        self, seat: str, hint: Hint, clean: Callable[[str], str], every: float = _EVERY
+        self,
+        seat: str,
+        publish_partial: PublishPartial,
+        clean: Callable[[str], str],
+        interval_seconds: float = _PUBLISH_INTERVAL_SECONDS,
     ) -> None:
         self._seat = seat
-        self._hint = hint
+        self._publish_partial = publish_partial
         self._clean = clean
-        self._every = every
+        self._interval_seconds = interval_seconds
         self._pieces: list[str] = []
-        self._told = 0
+        self._published_pieces = 0
 
     def add(self, piece: str) -> None:
         """Take the next piece."""
         self._pieces.append(piece)
 
-    async def tell(self) -> None:
+    async def publish_periodically(self) -> None:
         """Tell it every so often until cancelled; where nobody can be told, the work goes on
         without.
         """
         idle = 0
         try:
             while True:
-                await asyncio.sleep(self._every)
+                await asyncio.sleep(self._interval_seconds)
                 idle += 1
-                if len(self._pieces) > self._told or (
-                    self._told and idle >= _AGAIN
+                if len(self._pieces) > self._published_pieces or (
+                    self._published_pieces and idle >= _REPEAT_AFTER_INTERVALS
                 ):  # who begins to look hears it too
-                    self._told, idle = len(self._pieces), 0
-                    await self._hint(self.writing)
+                    self._published_pieces, idle = len(self._pieces), 0
+                    await self._publish_partial(self.writing)
         except Temporary as error:
             log.debug("what a seat writes is not shown", seat=self._seat, reason=error.message)
 
-    async def over(self) -> None:
+    async def publish_end(self) -> None:
         """Say that it is written, if any of it was told."""
-        if self._told:
+        if self._published_pieces:
             try:
-                await self._hint(Writing(self._seat, ""))
+                await self._publish_partial(Writing(self._seat, ""))
             except Temporary as error:
                 log.debug(
                     "what a seat wrote is not taken back", seat=self._seat, reason=error.message
@@ -72,8 +76,8 @@ class StreamedReply:
     def writing(self) -> Writing:
         """What there is, without secrets."""
         whole = re.sub(r"\S+\Z", "", "".join(self._pieces))
-        begun = whole.rfind(_KEY)
+        begun = whole.rfind(_PRIVATE_KEY_HEADER)
         if begun >= 0 and "-----END " not in whole[begun:]:
             whole = whole[:begun]
         clean = self._clean(whole)
-        return Writing(self._seat, clean[-_SHOWN:], answer_so_far(clean))
+        return Writing(self._seat, clean[-_MAX_PARTIAL_CHARS:], answer_so_far(clean))

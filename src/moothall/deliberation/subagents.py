@@ -35,15 +35,15 @@ class SubAgents:
     model: RecordedModel
     llm: LlmSettings
     limits: LimitSettings
-    voice: SamplingSettings
+    sampling: SamplingSettings
 
-    async def run(
-        self, coding: BlockRunner, block: Block, arguments: Mapping[str, Any]
+    async def run_agents(
+        self, block_runner: BlockRunner, block: Block, arguments: Mapping[str, Any]
     ) -> ToolResult:
         """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
         order. `tools` narrows what they may call. Raises what the model raises when it is gone.
         """
-        settings, at = coding.settings, block.at
+        settings, at = block_runner.settings, block.context
         given, tools = arguments.get("prompts"), arguments.get("tools")
         if (
             not isinstance(given, list)
@@ -59,22 +59,21 @@ class SubAgents:
             return _refuse(
                 ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
             )
-        if (
-            len(given) > block.allowance.agents
-            or block.started + len(given) > settings.agents_fan_out
-        ):
-            left = min(block.allowance.agents, settings.agents_fan_out - block.started)
+        if len(given) > block.budget.agents or block.started + len(given) > settings.agents_fan_out:
+            left = min(block.budget.agents, settings.agents_fan_out - block.started)
             return _refuse(
                 ToolStatus.BUDGET_EXCEEDED,
                 f"{len(given)} agents were asked for, and {left} are left to this block",
             )
-        block.allowance.agents -= len(given)
+        block.budget.agents -= len(given)
         first, block.started = block.started + 1, block.started + len(given)
-        place = replace(at, context=_narrow(at.context, tools), allowance=block.allowance)
+        context = replace(at, context=_narrow(at.context, tools), budget=block.budget)
         slots = asyncio.Semaphore(settings.agents_at_once)
         agents = [
-            self._agent(
-                coding, replace(place, caller=at.caller.child(first + index, settings)), prompt
+            self._create_agent(
+                block_runner,
+                replace(context, caller=at.caller.child(first + index, settings)),
+                prompt,
             )
             for index, prompt in enumerate(given)
         ]
@@ -98,20 +97,26 @@ class SubAgents:
             "", AGENTS_RUN, ToolStatus.SUCCESS, {"answers": [agent.answer for agent in agents]}
         )
 
-    def _agent(self, coding: BlockRunner, place: TurnContext, prompt: str) -> SubAgent:
-        context, depth = place.context, place.caller.depth
-        specs = place.gate.list_tools(context.tenant, context.grant)
-        talk = Conversation(
+    def _create_agent(
+        self, block_runner: BlockRunner, turn_context: TurnContext, prompt: str
+    ) -> SubAgent:
+        context, depth = turn_context.context, turn_context.caller.depth
+        specs = turn_context.gateway.list_tools(context.tenant, context.grant)
+        conversation = Conversation(
             context.task_id,
             context.seat,
-            prompts.sub_agent_prompt(specs, self.voice.mode, prompt[:_PROMPT_CHARS]),
-            self.voice,
+            prompts.sub_agent_prompt(specs, self.sampling.mode, prompt[:_PROMPT_CHARS]),
+            self.sampling,
             model=self.model,
             llm=self.llm,
             specs=specs,
-            python=depth < coding.settings.agents_depth,
+            python=depth < block_runner.settings.agents_depth,
         )
-        return SubAgent(AgentLoop(talk, self.limits, coding, asked=True), place, coding.settings)
+        return SubAgent(
+            AgentLoop(conversation, self.limits, block_runner, may_answer=True),
+            turn_context,
+            block_runner.settings,
+        )
 
 
 @dataclass(slots=True)
@@ -119,7 +124,7 @@ class SubAgent:
     """One of them. `failed` is what ended it otherwise than by an answer."""
 
     agent: AgentLoop
-    place: TurnContext
+    context: TurnContext
     settings: RunnerSettings
     answer: str = ""
     failed: MoothallError | None = None
@@ -130,23 +135,27 @@ class SubAgent:
         """
         # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are
         # numbered with it.
-        phase, _, turn = self.place.step.partition("/")
-        where, before = (
+        phase, _, turn = self.context.step.partition("/")
+        where, turn_offset = (
             f"{phase}/{'.'.join(turn.split('.')[:2])}",
-            self.place.caller.turns_before(self.settings),
+            self.context.caller.turn_offset(self.settings),
         )
-        course = AttemptState(
-            where, self.place.context.deadline, CheckedWorkspace(self.place), before=before
+        attempt = AttemptState(
+            where,
+            self.context.context.deadline,
+            CheckedWorkspace(self.context),
+            turn_offset=turn_offset,
         )
         async with slots:
             try:
-                await self.agent.run(course, range(1, self.settings.agents_turns + 1))
+                await self.agent.run_turns(attempt, range(1, self.settings.agents_turns + 1))
             except MalformedReplies as error:
-                course.circle = error.message
+                attempt.stuck_reason = error.message
             except MoothallError as error:
                 self.failed = error
         self.answer = (
-            course.summary or f"(no answer: {course.circle or 'the agent used all its turns'})"
+            attempt.summary
+            or f"(no answer: {attempt.stuck_reason or 'the agent used all its turns'})"
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from moothall.deliberation.conversation import Exchange, window
+from moothall.deliberation.conversation import Exchange, fit_to_window
 from moothall.deliberation.prompts.text import fence
 from moothall.domain.codec import load
 from moothall.domain.event import EventType, Recorded
@@ -105,7 +105,7 @@ def thread_text(before: Sequence[EndedTask], budget: int) -> str:
         Exchange(fence("asked", one.d.description), fence("answered", _answer(one)), _brief(one))
         for one in reversed(before)
     ]
-    return "\n\n".join(message.content for message in window((), said, budget))
+    return "\n\n".join(message.content for message in fit_to_window((), said, budget))
 
 
 def _answer(one: EndedTask) -> str:

@@ -107,7 +107,7 @@ async def two_models(
         )
         async with open_models(models, app.server.base_url) as opened:
             named = {name: NamedModel(llm, opened[name]) for name, llm in models.named.items()}
-            app.parts = replace(app.parts, model=opened["default"], llm=default, named=named)
+            app.parts = replace(app.parts, model=opened["default"], llm=default, named_models=named)
             yield app, deep
 
 
