@@ -141,7 +141,7 @@ class AgentLoop:
         state = WorkspaceState(start.patch, passed=start.passed) if start else WorkspaceState()
         attempt = AttemptState(
             round_name,
-            workspace.turn.context.deadline,
+            workspace.turn_context.call_context.deadline,
             workspace,
             state,
             resumed_turn=self._resumed_turn(round_name),
@@ -292,9 +292,9 @@ class AgentLoop:
             turn,
             self._block_runner,
             replace(
-                workspace.turn,
+                workspace.turn_context,
                 step=turn_reply.step,
-                caller=replace(workspace.turn.caller, turn=turn_reply.turn),
+                caller=replace(workspace.turn_context.caller, turn=turn_reply.turn),
             ),
         )
         self.operations += result.operations
@@ -361,7 +361,7 @@ class AgentLoop:
         )
         if attempt.ended and function is not None:
             broken = await find_broken_examples(
-                function.examples, function.path, workspace.turn.context, max_seconds
+                function.examples, function.path, workspace.turn_context.call_context, max_seconds
             )
             attempt.state = state = replace(
                 state, broken_examples=tuple(call for call, _ in broken)

@@ -1,4 +1,4 @@
-"""Blocks of Python in a turn: run by the runner, their tool calls through the seat's own gate."""
+"""Blocks of Python in a turn: run by the runner, with tool calls through the seat's own gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _READ_TOOL = "files.read"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose turn it is: the seat itself at depth 0, or a sub-agent by its number, in its own
+    """The agent of a turn: the seat itself at depth 0, or a sub-agent by its number, in its own
     turn.
     """
 
@@ -33,8 +33,8 @@ class Caller:
     turn: int = 1
 
     def child(self, index: int, settings: RunnerSettings) -> Caller:
-        """Return the `index`-th sub-agent, from 1. No two of a turn have one number, and a turn
-        done again gives the same.
+        """Return the `index`-th sub-agent, from 1. Numbers are unique within a turn of the seat,
+        and a repeated turn gives the same ones.
         """
         fan_out = settings.agents_fan_out
         if self.depth:
@@ -42,41 +42,38 @@ class Caller:
         return Caller(self.depth + 1, index)
 
     def turn_offset(self, settings: RunnerSettings) -> int:
-        """Return how many turns the sub-agents before it may take: call ids of its own go on from
-        there.
-        """
+        """Return how many turns earlier sub-agents may take: its own call ids start after those."""
         return (self.number - 1) * settings.agents_turns
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Where a turn acts: a seat in its workspace, behind the gate. Request ids are
-    `<task>/<seat>/<step>.<n>`. `allowance` is what is left to the block that `caller` works for;
-    None: a seat's own turn.
+    """The context of a turn: the call context of its seat, and the gateway.
+
+    Request ids are `<task>/<seat>/<step>.<n>`. budget: what is left for the block that `caller`
+    works for; None for a seat's own turn.
     """
 
-    context: CallContext
+    call_context: CallContext
     gateway: ToolGateway
     step: str = ""
     caller: Caller = Caller()
     budget: BlockBudget | None = None
 
     def create_calls(self, budget: BlockBudget) -> BlockCalls:
-        """Return the turn's way to the gate."""
-        context, gateway = self.context, self.gateway
-        prefix = f"{context.task_id}/{context.seat}/{self.step}"
+        """Return the turn's tool calls, limited by a budget."""
+        call_context, gateway = self.call_context, self.gateway
+        prefix = f"{call_context.task_id}/{call_context.seat}/{self.step}"
         return BlockCalls(
-            lambda call: gateway.call(context, call), prefix, context.deadline, budget
+            lambda call: gateway.call(call_context, call), prefix, call_context.deadline, budget
         )
 
 
 @dataclass(slots=True)
 class Block:
-    """A block that runs. `started`, `results` and `operations` are of its sub-agents and their
-    tools, agent by agent.
-    """
+    """A running block. `started`, `results` and `operations` cover its sub-agents."""
 
-    context: TurnContext
+    turn_context: TurnContext
     budget: BlockBudget
     started: int = 0
     results: list[ToolResult] = field(default_factory=list)
@@ -85,30 +82,28 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """How a block ended, with the results of its calls, those of its sub-agents included."""
+    """The outcome of a block, with the results of its calls and of its sub-agents."""
 
     run: BlockRun
     results: tuple[ToolResult, ...]
     operations: tuple[Operation, ...]
     arguments: tuple[Mapping[str, Any], ...]
-    """Those of `results`; none are known of sub-agents' calls."""
+    """The arguments of the calls in `results`; empty for the calls of sub-agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRunner:
-    """Runs the blocks of one seat and of its sub-agents. `agents` is what `agents.run` does with
-    its arguments in a block.
-    """
+    """Runs the blocks of one seat and its sub-agents. `run_agents` implements `agents.run`."""
 
     run_code: RunCode
     settings: RunnerSettings
     run_agents: Callable[[BlockRunner, Block, Mapping[str, Any]], Awaitable[ToolResult]]
 
     async def run_block(self, code: str, turn_context: TurnContext) -> BlockOutcome:
-        """Run a block; whatever becomes of it is in what is returned. Raises what the gate and the
-        model raise.
+        """Run a block; failures are part of its outcome. Raises errors of the gateway and the
+        model.
         """
-        context = turn_context.context
+        context = turn_context.call_context
         budget = turn_context.budget or BlockBudget(
             self.settings.tool_calls, self.settings.agents_fan_out
         )
@@ -144,5 +139,5 @@ class BlockRunner:
 
 
 def tool_signatures(specs: Sequence[ToolSpec]) -> dict[str, tuple[str, ...]]:
-    """Return each tool with the names of its arguments in order."""
+    """Return the names of each tool's arguments, in order."""
     return {spec.name: spec.argument_names for spec in specs}

@@ -1,6 +1,4 @@
-"""A seat's conversation with the model: what it is told, what it says, and how it is asked
-again.
-"""
+"""A seat's conversation with a model that replies in text."""
 
 from __future__ import annotations
 
@@ -32,16 +30,16 @@ Ending = Literal["may", "must", "not"]
 """Whether a turn may be the last one."""
 
 _UNLIMITED_STRINGS_WINDOW = 16_000
-"""Tokens of a window from which on the strings of a reply have no limit of their own."""
+"""Context windows of at least this many tokens have no limit for strings in replies."""
 _KEPT_TURNS = 2
 _SHRINK_FACTOR = 0.6
-"""The part of a conversation that is kept when the server refuses it as too long."""
+"""The share of a conversation that is kept if the server refuses it as too long."""
 _TEMPLATE_TOKENS = 8  # what a chat template adds to each message
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the model said, what came back, and the same in a line."""
+    """A reply of the model, the response to it, and a one-line summary of the response."""
 
     reply: str
     response: str
@@ -49,7 +47,7 @@ class Exchange:
 
     @property
     def messages(self) -> tuple[Message, Message]:
-        """As the model sees it."""
+        """The messages of the exchange."""
         return (Message("assistant", self.reply or "(nothing)"), Message("user", self.response))
 
 
@@ -58,9 +56,9 @@ def fit_to_window(
 ) -> tuple[Message, ...]:
     """Return the conversation within about `budget` tokens.
 
-    `head` (the task) always stays, and so do the last two turns. The oldest results shrink to a
-    line first,
-    then the oldest turns go; where even that is too much, long messages of the last turns are cut.
+    `head` (the task) always stays, and so do the last two turns. First the oldest responses are
+    reduced to their summaries, then the oldest turns are dropped. If that is not enough, long
+    messages of the last turns are cut.
     """
     kept = list(exchanges)
     for index in range(max(len(kept) - _KEPT_TURNS, 0)):
@@ -90,16 +88,14 @@ def _count_tokens(head: Sequence[Message], exchanges: Sequence[Exchange]) -> int
     return sum(tokens(message.content) + _TEMPLATE_TOKENS for message in messages)
 
 
-_TEMPERATURE_STEP, _MAX_TEMPERATURE = (
-    0.4,
-    1.0,
-)  # an attempt's temperature over the one before, and the highest that this comes to
+_TEMPERATURE_STEP, _MAX_TEMPERATURE = 0.4, 1.0
+"""The increase of the temperature from attempt to attempt, and its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How a seat speaks: its temperature, the base of its sampling seeds, and the number of the way
-    in which it asks for a function.
+    """How a seat samples: its temperature, the base of its seeds, and which of a function's prompts
+    it starts with.
     """
 
     mode: ReplyMode
@@ -108,27 +104,28 @@ class SamplingSettings:
     prompt_number: int = 0
 
     def for_attempt(self, attempt: int) -> SamplingSettings:
-        """Return the voice of an attempt: from the second on another seed and way, and a little
-        warmer.
+        """Return the settings of an attempt: from the second on with another seed and prompt, and a
+        higher temperature.
         """
         if attempt == 1:
             return self
-        warmer = round(
+        raised_temperature = round(
             min(self.temperature + _TEMPERATURE_STEP * (attempt - 1), _MAX_TEMPERATURE), 3
         )
         seed = seed_of(self.seed, attempt)
         return replace(
             self,
-            temperature=max(self.temperature, warmer),
+            temperature=max(self.temperature, raised_temperature),
             seed=seed,
             prompt_number=self.prompt_number + attempt - 1,
         )
 
 
 class Conversation:
-    """A seat's, in a task, or one of its sub-agents'. `python`: blocks of it can be asked for.
-    `function`: it is
-    about this one function, without tools. `document`: its answer is such a document.
+    """The conversation of a seat or a sub-agent about a task.
+
+    python: the model may reply with blocks of Python. function: the task is this one function,
+    without tools. document: the answer is a document of this kind.
     """
 
     def __init__(
@@ -160,17 +157,17 @@ class Conversation:
         self.exchanges: list[Exchange] = []
 
     def begin_attempt(self, attempt: int) -> None:
-        """Begin an attempt; from the second on nothing is left of what was said."""
+        """Start an attempt; from the second on, the exchanges are cleared."""
         self._attempt = attempt
         if attempt > 1:
             self.exchanges.clear()
 
     def add(self, reply: str, response: str, summary: str) -> None:
-        """Note what was said, what came of it, and the same in a line."""
+        """Add an exchange."""
         self.exchanges.append(Exchange(reply, response, summary))
 
     def append_text(self, text: str) -> None:
-        """Add something to what the model hears next, as before a revision."""
+        """Append a text to the last response, for example before a revision."""
         if self.exchanges:
             last = self.exchanges[-1]
             self.exchanges[-1] = Exchange(
@@ -194,9 +191,10 @@ class Conversation:
         withheld_tools: frozenset[str] = frozenset(),
         can_run_python: bool = False,
     ) -> tuple[Turn | str, str]:
-        """Return the turn, or what to tell the model about a reply that is none; and the reply's
-        text. `step` is <phase>/<round>.<turn>; tools in `without` are not offered this time, and
-        none where it must be the last.
+        """Return the turn, or what to tell the model about a malformed reply; and the reply's text.
+
+        `step` is <phase>/<round>.<turn>. Tools in `withheld_tools` are not offered this time; no
+        tool is if this has to be the last turn.
         """
         if datetime.now(UTC) >= deadline:
             raise DeadlineExceeded("the seat's time is over")
@@ -238,11 +236,11 @@ class Conversation:
             if function and prompt:
                 turn = function.read_reply(reply, prompt)
             else:
-                last = ending == "must" or not self._specs
+                is_last = ending == "must" or not self._specs
                 turn = (
                     read_document(reply)
                     if is_document
-                    else read_turn(reply, sampling.mode, self._specs, last=last)
+                    else read_turn(reply, sampling.mode, self._specs, last=is_last)
                 )
         except MalformedReplyError as error:
             return str(error), reply.text
@@ -253,16 +251,15 @@ class Conversation:
     async def _ask_within(
         self, request: ChatRequest, head: tuple[Message, ...], steering: str
     ) -> ChatReply:
-        """Ask with as much of the conversation as fits. A server whose window is smaller than
-        assumed refuses it: then less is sent.
+        """Ask with as much of the conversation as fits. If the server's window is smaller than
+        assumed, it refuses the request, and a shorter one is sent.
 
-        Raises `ContextOverflow` if even the shortest form is refused, and what the model raises.
+        Raises `ContextOverflow` if even the shortest form is refused, and the errors of the model.
         """
         budget = self._window - request.max_tokens - (tokens(steering) if steering else 0)
         while True:
             messages = fit_to_window(head, self.exchanges, budget)
-            # at the end of what it hears, each time: what comes before stays as the server has
-            # cached it
+            # Always at the end, so that the server's prompt cache matches everything before it.
             if steering:
                 messages = (
                     *messages[:-1],
@@ -271,14 +268,14 @@ class Conversation:
             try:
                 return await self.model.ask(replace(request, messages=messages))
             except ContextOverflow as overflow:
-                sent = _count_tokens(messages, ())
+                sent_tokens = _count_tokens(messages, ())
                 if overflow.window:
                     self._window = min(self._window, overflow.window)
                     request = replace(
                         request, max_tokens=min(request.max_tokens, max(self._window // 4, 256))
                     )
-                budget = min(self._window - request.max_tokens, int(sent * _SHRINK_FACTOR))
+                budget = min(self._window - request.max_tokens, int(sent_tokens * _SHRINK_FACTOR))
                 if fit_to_window(head, self.exchanges, budget) == fit_to_window(
-                    head, self.exchanges, sent
+                    head, self.exchanges, sent_tokens
                 ):
                     raise

@@ -1,9 +1,8 @@
-"""What the docstring of a function says that it returns: evidence beside the tests, where these are
-green and few.
+"""Examples in the docstring of a function: evidence besides the tests, if these pass and are few.
 
-Only calls with literal arguments and literal values are read, and they are run in a box of the
-seat's own workspace. An author's examples may be wrong, so a function that breaks them is kept
-where no better one comes.
+Only calls with literal arguments and results are read, and they run in a sandbox of the seat's own
+workspace. The examples may be wrong, so a function that breaks them is kept if no better one
+follows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from moothall.domain.tool import ToolResult, ToolStatus
 from moothall.errors import NotFound
 
 Example = tuple[str, str]
-"""A call, and the value that it returns, both as Python spells them."""
+"""A call and its result, both as Python source."""
 
 _MAX_EXAMPLES, _MAX_CALL_CHARS = 20, 500
 _RESULT_MARK = re.compile(r"\s*(?:#\s*)?(?:==+>?|=>|-+>|➞|=|[Rr]eturns|should return)\s*")
@@ -41,8 +40,8 @@ def holds(call, said):
 
 
 def read_docstring_examples(text: str, name: str) -> tuple[Example, ...]:
-    """Return what the docstring of `name` in a Python file shows of it, at most 20; nothing where
-    the file cannot be read.
+    """Return up to 20 examples from the docstring of `name` in a Python file; () if it cannot be
+    parsed.
     """
     try:
         nodes = [
@@ -66,7 +65,7 @@ def _find_pairs(docstring: str, name: str) -> Iterator[Example]:
         for shown in doctest.DocTestParser().get_examples(docstring):
             yield shown.source.strip(), shown.want.strip()
     except ValueError:
-        pass  # a prompt without its blank
+        pass  # a doctest prompt without the space after it
     for line in docstring.splitlines():
         text = _LINE_PREFIX.sub("", line[:_MAX_CALL_CHARS])
         if text.startswith(f"{name}("):
@@ -100,10 +99,10 @@ def _is_literal(text: str) -> bool:
 async def find_broken_examples(
     examples: Sequence[Example], path: str, context: CallContext, seconds: float
 ) -> tuple[Example, ...]:
-    """Return the examples that do not hold of the function in `path`, as the workspace has it; none
-    where they cannot be run.
+    """Return the examples that do not hold for the function in `path` of the workspace; () if they
+    cannot be run.
 
-    Raises what the workspace raises.
+    Raises the errors of the workspace.
     """
     if not examples:
         return ()

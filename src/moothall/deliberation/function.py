@@ -1,12 +1,12 @@
-"""Writing one function: what a small model is asked for where a task names one.
+"""Writing one function: what a small model is asked if a task names one function.
 
-A model that is right every second time when it is asked for a function in a code block is lost
-among tools and JSON. So where the task names one function of one file, it is asked for just that,
-and its code block is read as the call that replaces or adds it. Where the file ends with that
-function and it has no body yet, there are two ways more: the reply is begun for the model with what
-there is, so that it need not say it again, as it is, or with a first step, so that it writes a plan
-in comments and then the code. The attempts of a seat ask in these ways by turns, first for the
-whole, and each seat of a council begins with another: samples of one prompt are much alike.
+A model that writes every second function correctly in a code block fails with tools and JSON. So if
+the task names one function of one file, the model is asked for just that function, and its code
+block is read as the call that replaces or adds it. If the file ends with that function and it has
+no body yet, there are two further prompts: the reply is started for the model with the existing
+code, either as it is, or with a first step, so that the model writes a plan in comments and then
+the code. The attempts of a seat cycle through the prompts, and each seat of a council starts with a
+different one: samples of one prompt are very similar.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ _ASSERTION = re.compile(r"^[ \t]+(assert\s.*)$")
 
 @dataclass(frozen=True, slots=True)
 class FunctionPrompt:
-    """One way of asking for a function: the first messages. `begun`: the lines of the function that
-    the last message holds as the beginning of the reply; empty where the whole is asked for.
+    """A prompt for a function: the first messages.
+
+    prefix: the lines of the function that the last message holds as the start of the reply; empty
+    if the whole function is requested.
     """
 
     head: tuple[Message, ...]
@@ -55,9 +57,10 @@ class FunctionPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The function that a task is about: its file, its name, the ways of asking for it (the whole,
-    and where it has no body yet its completion), about how many tokens its file has, and what its
-    docstring shows of it.
+    """The function that a task is about.
+
+    full_prompt: asks for the whole function. completions: ask for its completion, if it has no body
+    yet. file_tokens: the approximate size of its file. examples: from its docstring.
     """
 
     path: str
@@ -69,23 +72,24 @@ class Function:
 
     @property
     def retry_text(self) -> str:
-        """What is asked once the checks were red."""
+        """The request after failed checks."""
         return f"Reply with the whole function {self.name} again, mended, in one code block."
 
     @property
     def unchanged_text(self) -> str:
-        """What is said of a reply that changes nothing."""
+        """The response to a reply that changes nothing."""
         return f"That is the function as it stood before, so nothing is done yet. {self.retry_text}"
 
     def prompt_for(self, number: int) -> FunctionPrompt:
-        """Return how the attempt of this number (from 0) asks."""
+        """Return the prompt of an attempt, numbered from 0."""
         prompts = (self.full_prompt, *self.completions)
         return prompts[number % len(prompts)]
 
     def read_reply(self, reply: ChatReply, prompt_for: FunctionPrompt) -> Turn:
-        """Return the reply as a turn that defines the function; raises `MalformedReplyError`. It
-        may be the rest of what was begun; a server that does not go on with a message replies with
-        the whole.
+        """Return the reply as a turn that defines the function. Raises `MalformedReplyError`.
+
+        The reply may continue a prefix; servers that cannot continue a message reply with the whole
+        function.
         """
         text = whole_text(reply)
         blocks = _CODE_BLOCK.findall(text) or [text]
@@ -103,14 +107,14 @@ class Function:
                 f"There is no code block that holds the whole function {self.name}. "
                 f"{self.retry_text}"
             )
-        # The whole block: what the function needs (an import, a helper) stands beside it.
+        # The whole block, which may contain imports and helpers of the function.
         content = self._drop_self_imports(definitions[0])
         return Turn(
             "", (Action(DEFINE, {"path": self.path, "name": self.name, "content": content}),)
         )
 
     def _drop_self_imports(self, code: str) -> str:
-        """Leave out imports of the file itself, which a model copies from the test: a module that
+        """Drop imports of the file itself, which a model copies from the test: a module that
         imports itself cannot be loaded.
         """
         module = re.escape(self.path.rpartition("/")[2].removesuffix(".py"))
@@ -128,8 +132,7 @@ def find_function(
     description: str, shown: RepositoryContext, files: Sequence[str]
 ) -> Function | None:
     """Return the one function that a task names: one that a shown file defines, or a new one
-    (`name()`) of the one source file that the task names. None where it names none, or more than
-    one.
+    (`name()`) of the one source file that the task names. Return None if it names none, or several.
     """
     texts = {path: text for path, text in shown.files if path.endswith(_EXTENSIONS)}
     words = set(_WORD.findall(description))
@@ -167,10 +170,11 @@ def find_function(
 
 
 class _Tests:
-    """What fails: of files of tests in Python that only assert the assertions that are no example
-    of the docstring, the others whole.
+    """The failing tests, for prompts.
 
-    `beside` is what is said of them beside the docstring.
+    assertions: of Python test files that contain only assertions, the assertions that are not
+    examples of the docstring. whole_files: all other files. beside_docstring: what a prompt shows
+    next to the docstring.
     """
 
     def __init__(self, failing: Sequence[tuple[str, str]], examples: Sequence[Example]) -> None:
@@ -181,8 +185,8 @@ class _Tests:
             for test, lines in read.items()
         }
         self.assertions = {test: lines for test, lines in new.items() if lines}
-        # Measured: beside a docstring with examples, assertions cost a third more tokens and solve
-        # nothing more.
+        # Measured: next to a docstring with examples, assertions cost a third more tokens and solve
+        # no more tasks.
         self.beside_docstring = (
             []
             if examples
@@ -202,11 +206,9 @@ def _full_prompt(
     description: str, tests: _Tests, path: str, text: str, name: str
 ) -> Iterator[Message]:
     yield Message("system", _SYSTEM_PROMPT)
-    # One fence holds the file and what is asserted of it: the prompt is hardly longer than the code
-    # by itself.
+    # One fence holds the file and the assertions, to keep the prompt short.
     below = [f"# {test} must pass:\n{said}" for test, said in tests.assertions.items()]
-    # Measured: where the task stands in a fence of its own, the model hands the function back as it
-    # is, without a body.
+    # Measured: with the task in a fence of its own, the model returns the function without a body.
     request = (
         f"Task: {description}\nReply with the whole function {name}, its body included, in one "
         "code block, and nothing else."
@@ -220,8 +222,8 @@ def _full_prompt(
 
 
 def _completion_prompt(description: str, tests: _Tests, text: str, name: str) -> Iterator[Message]:
-    """Yield what is asked where the file in Python ends with that function, which has no body: the
-    question that such models are trained on.
+    """Yield the prompt for a Python file that ends with the function, without a body: the form that
+    such models are trained on.
     """
     yield Message("system", _SYSTEM_PROMPT)
     request = (
@@ -242,7 +244,7 @@ def _completion_prompt(description: str, tests: _Tests, text: str, name: str) ->
 
 
 def _completions(description: str, tests: _Tests, text: str, name: str) -> Iterator[FunctionPrompt]:
-    """Yield the ways that begin the reply, where the file in Python ends with that function, which
+    """Yield the prompts that start the reply, for a Python file that ends with the function, which
     has a docstring and no body.
     """
     try:
@@ -259,7 +261,7 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
     first = min([last.lineno, *(node.lineno for node in last.decorator_list)])
     lines = text.rstrip().split("\n")
     indented = lines[last.body[0].lineno - 1][: last.body[0].col_offset]
-    if indented.strip():  # the docstring stands on the line of the signature
+    if indented.strip():  # the docstring is on the line of the signature
         return
     for plan, step in (([_PLAN_REQUEST], f"{indented}{_FIRST_STEP}"), ([], "")):
         request = "\n".join(
@@ -274,7 +276,7 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
 
 
 def _has_body(code: str) -> bool:
-    """Whether this is Python whose last function has more than its docstring."""
+    """Return True if this is Python whose last function has more than a docstring."""
     try:
         last = next(reversed(ast.parse(code).body), None)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -283,7 +285,7 @@ def _has_body(code: str) -> bool:
 
 
 def _normalize_assertion(line: str) -> str:
-    """Return an assertion in one spelling."""
+    """Return an assertion in a normalized spelling."""
     try:
         return ast.unparse(ast.parse(line))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -291,9 +293,8 @@ def _normalize_assertion(line: str) -> str:
 
 
 def _assertions(test: str) -> list[str]:
-    """Return the assertions of a file of tests in Python that holds nothing else: the rest says
-    nothing of the function. Empty where there is more to it, as what an assertion uses may be set
-    up before.
+    """Return the assertions of a Python test file; [] if it contains anything else, because other
+    code may set up what the assertions use.
     """
     found = []
     for line in test.splitlines():

@@ -135,7 +135,7 @@ class CheckedWorkspace:
     run after each change, whatever it touches. task: the description of the task.
     """
 
-    turn: TurnContext
+    turn_context: TurnContext
     prepared: Prepared | None = None
     required_cases: AbstractSet[str] = frozenset()
     task: str = ""
@@ -251,7 +251,7 @@ async def check_changes(
     checks were run. Raises errors of the workspace.
     """
     try:
-        patch = await commit_changes(workspace.turn.context, message, clean)
+        patch = await commit_changes(workspace.turn_context.call_context, message, clean)
     except PatchRefused as error:
         return replace(state, refusal=error, passed=False, proven=False), False
     if patch.diff == (state.patch.diff if state.patch is not None else ""):
@@ -278,7 +278,11 @@ async def _run_selected_checks(
     workspace: CheckedWorkspace, prepared: Prepared, patch: Patch, max_seconds: float
 ) -> WorkspaceState:
     """Run the checks near the change and return the workspace's state."""
-    context, required_cases, task = workspace.turn.context, workspace.required_cases, workspace.task
+    context, required_cases, task = (
+        workspace.turn_context.call_context,
+        workspace.required_cases,
+        workspace.task,
+    )
     profile = prepared.base.profile
     scopes = list(
         select_checks(
@@ -330,7 +334,7 @@ async def _find_importers(
     """Return the test files that import changed files, those named after a word of the task first;
     none if every check is fast.
     """
-    context = workspace.turn.context
+    context = workspace.turn_context.call_context
     subjects = [path for path in patch.paths if path not in patch.tests]
     if not subjects or all(run.duration_ms <= max_seconds * 1000 for run in prepared.runs.values()):
         return ()

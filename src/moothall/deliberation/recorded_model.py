@@ -1,4 +1,4 @@
-"""Model calls: paid from the budget, recorded after they came, never repeated once they are."""
+"""Model calls: charged to the budget, recorded afterwards, and never repeated once recorded."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ _RECORDED_FIELDS = (
 )
 """The fields of a reply that are recorded under their own names."""
 REMOTE = "elsewhere"
-"""The phase of a call that asks a remote agent."""
+"""The phase of a call to a remote agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What an earlier run of the same deliberation left: its answers by call id, and by
-    `<seat>/<phase>/<round>.<turn>` what it found of a turn (why the seat went in circles, or
-    nothing). `words` is what was said to it, by event id; `told` which of that a call heard.
+    """What earlier runs of the same deliberation recorded.
+
+    answers: replies by call id. stuck_reasons: by `<seat>/<phase>/<round>.<turn>`, why the seat was
+    stuck after that turn, or an empty string. steering: steering messages by event id.
+    steering_by_call: the ids of the messages that each call received.
     """
 
     answers: Mapping[str, ChatReply] = field(default_factory=dict)
@@ -54,20 +56,18 @@ class Recording:
     steering: Mapping[str, str] = field(default_factory=dict)
     steering_by_call: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recorded_ids: frozenset[str] = frozenset()
-    """The ids of what is on record."""
+    """The ids of all recorded events."""
     progress: float = 0.0
-    """How far its agent was told to be."""
+    """The last published progress of the deliberation's agent."""
 
     @property
     def spent(self) -> Usage:
-        """What its answers cost."""
+        """The total usage of the answers."""
         return sum((reply.usage for reply in self.answers.values()), Usage())
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Recording:
-        """Read the answers out of a replay; other events, and those that are malformed, are passed
-        over.
-        """
+        """Read a recording from a replay; skip other events and malformed ones."""
         answers: dict[str, ChatReply] = {}
         stuck_reasons: dict[str, str] = {}
         steering: dict[str, str] = {}
@@ -77,23 +77,25 @@ class Recording:
         for event in events:
             recorded_ids.add(event.id)
             if event.type is EventType.AGENT_PROGRESS and isinstance(
-                far := event.data.get("progress"), int | float
+                progress_value := event.data.get("progress"), int | float
             ):
-                progress = max(progress, far)
+                progress = max(progress, progress_value)
             if event.type is EventType.DELIBERATION_STEERED:
                 steering[event.id] = steering_text(event)
             if event.type == EventType.SEAT_TURN and isinstance(event.data.get("stuck"), str):
-                where = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
-                stuck_reasons.setdefault("{}/{}/{}.{}".format(*where), event.data["stuck"])
+                parts = (str(event.data.get(name)) for name in ("seat", "phase", "round", "turn"))
+                stuck_reasons.setdefault("{}/{}/{}.{}".format(*parts), event.data["stuck"])
             if event.type == EventType.MODEL_CALLED:
                 data = event.data
-                if isinstance(heard := data.get("told"), list | tuple):
-                    steering_by_call.setdefault(str(data.get("call_id")), tuple(map(str, heard)))
-                said = {name: data[name] for name in _RECORDED_FIELDS if name in data}
+                if isinstance(message_ids := data.get("told"), list | tuple):
+                    steering_by_call.setdefault(
+                        str(data.get("call_id")), tuple(map(str, message_ids))
+                    )
+                fields = {name: data[name] for name in _RECORDED_FIELDS if name in data}
                 try:
                     answers.setdefault(
                         str(data.get("call_id")),
-                        load(ChatReply, {"text": data.get("answer"), **said}),
+                        load(ChatReply, {"text": data.get("answer"), **fields}),
                     )
                 except InvalidRequest as error:
                     log.warning(
@@ -107,9 +109,7 @@ class Recording:
 
 
 def steering_text(event: Event) -> str:
-    """Return what an event says to a council, fenced: who says it is known, and the system message
-    says what counts.
-    """
+    """Return a steering message, fenced, with its author."""
     return fence(
         f"the task, added to by {event.data.get('by', '')} meanwhile",
         str(event.data.get("message", "")),
@@ -118,9 +118,7 @@ def steering_text(event: Event) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model of the settings, what calls it, and what its server tells of it once that was
-    asked.
-    """
+    """A model of the settings, its client, and what its server reports about it."""
 
     llm: LlmSettings
     model: ChatModel
@@ -128,8 +126,9 @@ class NamedModel:
 
 
 class RecordedModel:
-    """The one way in which a council calls its models. `seats` are those of seats, the first one is
-    asked for what they share. Belongs to one event loop.
+    """Makes all model calls of a council. Belongs to one event loop.
+
+    seat_models: the models of seats; the default one serves calls that belong to no seat.
     """
 
     def __init__(
@@ -173,40 +172,42 @@ class RecordedModel:
         return self._clean(text)
 
     def usage_of(self, seat: str) -> Usage:
-        """Return what a seat's calls used, those of earlier runs included."""
+        """Return the usage of a seat's calls, including earlier runs."""
         return self._used.get(seat, Usage())
 
     def steering_for(self, call_id: str) -> tuple[str, ...]:
-        """Return what was said to the council that this call hears: all until now, or, of one that
-        was made before, what it heard then.
+        """Return the steering messages for a call: all so far or, for a recorded call, those it
+        received then.
         """
-        steering = {**self._recording.steering, **self._steering}
+        messages = {**self._recording.steering, **self._steering}
         if call_id not in self._steering_by_call:
-            known = call_id in self._recording.answers
+            is_recorded = call_id in self._recording.answers
             self._steering_by_call[call_id] = (
-                self._recording.steering_by_call.get(call_id, ()) if known else tuple(steering)
+                self._recording.steering_by_call.get(call_id, ())
+                if is_recorded
+                else tuple(messages)
             )
-        return tuple(steering[name] for name in self._steering_by_call[call_id] if name in steering)
+        return tuple(messages[name] for name in self._steering_by_call[call_id] if name in messages)
 
     def first_stuck_reason(self, step: str, reason: str) -> str:
-        """Return what was found of a turn the first time, in an earlier run or in a workspace that
-        was lost; `found` where this is the first. Checks may say something else when they are run
-        again, and the seat must go the same way all the same.
+        """Return why the seat was stuck after a turn, as recorded by an earlier run or a lost
+        workspace; `reason` if the turn is new. Repeated checks may have other results, and the seat
+        must take the same course all the same.
         """
         return self._stuck_reasons.setdefault(step, reason)
 
     async def ask(self, request: ChatRequest) -> ChatReply:
-        """Return the answer. The same call is made once, also if it is asked for twice at the same
-        time. No secret is in what is sent.
+        """Return the reply to a request. Concurrent and repeated requests with the same call id
+        make one call. Secrets are removed from the request.
 
-        Raises what the model raises, and `BudgetExceeded`.
+        Raises the errors of the model, and `BudgetExceeded`.
         """
         async with self._locks.setdefault(request.call_id, asyncio.Lock()):
             return await self._ask(request)
 
     async def _ask(self, request: ChatRequest) -> ChatReply:
-        if (heard := self._replies.get(request.call_id)) is not None:
-            return heard  # a turn that is done again, in a fresh workspace
+        if (reply := self._replies.get(request.call_id)) is not None:
+            return reply  # a turn that is repeated in a new workspace
         _, seat, phase, _ = request.call_id.split("/")
         recorded = self._recording.answers.get(request.call_id)
         if recorded is not None:
@@ -230,13 +231,13 @@ class RecordedModel:
 
     @asynccontextmanager
     async def hold_turn(self) -> AsyncIterator[None]:
-        """Hold one turn of a seat: it begins where the deliberation is not paused."""
+        """Hold one turn of a seat; it starts when the deliberation is not paused."""
         async with self._pause_gate.hold_turn():
             yield
             await self._flush()
 
     async def _flush(self) -> None:
-        """What was said is on record before the deliberation is put down."""
+        """Make events durable before the deliberation is suspended."""
         if self._pause_gate.closed:
             await self._events.flush()
 
@@ -247,13 +248,12 @@ class RecordedModel:
         named: NamedModel,
         estimate: Usage,
     ) -> ChatReply:
-        """Make a call for which there is room, and record it."""
+        """Make a call whose estimate is reserved, and record it."""
         _, seat, phase, _ = request.call_id.split("/")
         try:
             if self._reservation is not None:
                 await self._reserve(self._reservation, estimate)
             with model_call(request, messages, self._clean) as record_reply:
-                # Where this process stood still another may have asked meanwhile: not a word more.
                 cleaned_request = replace(
                     request, messages=messages, tenant=self._events.deliberation.tenant
                 )
@@ -269,9 +269,15 @@ class RecordedModel:
             seat=seat,
             call_id=request.call_id,
             phase=phase,
-            prompt_sha256=digest(*(part for m in messages for part in (m.role, m.content))),
+            prompt_sha256=digest(
+                *(part for message in messages for part in (message.role, message.content))
+            ),
             model=reply.model,
-            **({"profile": name} if (name := self._events.deliberation.model_of(seat)) else {}),
+            **(
+                {"profile": model_name}
+                if (model_name := self._events.deliberation.model_of(seat))
+                else {}
+            ),
             sampling={
                 "temperature": request.temperature,
                 "seed": request.seed,
@@ -294,8 +300,8 @@ class RecordedModel:
             ),
             **({"reasoning": reply.reasoning} if reply.reasoning else {}),
             **(
-                {"told": list(told)}
-                if (told := self._steering_by_call.get(request.call_id))
+                {"told": list(message_ids)}
+                if (message_ids := self._steering_by_call.get(request.call_id))
                 else {}
             ),
         )
@@ -303,7 +309,11 @@ class RecordedModel:
         return reply
 
     async def _chat(self, model: ChatModel, request: ChatRequest, seat: str) -> ChatReply:
-        """Make the call, and tell its answer while it grows, where that is wanted."""
+        """Make the call, and publish its partial reply if that is enabled.
+
+        The client checks `owns_work` before it sends: another process may have taken over while
+        this one was stalled.
+        """
         if self._publish_partial is None:
             return await model.chat(request, ours=self._owns_work)
         partial_reply = StreamedReply(seat, self._publish_partial, self._clean)
@@ -313,9 +323,7 @@ class RecordedModel:
         return reply
 
     async def close(self) -> None:
-        """Give back to the story what its budget held for calls that were not made. Raises
-        `BusUnavailable`.
-        """
+        """Return unused budget to the story. Raises `BusUnavailable`."""
         if self._reservation is not None:
             await self._reservation.close(self._ledger.spent)
 
@@ -327,16 +335,16 @@ class RecordedModel:
             raise
 
     def _clean_message(self, message: Message) -> Message:
-        known = self._cleaned_messages.get(message)
-        if known is None:
+        cleaned = self._cleaned_messages.get(message)
+        if cleaned is None:
             content = self._clean(message.content)
             calls = tuple(
                 replace(call, arguments=self._clean(call.arguments)) for call in message.calls
             )
-            same = content == message.content and calls == message.calls
-            known = message if same else replace(message, content=content, calls=calls)
-            self._cleaned_messages[message] = known
-        return known
+            unchanged = content == message.content and calls == message.calls
+            cleaned = message if unchanged else replace(message, content=content, calls=calls)
+            self._cleaned_messages[message] = cleaned
+        return cleaned
 
     def _count(self, seat: str, usage: Usage) -> None:
         self._used[seat] = self.usage_of(seat) + usage

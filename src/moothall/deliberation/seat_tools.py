@@ -1,4 +1,4 @@
-"""The tools that a seat is offered natively: short names for the guarded tools of the catalogue."""
+"""The tools that a seat calls natively: short names for the catalogue's tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moothall.tools.catalogue import ToolSpec
 SUBMIT = "submit"
 BASH, VIEW, EDIT, WRITE = "code.shell", "files.read", "files.edit", "files.write"
 _SHELL_REPLACES = frozenset({"files", "git", "tests", "code", "system"})
-"""Categories of tools that a seat with a shell does not need under names of their own."""
+"""Categories of tools that seats with a shell do not need under separate names."""
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _COUNT_ARGUMENT = re.compile(r"\bcount=\d+\b")
 _CATALOGUE_NAME = re.compile(r"(?<![\w/.'-])(?:files|git|tests|code|system)\.[a-z]+\b(?![/(])")
@@ -23,7 +23,7 @@ _USAGE_HINT = re.compile(r" Right is [a-z]+\.[a-z]+\([^()]*\)\Z")
 _SHELL_COMMANDS = {
     f"git.{command}": f"git {command}" for command in ("status", "diff", "log", "show", "blame")
 }
-_MAX_VIEWED_LINES = 400  # lines, without a range
+_MAX_VIEWED_LINES = 400  # without a range
 _SUBMIT_TOOL = FunctionTool(
     SUBMIT,
     "Hand in your change. The tests near it and your new tests run once. Call it only when the "
@@ -43,13 +43,13 @@ _SUBMIT_TOOL = FunctionTool(
 
 
 class UnusableCallError(ValueError):
-    """A call that no tool can take; the message is for the model."""
+    """A call that no tool accepts; the message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SeatTool:
-    """A short tool: the name offered, its arguments (name → JSON schema), which of them are
-    required, and how they become the arguments of the catalogue's tool.
+    """A tool with a short name: its arguments (name → JSON schema), the required ones, and their
+    translation into the arguments of the catalogue's tool.
     """
 
     name: str
@@ -59,9 +59,7 @@ class _SeatTool:
     translate: Callable[[dict[str, Any]], dict[str, Any]]
 
     def function_tool(self, spec: ToolSpec) -> FunctionTool:
-        """Return what the model is offered; the description names the limits of the catalogue's
-        tool.
-        """
+        """Return the tool for the model. Its description names the catalogue tool's limits."""
         parameters = {
             "type": "object",
             "properties": dict(self.arguments),
@@ -143,29 +141,29 @@ _SEAT_TOOLS: Mapping[str, _SeatTool] = {
 
 @dataclass(frozen=True, slots=True)
 class SeatTools:
-    """What one seat is offered, and which tool of the catalogue each name stands for."""
+    """The tools that one seat is offered, and the catalogue's tool for each name."""
 
     offered: tuple[FunctionTool, ...]
     _specs: Mapping[str, ToolSpec]
 
     @classmethod
     def from_specs(cls, specs: Sequence[ToolSpec]) -> SeatTools:
-        """Offer the short tools among `specs` and, under names of their own, those that a shell
-        does not replace.
+        """Offer the short-named tools among `specs`, and the others that a shell does not replace
+        under names of their own.
         """
-        known = {spec.name: spec for spec in specs}
-        shell = BASH in known
+        specs_by_catalogue_name = {spec.name: spec for spec in specs}
+        has_shell = BASH in specs_by_catalogue_name
         offered: list[FunctionTool] = []
         specs_by_name: dict[str, ToolSpec] = {}
         for name, seat_tool in _SEAT_TOOLS.items():
-            if name in known:
-                offered.append(seat_tool.function_tool(known[name]))
-                specs_by_name[seat_tool.name] = known[name]
+            if name in specs_by_catalogue_name:
+                offered.append(seat_tool.function_tool(specs_by_catalogue_name[name]))
+                specs_by_name[seat_tool.name] = specs_by_catalogue_name[name]
         for spec in specs:
             name = spec.name.replace(".", "_")
             if (
                 spec.name in _SEAT_TOOLS
-                or (shell and spec.category in _SHELL_REPLACES)
+                or (has_shell and spec.category in _SHELL_REPLACES)
                 or name in specs_by_name
                 or not _TOOL_NAME.fullmatch(name)
             ):
@@ -175,25 +173,25 @@ class SeatTools:
         return cls((*offered, _SUBMIT_TOOL), specs_by_name)
 
     def with_submit(self, submit: FunctionTool) -> SeatTools:
-        """Return the same tools with another description and other arguments of submit."""
+        """Return the same tools with a different submit tool."""
         return replace(self, offered=(*self.offered[:-1], submit))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names offered, in order."""
+        """The offered names, in order."""
         return tuple(tool.name for tool in self.offered)
 
     def offers(self, name: str) -> bool:
-        """Whether a tool of the catalogue is among them."""
+        """Return True if a tool of the catalogue is offered."""
         return any(spec.name == name for spec in self._specs.values())
 
     @property
     def has_shell(self) -> bool:
-        """Whether commands can be run."""
+        """True if the seat can run commands."""
         return "bash" in self._specs
 
     def read_action(self, call: FunctionCall) -> Action:
-        """Return the call as one of the catalogue. Raises `UnusableCallError`."""
+        """Return the call as an action of the catalogue. Raises `UnusableCallError`."""
         spec = self._specs.get(call.name)
         if spec is None:
             raise UnusableCallError(
@@ -216,8 +214,8 @@ class SeatTools:
         return Action(spec.name, seat_tool.translate(arguments))
 
     def translate_error(self, error: str, call: FunctionCall) -> str:
-        """Return an error of the catalogue's tool in the words of the seat: names and arguments of
-        the tools that it is offered.
+        """Return an error of the catalogue's tool with the names and arguments of the tools that
+        the seat is offered.
         """
         spec = self._specs.get(call.name)
         if spec is not None and (seat_tool := _SEAT_TOOLS.get(spec.name)) is not None:
@@ -229,16 +227,15 @@ class SeatTools:
         if self.has_shell:
             names |= _SHELL_COMMANDS
         return _COUNT_ARGUMENT.sub(
-            "all=true", _CATALOGUE_NAME.sub(lambda found: names.get(found[0], found[0]), error)
+            "all=true", _CATALOGUE_NAME.sub(lambda match: names.get(match[0], match[0]), error)
         )
 
 
 def read_arguments(call: FunctionCall) -> dict[str, Any]:
-    """Return the arguments of a call. Raises `UnusableCallError` for what is no JSON object."""
+    """Return the arguments of a call. Raises `UnusableCallError` if they are not a JSON object."""
     try:
-        arguments = json.loads(
-            call.arguments or "{}", strict=False
-        )  # a line break inside a string is a common slip
+        # Not strict: models often write line breaks into strings.
+        arguments = json.loads(call.arguments or "{}", strict=False)
     except (ValueError, RecursionError) as error:
         raise UnusableCallError(f"the arguments of {call.name} are not JSON: {error}") from error
     if not isinstance(arguments, dict):

@@ -1,4 +1,4 @@
-"""What a model writes while it writes it: for whoever looks just then, and kept nowhere."""
+"""Partial replies: what a model is writing, published to current observers and stored nowhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from moothall.errors import Temporary
 log = telemetry.get_logger(__name__)
 
 PublishPartial = Callable[[Writing], Awaitable[None]]
-"""Tells what a seat is writing. Such a hint may be lost."""
-_PUBLISH_INTERVAL_SECONDS = 0.5  # seconds
-_REPEAT_AFTER_INTERVALS = 4  # times that nothing is told of what stays the same
-_MAX_PARTIAL_CHARS = 2_000  # characters
+"""Publishes a partial reply of a seat. The message may be lost."""
+_PUBLISH_INTERVAL_SECONDS = 0.5
+_REPEAT_AFTER_INTERVALS = 4  # without new text
+_MAX_PARTIAL_CHARS = 2_000
 _PRIVATE_KEY_HEADER = "-----BEGIN "
 
 
 class StreamedReply:
-    """The answer of one call as it grows. What is told of it ends with a whole word, so that no
-    beginning of a secret is shown whose end would have been known; a key in lines of its own is
-    held back until all of it is there.
+    """The partial reply of one call.
+
+    Published text ends with a whole word, so that no part of a secret is shown before the whole is
+    recognised. A key in lines of its own is held back until it is complete.
     """
 
     def __init__(
@@ -42,13 +43,11 @@ class StreamedReply:
         self._published_pieces = 0
 
     def add(self, piece: str) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         self._pieces.append(piece)
 
     async def publish_periodically(self) -> None:
-        """Tell it every so often until cancelled; where nobody can be told, the work goes on
-        without.
-        """
+        """Publish the text at an interval until cancelled; stop if publishing fails."""
         idle = 0
         try:
             while True:
@@ -56,14 +55,14 @@ class StreamedReply:
                 idle += 1
                 if len(self._pieces) > self._published_pieces or (
                     self._published_pieces and idle >= _REPEAT_AFTER_INTERVALS
-                ):  # who begins to look hears it too
+                ):  # for new observers
                     self._published_pieces, idle = len(self._pieces), 0
                     await self._publish_partial(self.writing)
         except Temporary as error:
             log.debug("what a seat writes is not shown", seat=self._seat, reason=error.message)
 
     async def publish_end(self) -> None:
-        """Say that it is written, if any of it was told."""
+        """Publish that the reply is complete, if any of it was published."""
         if self._published_pieces:
             try:
                 await self._publish_partial(Writing(self._seat, ""))
@@ -74,10 +73,10 @@ class StreamedReply:
 
     @property
     def writing(self) -> Writing:
-        """What there is, without secrets."""
+        """The text so far, without secrets."""
         whole = re.sub(r"\S+\Z", "", "".join(self._pieces))
-        begun = whole.rfind(_PRIVATE_KEY_HEADER)
-        if begun >= 0 and "-----END " not in whole[begun:]:
-            whole = whole[:begun]
+        key_start = whole.rfind(_PRIVATE_KEY_HEADER)
+        if key_start >= 0 and "-----END " not in whole[key_start:]:
+            whole = whole[:key_start]
         clean = self._clean(whole)
         return Writing(self._seat, clean[-_MAX_PARTIAL_CHARS:], answer_so_far(clean))

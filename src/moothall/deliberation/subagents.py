@@ -1,5 +1,5 @@
-"""`agents.run`: agents that a block of Python starts, in the same workspace, with no more than its
-seat may and has left.
+"""`agents.run`: agents that a block of Python starts in the same workspace, with at most its seat's
+grants and remaining budget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROMPT_CHARS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """Starts the sub-agents of one seat's blocks; they speak to the model as it does."""
+    """Starts the sub-agents of one seat's blocks, with the seat's model settings."""
 
     model: RecordedModel
     llm: LlmSettings
@@ -40,45 +40,51 @@ class SubAgents:
     async def run_agents(
         self, block_runner: BlockRunner, block: Block, arguments: Mapping[str, Any]
     ) -> ToolResult:
-        """Let an agent work on each of `prompts`, side by side; `answers` are their answers in
-        order. `tools` narrows what they may call. Raises what the model raises when it is gone.
+        """Run an agent for each of `prompts` concurrently; `answers` has their answers in order.
+        `tools` narrows their grants. Raises the errors of an unavailable model.
         """
-        settings, at = block_runner.settings, block.context
-        given, tools = arguments.get("prompts"), arguments.get("tools")
+        settings, turn_context = block_runner.settings, block.turn_context
+        texts, tools = arguments.get("prompts"), arguments.get("tools")
         if (
-            not isinstance(given, list)
-            or not given
-            or not all(isinstance(item, str) and item.strip() for item in given)
+            not isinstance(texts, list)
+            or not texts
+            or not all(isinstance(item, str) and item.strip() for item in texts)
         ):
             return _refuse(ToolStatus.INVALID, "give a prompt, or a list of prompts")
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(item, str) for item in tools)
         ):
             return _refuse(ToolStatus.INVALID, "tools is a list of names of tools")
-        if at.caller.depth >= settings.agents_depth:
+        if turn_context.caller.depth >= settings.agents_depth:
             return _refuse(
                 ToolStatus.BLOCKED, f"agents may be {settings.agents_depth} deep, and this one is"
             )
-        if len(given) > block.budget.agents or block.started + len(given) > settings.agents_fan_out:
-            left = min(block.budget.agents, settings.agents_fan_out - block.started)
+        if len(texts) > block.budget.agents or block.started + len(texts) > settings.agents_fan_out:
+            agents_left = min(block.budget.agents, settings.agents_fan_out - block.started)
             return _refuse(
                 ToolStatus.BUDGET_EXCEEDED,
-                f"{len(given)} agents were asked for, and {left} are left to this block",
+                f"{len(texts)} agents were asked for, and {agents_left} are left to this block",
             )
-        block.budget.agents -= len(given)
-        first, block.started = block.started + 1, block.started + len(given)
-        context = replace(at, context=_narrow(at.context, tools), budget=block.budget)
+        block.budget.agents -= len(texts)
+        first_number, block.started = block.started + 1, block.started + len(texts)
+        child_context = replace(
+            turn_context,
+            call_context=_narrow(turn_context.call_context, tools),
+            budget=block.budget,
+        )
         slots = asyncio.Semaphore(settings.agents_at_once)
         agents = [
             self._create_agent(
                 block_runner,
-                replace(context, caller=at.caller.child(first + index, settings)),
+                replace(
+                    child_context, caller=turn_context.caller.child(first_number + index, settings)
+                ),
                 prompt,
             )
-            for index, prompt in enumerate(given)
+            for index, prompt in enumerate(texts)
         ]
         async with asyncio.TaskGroup() as group:
-            for number, agent in enumerate(agents, first):
+            for number, agent in enumerate(agents, first_number):
                 group.create_task(agent.work(slots), name=f"agent {number}")
         for agent in agents:
             block.results += agent.agent.results
@@ -100,7 +106,7 @@ class SubAgents:
     def _create_agent(
         self, block_runner: BlockRunner, turn_context: TurnContext, prompt: str
     ) -> SubAgent:
-        context, depth = turn_context.context, turn_context.caller.depth
+        context, depth = turn_context.call_context, turn_context.caller.depth
         specs = turn_context.gateway.list_tools(context.tenant, context.grant)
         conversation = Conversation(
             context.task_id,
@@ -121,30 +127,23 @@ class SubAgents:
 
 @dataclass(slots=True)
 class SubAgent:
-    """One of them. `failed` is what ended it otherwise than by an answer."""
+    """A sub-agent. `failed` is the error that ended it without an answer."""
 
     agent: AgentLoop
-    context: TurnContext
+    turn_context: TurnContext
     settings: RunnerSettings
     answer: str = ""
     failed: MoothallError | None = None
 
     async def work(self, slots: asyncio.Semaphore) -> None:
-        """Work on the prompt until it finishes, goes in circles or has no turns left; never raises
-        a `MoothallError`.
-        """
-        # The turn of the seat, with this agent's own number in it: a sub-agent's sub-agents are
-        # numbered with it.
-        phase, _, turn = self.context.step.partition("/")
-        where, turn_offset = (
-            f"{phase}/{'.'.join(turn.split('.')[:2])}",
-            self.context.caller.turn_offset(self.settings),
-        )
+        """Work on the prompt until done, stuck or out of turns. Never raises a `MoothallError`."""
+        # The round is the seat's turn with this agent's number, which is unique at all depths.
+        phase, _, turn = self.turn_context.step.partition("/")
         attempt = AttemptState(
-            where,
-            self.context.context.deadline,
-            CheckedWorkspace(self.context),
-            turn_offset=turn_offset,
+            f"{phase}/{'.'.join(turn.split('.')[:2])}",
+            self.turn_context.call_context.deadline,
+            CheckedWorkspace(self.turn_context),
+            turn_offset=self.turn_context.caller.turn_offset(self.settings),
         )
         async with slots:
             try:
@@ -160,7 +159,7 @@ class SubAgent:
 
 
 def _narrow(context: CallContext, tools: list[str] | None) -> CallContext:
-    """Return the seat with these of its tools alone; None: all that it has."""
+    """Return the context with only these of the seat's tools; all of them for None."""
     if tools is None:
         return context
     token = (

@@ -1,5 +1,5 @@
 """A seat's conversation with a model that calls tools natively: its messages, and their compaction
-before the window is full.
+before the context window is full.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from moothall.domain.ids import seed_of
 from moothall.errors import ContextOverflow, DeadlineExceeded
 
 _COMPACT_SHARE = 0.7
-"""The share of the window after which the conversation is compacted."""
+"""The share of the context window above which the conversation is compacted."""
 _KEPT_TURNS = 2
-"""Turns that stay as they are when the ones before become notes."""
+"""The number of recent turns that a compaction keeps."""
 _MAX_RESULT_CHARS, _MIN_RESULT_CHARS = 8_000, 1_000
 _MAX_NOTES_CHARS = 16_000
 _MAX_OUTLINE_CALLS, _MAX_OUTLINE_CHARS = 40, 160
@@ -30,22 +30,20 @@ that failed, and what is left to do."""  # noqa: E501 - a line of embedded text
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A reply of the model, and the messages that answer it: one for each call, or one to a reply
-    without calls.
-    """
+    """A reply of the model and its answers: one for each call, or one for a reply without calls."""
 
     reply: Message
     answers: tuple[Message, ...]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """In the order of the conversation."""
+        """All messages of the turn, in order."""
         return (self.reply, *self.answers)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatState:
-    """How far a conversation has come."""
+    """A snapshot of a conversation."""
 
     head: tuple[Message, ...]
     turns: tuple[Turn, ...]
@@ -55,7 +53,7 @@ class ChatState:
 
 
 class ToolChat:
-    """One seat's conversation. `head` is the system message and the task; both stay for ever."""
+    """The conversation of one seat. `head`, the system message and the task, is never compacted."""
 
     def __init__(
         self,
@@ -83,9 +81,10 @@ class ToolChat:
         self._steering_count = 0
 
     async def ask(self, step: str, deadline: datetime) -> ChatReply:
-        """Return the reply to the conversation so far; compact it first where it fills the window.
+        """Return the reply to the conversation so far; compact it first if it fills the context
+        window.
 
-        Raises what the model raises: `ContextOverflow` where even the task and the last turns are
+        Raises the errors of the model: `ContextOverflow` if even the task and the last turns are
         too long.
         """
         if datetime.now(UTC) >= deadline:
@@ -107,7 +106,7 @@ class ToolChat:
         return reply
 
     def add_turn(self, reply: ChatReply, answers: Sequence[Message]) -> None:
-        """Add a reply and what answers it."""
+        """Add a reply and its answers."""
         message = Message(
             "assistant",
             reply.text or ("" if reply.calls else "(empty reply)"),
@@ -118,19 +117,19 @@ class ToolChat:
         self._size += sum(tokens(answer.content) for answer in answers)
 
     def snapshot(self) -> ChatState:
-        """Return how far it has come, for `back_to`."""
+        """Return a snapshot for `restore`."""
         return ChatState(
             self._head, tuple(self.turns), self._notes, self._size, self._steering_count
         )
 
     def restore(self, state: ChatState) -> None:
-        """Forget what came after `state`, compactions included."""
+        """Undo everything after a snapshot, compactions included."""
         self._head, self.turns, self._notes = state.head, list(state.turns), state.notes
         self._size, self._steering_count = state.size, state.steering_count
 
     def append_text(self, text: str) -> None:
-        """Add to what the model reads next. It joins the last message: some servers refuse two
-        messages of one side in a row.
+        """Append a text to the last message; some servers refuse two messages of one role in a
+        row.
         """
         if not self.turns:
             self._head = (*self._head[:-1], _append_to_message(self._head[-1], text))
@@ -142,7 +141,7 @@ class ToolChat:
         self._size += tokens(text)
 
     def _append_steering(self, step: str) -> None:
-        """Add what people have said to the council since the last call."""
+        """Append the steering messages since the last call."""
         messages = self.model.steering_for(self._call_id(step))
         for text in messages[self._steering_count :]:
             self.append_text(text)
@@ -176,8 +175,8 @@ class ToolChat:
         return f"{self._task_id}/{self.seat}/{step}"
 
     async def _compact(self, step: str, deadline: datetime, max_result_chars: int) -> None:
-        """Replace all turns but the last ones by notes: the model's, or an outline of its calls
-        where it writes none.
+        """Replace all turns but the last ones by notes of the model, or by an outline of its calls
+        if it writes none.
         """
         older = self.turns[:-_KEPT_TURNS]
         if older:
@@ -189,8 +188,8 @@ class ToolChat:
         self._size = sum(tokens(message.content) for message in self._messages())
 
     async def _write_notes(self, step: str, deadline: datetime) -> str:
-        """Return the model's notes, empty if it writes none. The call is number 0 of the turn: tool
-        calls are numbered from 1.
+        """Return the model's notes, or an empty string. The call is number 0 of the turn, because
+        tool calls are numbered from 1.
         """
         *before, last = self._messages()
         try:
@@ -214,7 +213,7 @@ def _shorten(turn: Turn, max_chars: int) -> Turn:
 
 
 def _outline(turns: Sequence[Turn]) -> list[str]:
-    """Return a line for each of the last calls."""
+    """Return one line for each of the last calls."""
     calls = [call for turn in turns for call in turn.reply.calls]
     return [
         f"{call.name} {' '.join(call.arguments.split())[:_MAX_OUTLINE_CHARS]}"

@@ -198,7 +198,7 @@ class ToolLoop:
             raise AssertionError("a seat works on a repository")
         state = WorkspaceState(start.patch, passed=start.passed) if start else WorkspaceState()
         round_ = _RoundState(round_name, workspace, workspace.prepared, turns[-1], state)
-        deadline = workspace.turn.context.deadline
+        deadline = workspace.turn_context.call_context.deadline
         seconds_left = seconds_until(deadline)
         work_deadline = deadline - timedelta(
             seconds=min(_RESERVE_SECONDS, seconds_left * _RESERVE_SHARE)
@@ -332,7 +332,9 @@ class ToolLoop:
 
         async def commit() -> Patch:
             patch = await commit_changes(
-                round_.workspace.turn.context, round_.step(0), self.conversation.model.clean
+                round_.workspace.turn_context.call_context,
+                round_.step(0),
+                self.conversation.model.clean,
             )
             round_.state = WorkspaceState(patch)
             return patch
@@ -425,7 +427,9 @@ class ToolLoop:
         state = round_.state
         try:
             patch = await commit_changes(
-                round_.workspace.turn.context, round_.step(turn), self.conversation.model.clean
+                round_.workspace.turn_context.call_context,
+                round_.step(turn),
+                self.conversation.model.clean,
             )
         except PatchRefused as refused:
             if state.changed and state.patch is not None and state.refusal is None:
@@ -457,7 +461,7 @@ class _TurnCalls:
     """The calls of one turn, run through the tool gateway."""
 
     def __init__(self, round_: _RoundState, step: str) -> None:
-        turn_context = replace(round_.workspace.turn, step=step)
+        turn_context = replace(round_.workspace.turn_context, step=step)
         self._round = round_
         self._gateway: ToolGateway = turn_context.gateway
         self._calls: BlockCalls = turn_context.create_calls(BlockBudget(_MAX_CALLS_PER_REPLY))
