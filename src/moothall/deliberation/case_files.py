@@ -135,9 +135,8 @@ def _split_libtest_case(case: str) -> tuple[str, str, str] | None:
         return None
     if match := _LIBTEST.match(head):
         return match["binary"].replace("-", "_"), match["source"], name
-    if re.fullmatch(
-        r"[\w-]+(?:::[\w-]+)?", head
-    ):  # nextest: `crate::name`, or `crate::binary name`
+    # nextest: `crate::name`, or `crate::binary name`.
+    if re.fullmatch(r"[\w-]+(?:::[\w-]+)?", head):
         return head.replace("-", "_"), "src/lib.rs", name
     return None
 
@@ -205,8 +204,10 @@ def rank_importers(
 
 def sort_by_common_words(files: Iterable[str], text: str) -> list[str]:
     """Return the files, those whose names share a word with a text first."""
-    words = {*_WORD.findall(text.casefold())} - {"test", "tests", "spec"}
-    return sorted(files, key=lambda file: words.isdisjoint(_WORD.findall(stem(file).casefold())))
+    text_words = {*_WORD.findall(text.casefold())} - {"test", "tests", "spec"}
+    return sorted(
+        files, key=lambda file: text_words.isdisjoint(_WORD.findall(stem(file).casefold()))
+    )
 
 
 def names_on_base(cases: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:

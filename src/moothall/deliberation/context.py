@@ -289,12 +289,12 @@ class DeliberationContext:
         `ChatRequest`.
         """
         setup = self.setup_of(step.partition("/")[0])
+        if setup.native:  # strong models need tokens for reasoning
+            max_tokens = max(max_tokens, setup.llm.max_tokens)
         request = ChatRequest(
             call_id=f"{self.deliberation.task_id}/{step}",
             messages=tuple(messages),
-            max_tokens=max(max_tokens, setup.llm.max_tokens)
-            if setup.native
-            else max_tokens,  # a strong model thinks before it answers
+            max_tokens=max_tokens,
             schema=schema if setup.mode == "json" else None,
             **{"deadline": self.deadline, "seed": seed_of(self.deliberation.seed, step), **options},
         )
@@ -315,16 +315,19 @@ def _open_models(
     deliberation: Deliberation, dependencies: Dependencies
 ) -> Mapping[str, NamedModel]:
     """Return the council's models by name, the default first. Raises `ConfigurationError`."""
-    known = {**dependencies.named_models, "": NamedModel(dependencies.llm, dependencies.model)}
+    known_models = {
+        **dependencies.named_models,
+        "": NamedModel(dependencies.llm, dependencies.model),
+    }
     names = tuple(
         dict.fromkeys((deliberation.model, *map(deliberation.model_of, deliberation.seats)))
     )
-    if unknown_names := [name for name in names if name not in known]:
-        available = ", ".join(name or DEFAULT for name in known)
+    if unknown_names := [name for name in names if name not in known_models]:
+        available = ", ".join(name or DEFAULT for name in known_models)
         raise ConfigurationError(
             f"the settings here have no model {unknown_names[0]!r} any more; they have: {available}"
         )
-    return {name: known[name] for name in names}
+    return {name: known_models[name] for name in names}
 
 
 def _remote_models(
@@ -372,11 +375,13 @@ async def _fit_to_windows(models: Mapping[str, NamedModel]) -> Mapping[str, Name
     for (name, named), about in zip(models.items(), descriptions, strict=True):
         if isinstance(about, BaseException) and not isinstance(about, ModelUnavailable):
             raise about
-        known = about if isinstance(about, ModelDescription) else ModelDescription()
+        description = about if isinstance(about, ModelDescription) else ModelDescription()
         if named.llm.context_tokens:
-            known = replace(known, source="llm.context_tokens")
-        window = known.window or (NATIVE_WINDOW if known.reply == "tools" else 0)
-        fitted[name] = replace(named, llm=named.llm.fitted(window, known.most_tokens), about=known)
+            description = replace(description, source="llm.context_tokens")
+        window = description.window or (NATIVE_WINDOW if description.reply == "tools" else 0)
+        fitted[name] = replace(
+            named, llm=named.llm.fitted(window, description.most_tokens), about=description
+        )
     return fitted
 
 
@@ -398,25 +403,26 @@ async def create_context(
     )
     ledger = Ledger(deliberation.budget)
     models = _open_models(deliberation, dependencies)
-    modes: Mapping[str, ReplyMode] = (
-        dict.fromkeys(models, "blocks") if deliberation.merge else await _detect_reply_modes(models)
-    )
-    models = (
-        {name: replace(one, llm=one.llm.fitted(0)) for name, one in models.items()}
-        if deliberation.merge
-        else await _fit_to_windows(models)
-    )
+    modes: Mapping[str, ReplyMode]
+    if deliberation.merge:
+        modes = dict.fromkeys(models, "blocks")
+        models = {name: replace(named, llm=named.llm.fitted(0)) for name, named in models.items()}
+    else:
+        modes = await _detect_reply_modes(models)
+        models = await _fit_to_windows(models)
     dependencies = replace(
         dependencies, model=models[deliberation.model].model, llm=models[deliberation.model].llm
     )
     setups = {
-        name: await create_seat_setup(deliberation, prepared, dependencies, one, modes[name])
-        for name, one in models.items()
+        name: await create_seat_setup(deliberation, prepared, dependencies, named, modes[name])
+        for name, named in models.items()
     }
     seat_models = {seat: models[deliberation.model_of(seat)] for seat in deliberation.seats}
     now = datetime.now(UTC)
     seconds_left = max((deliberation.deadline - now).total_seconds(), 0.0)
     deadline = deliberation.deadline - timedelta(seconds=min(_CLOSING_SECONDS, seconds_left * 0.05))
+    evaluation_seconds = min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)
+    first_number = deliberation.fork.number if deliberation.fork else 0
     return DeliberationContext(
         deliberation=deliberation,
         prepared=prepared,
@@ -437,14 +443,10 @@ async def create_context(
             pause_gate=dependencies.pause_gate,
         ),
         ledger=ledger,
-        work_deadline=deadline
-        - timedelta(seconds=min(_MAX_EVALUATION_SECONDS, seconds_left * _EVALUATION_SHARE)),
+        work_deadline=deadline - timedelta(seconds=evaluation_seconds),
         deadline=deadline,
         seat_states=tuple(
-            SeatState(seat, number)
-            for number, seat in enumerate(
-                deliberation.seats, deliberation.fork.number if deliberation.fork else 0
-            )
+            SeatState(seat, number) for number, seat in enumerate(deliberation.seats, first_number)
         ),
         seat_models=seat_models,
         setups=setups,

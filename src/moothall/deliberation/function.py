@@ -135,12 +135,12 @@ def find_function(
     (`name()`) of the one source file that the task names. Return None if it names none, or several.
     """
     texts = {path: text for path, text in shown.files if path.endswith(_EXTENSIONS)}
-    words = set(_WORD.findall(description))
+    names_in_task = set(_WORD.findall(description))
     candidates = [
         (path, name)
         for path, text in texts.items()
         for name in dict.fromkeys(_DEFINITION.findall(text))
-        if name in words
+        if name in names_in_task
     ]
     if not candidates:
         named_paths = [path for path in files if path.endswith(_EXTENSIONS) and path in description]
@@ -207,7 +207,7 @@ def _full_prompt(
 ) -> Iterator[Message]:
     yield Message("system", _SYSTEM_PROMPT)
     # One fence holds the file and the assertions, to keep the prompt short.
-    below = [f"# {test} must pass:\n{said}" for test, said in tests.assertions.items()]
+    below = [f"# {test} must pass:\n{lines}" for test, lines in tests.assertions.items()]
     # Measured: with the task in a fence of its own, the model returns the function without a body.
     request = (
         f"Task: {description}\nReply with the whole function {name}, its body included, in one "
@@ -296,11 +296,11 @@ def _assertions(test: str) -> list[str]:
     """Return the assertions of a Python test file; [] if it contains anything else, because other
     code may set up what the assertions use.
     """
-    found = []
+    assertions = []
     for line in test.splitlines():
         match = _ASSERTION.match(line)
         if match:
-            found.append(match[1])
+            assertions.append(match[1])
         elif not _TEST_SCAFFOLD.match(line):
             return []
-    return found
+    return assertions

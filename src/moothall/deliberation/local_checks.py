@@ -103,15 +103,13 @@ class WorkspaceState:
     @property
     def failing(self) -> frozenset[str]:
         """The failing cases, and the checks that fail without naming a case."""
-        found = {case for run in self.runs.values() for case in failing_cases(run)}
-        return frozenset(
-            found
-            | {
-                name
-                for name, run in self.runs.items()
-                if run.verdict != "passed" and not failing_cases(run)
-            }
-        )
+        failing: set[str] = set()
+        for name, run in self.runs.items():
+            cases = failing_cases(run)
+            failing.update(cases)
+            if run.verdict != "passed" and not cases:
+                failing.add(name)
+        return frozenset(failing)
 
     @property
     def score(self) -> tuple[int, int, int, int, int]:
@@ -278,21 +276,10 @@ async def _run_selected_checks(
     workspace: CheckedWorkspace, prepared: Prepared, patch: Patch, max_seconds: float
 ) -> WorkspaceState:
     """Run the checks near the change and return the workspace's state."""
-    context, required_cases, task = (
-        workspace.turn_context.call_context,
-        workspace.required_cases,
-        workspace.task,
-    )
+    context = workspace.turn_context.call_context
     profile = prepared.base.profile
-    scopes = list(
-        select_checks(
-            prepared,
-            patch,
-            required_cases,
-            max_seconds,
-            await _find_importers(workspace, prepared, patch, max_seconds),
-        )
-    )
+    importers = await _find_importers(workspace, prepared, patch, max_seconds)
+    scopes = list(select_checks(prepared, patch, workspace.required_cases, max_seconds, importers))
     runs: dict[str, CheckRun] = {}
     with telemetry.span("own checks", {"moothall.workspace": context.workspace_id}):
         for scope in scopes:
@@ -304,7 +291,7 @@ async def _run_selected_checks(
         if scope.check in runs and scope.check in prepared.runs
     }
     run_profile = replace(profile, checks={name: profile.checks[name] for name in runs})
-    found = assess(
+    assessment = assess(
         base_runs,
         runs,
         run_profile,
@@ -312,19 +299,19 @@ async def _run_selected_checks(
         applies=True,
         flaky=prepared.flaky,
         changed=patch.paths,
-        task=task,
+        task=workspace.task,
     )
-    candidate = Candidate(Proposal(context.seat, context.role, "", patch.diff), found)
+    candidate = Candidate(Proposal(context.seat, context.role, "", patch.diff), assessment)
     return WorkspaceState(
         patch=patch,
         runs=runs,
-        passed=passes_gates(candidate) and not found.unsolved,
-        proven=is_done(found),
+        passed=passes_gates(candidate) and not assessment.unsolved,
+        proven=is_done(assessment),
         complete=len(scopes) == len(profile.checks) and all(scope.complete for scope in scopes),
         partial_checks=tuple(scope.check for scope in scopes if not scope.complete),
-        regressions=found.regressions,
-        fixed=found.fixed,
-        still_failing=found.still_red,
+        regressions=assessment.regressions,
+        fixed=assessment.fixed,
+        still_failing=assessment.still_red,
     )
 
 
@@ -347,11 +334,11 @@ async def _find_importers(
             {"pattern": import_pattern(subjects), "glob": glob},
             deadline,
         )
-        found = (await context.workspace.call(call)).output.get("matches")
-        if isinstance(found, list):
+        output = (await context.workspace.call(call)).output.get("matches")
+        if isinstance(output, list):
             lines += [
                 (str(match.get("path")), str(match.get("text")))
-                for match in found
+                for match in output
                 if isinstance(match, Mapping)
             ]
     return tuple(rank_importers(lines, subjects, f"{workspace.task} {' '.join(patch.paths)}"))

@@ -300,8 +300,8 @@ async def _review_ties(council: DeliberationContext) -> None:
             for seat in (min(answer.seats) for answer in tied_answers)
         ]
         pairs = assign(tied_answers, authors, each=1)
-        # With `council.same` an agent with a shell has found no difference; a workspace for each
-        # reviewer finds none either.
+        # If an agent with a shell found no difference (`answers_equivalent`), reviewers with a
+        # workspace each would not find one either.
         reviews = await hold_reviews(
             council,
             pairs,

@@ -163,9 +163,8 @@ class RecordedModel:
         self._replies: dict[str, ChatReply] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._stuck_reasons = dict(recording.stuck_reasons)
-        self._cleaned_messages: dict[
-            Message, Message
-        ] = {}  # the system message and the task are in every prompt
+        # A cache, because the system message and the task are part of every prompt.
+        self._cleaned_messages: dict[Message, Message] = {}
 
     def clean(self, text: str) -> str:
         """Return a text without secrets."""

@@ -75,7 +75,7 @@ _APPROACH_TOKENS = 40
 _FIRST_PHASE = {"plan": "derive", "coach": "coach"}
 """The phase of the calls in which seats write a document, by its kind."""
 _MAX_MESSAGE_CHARS = 4_000  # of a seat's own commit messages
-_MAX_WORKSPACES = 3  # that a seat may lose for one proposal, the last one included
+_MAX_WORKSPACES = 3  # for one proposal, lost ones included
 
 BUILT_IN_APPROACHES = (
     "the most direct change",

@@ -53,9 +53,10 @@ class StreamedReply:
             while True:
                 await asyncio.sleep(self._interval_seconds)
                 idle += 1
-                if len(self._pieces) > self._published_pieces or (
-                    self._published_pieces and idle >= _REPEAT_AFTER_INTERVALS
-                ):  # for new observers
+                has_new_text = len(self._pieces) > self._published_pieces
+                # Text that stays the same is repeated for new observers.
+                is_repeat_due = self._published_pieces > 0 and idle >= _REPEAT_AFTER_INTERVALS
+                if has_new_text or is_repeat_due:
                     self._published_pieces, idle = len(self._pieces), 0
                     await self._publish_partial(self.writing)
         except Temporary as error:

@@ -137,7 +137,7 @@ class SubAgent:
 
     async def work(self, slots: asyncio.Semaphore) -> None:
         """Work on the prompt until done, stuck or out of turns. Never raises a `MoothallError`."""
-        # The round is the seat's turn with this agent's number, which is unique at all depths.
+        # The round is the seat's turn, at all depths; the offset keeps the agents' call ids apart.
         phase, _, turn = self.turn_context.step.partition("/")
         attempt = AttemptState(
             f"{phase}/{'.'.join(turn.split('.')[:2])}",

@@ -1,3 +1,1 @@
-"""Where deliberations are asked for and asked about: the front desk, what is made of a request,
-councils as they are registered.
-"""
+"""The deliberation service: requests, their planning and forks, and registered councils."""

@@ -42,7 +42,7 @@ from moothall.errors import (
     Superseded,
     Temporary,
 )
-from moothall.orchestrator.fork import take_over
+from moothall.orchestrator.fork import inherit_turns
 from moothall.ports import Bus, Repositories
 from moothall.stories.board import Board
 from moothall.workers.preparing import first_of, give_up, prepare
@@ -336,7 +336,7 @@ class Host:
             over = any(event.type in _OVER for event in events)
             try:
                 recording = Recording.of(
-                    events if over else await take_over(self.bus, deliberation, events)
+                    events if over else await inherit_turns(self.bus, deliberation, events)
                 )
             except NotFound as error:  # what it was forked from
                 await give_up(self.bus, deliberation, error)
