@@ -62,15 +62,15 @@ def read_docstring_examples(text: str, name: str) -> tuple[Example, ...]:
 
 def _find_pairs(docstring: str, name: str) -> Iterator[Example]:
     try:
-        for shown in doctest.DocTestParser().get_examples(docstring):
-            yield shown.source.strip(), shown.want.strip()
+        for example in doctest.DocTestParser().get_examples(docstring):
+            yield example.source.strip(), example.want.strip()
     except ValueError:
         pass  # a doctest prompt without the space after it
     for line in docstring.splitlines():
         text = _LINE_PREFIX.sub("", line[:_MAX_CALL_CHARS])
         if text.startswith(f"{name}("):
-            for sign in _RESULT_MARK.finditer(text):
-                yield text[: sign.start()].strip(), text[sign.end() :].strip().rstrip(".")
+            for mark in _RESULT_MARK.finditer(text):
+                yield text[: mark.start()].strip(), text[mark.end() :].strip().rstrip(".")
 
 
 def _is_call(text: str, name: str) -> bool:
@@ -97,7 +97,7 @@ def _is_literal(text: str) -> bool:
 
 
 async def find_broken_examples(
-    examples: Sequence[Example], path: str, context: CallContext, seconds: float
+    examples: Sequence[Example], path: str, context: CallContext, max_seconds: float
 ) -> tuple[Example, ...]:
     """Return the examples that do not hold for the function in `path` of the workspace; () if they
     cannot be run.
@@ -112,7 +112,7 @@ async def find_broken_examples(
         context.deadline,
         context.tenant,
         inputs={"path": path, "examples": [list(item) for item in examples]},
-        seconds=seconds,
+        seconds=max_seconds,
     )
     with telemetry.span("examples", {"moothall.workspace": context.workspace_id}):
         result = await context.workspace.run_code(block, _refuse_tool)

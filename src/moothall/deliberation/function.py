@@ -85,7 +85,7 @@ class Function:
         prompts = (self.full_prompt, *self.completions)
         return prompts[number % len(prompts)]
 
-    def read_reply(self, reply: ChatReply, prompt_for: FunctionPrompt) -> Turn:
+    def read_reply(self, reply: ChatReply, prompt: FunctionPrompt) -> Turn:
         """Return the reply as a turn that defines the function. Raises `MalformedReplyError`.
 
         The reply may continue a prefix; servers that cannot continue a message reply with the whole
@@ -99,8 +99,8 @@ class Function:
             if re.search(rf"\b{re.escape(self.name)}\b", block) and _DEFINITION.search(block)
         ]
         rest = text.partition("```")[0].rstrip()
-        completed = f"{prompt_for.prefix}{rest}"
-        if prompt_for.prefix and (_has_body(completed) or (rest[:1].isspace() and not definitions)):
+        completed = f"{prompt.prefix}{rest}"
+        if prompt.prefix and (_has_body(completed) or (rest[:1].isspace() and not definitions)):
             definitions = [completed]
         if not definitions:
             raise MalformedReplyError(
@@ -129,12 +129,12 @@ class Function:
 
 
 def find_function(
-    description: str, shown: RepositoryContext, files: Sequence[str]
+    description: str, repository_context: RepositoryContext, files: Sequence[str]
 ) -> Function | None:
     """Return the one function that a task names: one that a shown file defines, or a new one
     (`name()`) of the one source file that the task names. Return None if it names none, or several.
     """
-    texts = {path: text for path, text in shown.files if path.endswith(_EXTENSIONS)}
+    texts = {path: text for path, text in repository_context.files if path.endswith(_EXTENSIONS)}
     names_in_task = set(_WORD.findall(description))
     candidates = [
         (path, name)
@@ -150,10 +150,10 @@ def find_function(
         return None
     ((path, name),) = candidates
     text = texts[path]
-    python = path.endswith(".py")
-    examples = read_docstring_examples(text, name) if python else ()
-    tests = _Tests(shown.failing, examples)
-    completions = tuple(_completions(description, tests, text, name)) if python else ()
+    is_python = path.endswith(".py")
+    examples = read_docstring_examples(text, name) if is_python else ()
+    tests = _Tests(repository_context.failing, examples)
+    completions = tuple(_completions(description, tests, text, name)) if is_python else ()
     full_prompt = (
         _completion_prompt(description, tests, text, name)
         if completions
@@ -178,13 +178,17 @@ class _Tests:
     """
 
     def __init__(self, failing: Sequence[tuple[str, str]], examples: Sequence[Example]) -> None:
-        read = {test: _assertions(whole) for test, whole in failing}
-        shown = {_normalize_assertion(f"assert {call} == {value}") for call, value in examples}
-        new = {
-            test: "\n".join(line for line in lines if _normalize_assertion(line) not in shown)
-            for test, lines in read.items()
+        assertions_by_test = {test: _assertions(whole) for test, whole in failing}
+        example_assertions = {
+            _normalize_assertion(f"assert {call} == {value}") for call, value in examples
         }
-        self.assertions = {test: lines for test, lines in new.items() if lines}
+        new_assertions = {
+            test: "\n".join(
+                line for line in lines if _normalize_assertion(line) not in example_assertions
+            )
+            for test, lines in assertions_by_test.items()
+        }
+        self.assertions = {test: lines for test, lines in new_assertions.items() if lines}
         # Measured: next to a docstring with examples, assertions cost a third more tokens and solve
         # no more tasks.
         self.beside_docstring = (
@@ -198,7 +202,7 @@ class _Tests:
         self.whole_files = [
             fence(f"{test}, which fails now and must pass", whole)
             for test, whole in failing
-            if not read[test]
+            if not assertions_by_test[test]
         ]
 
 
@@ -248,22 +252,22 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
     has a docstring and no body.
     """
     try:
-        last = next(reversed(ast.parse(text).body), None)
+        last_node = next(reversed(ast.parse(text).body), None)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     if (
-        not isinstance(last, ast.FunctionDef)
-        or last.name != name
-        or len(last.body) > 1
-        or ast.get_docstring(last) is None
+        not isinstance(last_node, ast.FunctionDef)
+        or last_node.name != name
+        or len(last_node.body) > 1
+        or ast.get_docstring(last_node) is None
     ):
         return
-    first = min([last.lineno, *(node.lineno for node in last.decorator_list)])
+    first_line = min([last_node.lineno, *(node.lineno for node in last_node.decorator_list)])
     lines = text.rstrip().split("\n")
-    indented = lines[last.body[0].lineno - 1][: last.body[0].col_offset]
-    if indented.strip():  # the docstring is on the line of the signature
+    indentation = lines[last_node.body[0].lineno - 1][: last_node.body[0].col_offset]
+    if indentation.strip():  # the docstring is on the line of the signature
         return
-    for plan, step in (([_PLAN_REQUEST], f"{indented}{_FIRST_STEP}"), ([], "")):
+    for plan, step in (([_PLAN_REQUEST], f"{indentation}{_FIRST_STEP}"), ([], "")):
         request = "\n".join(
             [f"Task: {description}", *plan, "Reply with the whole function in one code block."]
         )
@@ -272,16 +276,16 @@ def _completions(description: str, tests: _Tests, text: str, name: str) -> Itera
             Message("user", "\n\n".join([*tests.whole_files, *tests.beside_docstring, request])),
             Message("assistant", "\n".join(["```python", *lines, step])),
         )
-        yield FunctionPrompt(head, "\n".join([*lines[first - 1 :], step]))
+        yield FunctionPrompt(head, "\n".join([*lines[first_line - 1 :], step]))
 
 
 def _has_body(code: str) -> bool:
     """Return True if this is Python whose last function has more than a docstring."""
     try:
-        last = next(reversed(ast.parse(code).body), None)
+        last_node = next(reversed(ast.parse(code).body), None)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    return isinstance(last, ast.FunctionDef) and len(last.body) > 1
+    return isinstance(last_node, ast.FunctionDef) and len(last_node.body) > 1
 
 
 def _normalize_assertion(line: str) -> str:

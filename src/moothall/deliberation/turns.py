@@ -122,12 +122,12 @@ async def _run_actions(
     )
 
 
-def record_calls(did: TurnResult) -> list[dict[str, Any]]:
+def record_calls(turn_result: TurnResult) -> list[dict[str, Any]]:
     """Return the turn's tool calls for the log.
 
     Their arguments and outputs have about `_MAX_RECORDED_BYTES` in total.
     """
-    share = _MAX_RECORDED_BYTES // max(1, 2 * len(did.results))
+    share = _MAX_RECORDED_BYTES // max(1, 2 * len(turn_result.results))
     return [
         {
             "id": result.request_id,
@@ -138,7 +138,7 @@ def record_calls(did: TurnResult) -> list[dict[str, Any]]:
             "error": result.error,
             "duration_ms": result.duration_ms,
         }
-        for arguments, result in zip(did.arguments, did.results, strict=True)
+        for arguments, result in zip(turn_result.arguments, turn_result.results, strict=True)
     ]
 
 
