@@ -15,7 +15,7 @@ from moothall.domain.tool import ToolResult
 from moothall.errors import PatchRefused, Permanent
 from moothall.sandbox_runtime.syntax import language_of
 
-NOTHING_CHANGED = "the seat says that it is done and has changed nothing"
+NOTHING_CHANGED = "the seat finished and changed nothing"
 NO_SUMMARY = "(no summary)"
 _MAX_NAMES_CHARS = 500
 _WRITING_TOOLS = frozenset(

@@ -34,9 +34,9 @@ Seats in turn: the embedded model is no faster for several seats at once. Its se
 after the other until a candidate is proven, passes the acceptance checks and leaves no test failing
 besides the fixed ones (`llm.seats_in_turn`).
 
-Patience: once a candidate is proven and passes the acceptance checks, the other seats get the time
-that it took once more (`limits.patience`, at least `limits.patience_seconds`). Seats without a
-proposal are late then. A stuck seat must not delay an answer that is final.
+Patience: once a candidate is proven and passes the acceptance checks, the other seats get
+`limits.patience` times the time that it took, at least `limits.patience_seconds`. Seats without a
+proposal are late then. A stuck seat must not delay a good answer.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ async def _finish(council: DeliberationContext) -> None:
             seat_state.end(
                 SeatStatus.CANCELLED,
                 "CANCELLED",
-                "nothing that it could have proposed would have won",
+                "no proposal of this seat could have won any more",
             )
         await council.events.publish(
             EventType.SEAT_FINISHED,
@@ -420,7 +420,7 @@ async def _cancel_late_seats(
         seat_state.end(
             SeatStatus.LATE,
             OUT_OF_PATIENCE,
-            "a proven answer was there and this seat took more than as long again",
+            "another answer is proven, and this seat took too long after it (limits.patience)",
         )
 
 

@@ -42,8 +42,7 @@ async def ask_remote(council: DeliberationContext, seat_state: SeatState, endpoi
         return Draft(text)
     if council.prepared is None or not diff.strip():
         raise NoChanges(
-            "the remote agent says that it is done and has "
-            f"{'changed' if council.prepared else 'said'} nothing"
+            f"the remote agent finished and {'changed' if council.prepared else 'said'} nothing"
         )
     grant = grant_of(council.deliberation, council.dependencies.gateway, council.prepared)
     if all(
@@ -101,5 +100,5 @@ def _read_answer(text: str) -> tuple[str, str]:
         return summary, diff or next(iter(_FENCED.findall(summary)[-1:]), "")
     except (ValueError, TypeError, KeyError) as error:
         raise MalformedReplies(
-            "what the remote agent said is no answer: there is no result and no diff"
+            "malformed answer of the remote agent: it needs a result and a diff"
         ) from error

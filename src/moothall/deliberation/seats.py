@@ -347,7 +347,7 @@ async def _merge_commits(council: DeliberationContext) -> Draft:
         replace(base, sha=council.deliberation.base_sha or base.sha), council.deliberation.merge
     )
     if not patch.diff:
-        raise NoChanges("the base has all of it already")
+        raise NoChanges("nothing to merge: the base contains all these commits already")
     return Draft(council.deliberation.description, patch)
 
 

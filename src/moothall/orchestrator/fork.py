@@ -42,7 +42,7 @@ async def create_fork(
         raise NotFound(f"no deliberation {fork.task_id!r} to fork")
     if len(fork.words) > defaults.limits.steer_chars:
         raise InvalidRequest(
-            f"the words have {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
+            f"the message has {len(fork.words)} characters; at most {defaults.limits.steer_chars} "
             "(limits.steer_chars)"
         )
     source = load(Deliberation, request.event.data)
@@ -182,7 +182,7 @@ async def inherit_turns(
         event.data.get("call_id") for event in own_events
     }:
         raise NotFound(
-            "the turns that it begins with are gone: "
+            "the turns that the fork starts with no longer exist: "
             f"{own_id(beginning.task_id, deliberation.tenant)} was removed"
         )
     inherited = [

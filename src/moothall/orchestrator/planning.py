@@ -264,7 +264,7 @@ def parse_checks(request: DeliberationRequest) -> Mapping[str, tuple[str, ...]]:
             "a check needs a repository to run in; leave it out of a task about text"
         )
     if len(request.checks) > _MAX_CHECKS:
-        raise InvalidRequest(f"{len(request.checks)} checks are asked for; at most {_MAX_CHECKS}")
+        raise InvalidRequest(f"{len(request.checks)} checks were requested; at most {_MAX_CHECKS}")
     return {
         f"{VALIDATION}-{number}": _split_command(line)
         for number, line in enumerate(request.checks, 1)
